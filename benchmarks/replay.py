@@ -1,10 +1,10 @@
 """False alarms of `train`, and the faults it detects, in published runs that reached their target.
 
-Every run is compared with the sets of other systems with its recipe or a similar one, as in `train`, with the spreads
-of the other rounds only. Then faults are injected from a third of its schedule on: stuck, or 3 or 2 points lower.
+As in `train`, each run is compared with other systems that have the same or a similar recipe, but only with spreads of
+other rounds. Then faults are injected after a third of the schedule: a stuck run, or accuracy 3 or 2 points lower.
 
-Usage: python benchmarks/replay.py [FOLDER]    (the packaged table of published systems, or a tree of published logs
-compared with that table)
+Usage: python benchmarks/replay.py [FOLDER]    (FOLDER is a tree of published logs to compare with the packaged table of
+published systems; without it, the table is compared with itself)
 """
 import sys
 from collections import defaultdict
@@ -25,7 +25,7 @@ FAULTS = ('stuck', '3 points low', '2 points low')
 
 
 def with_recipe(known: RunSet) -> RunSet:
-    """Return a set with the recipe of the published set of the same name, because logs of v0.5 contain less of it."""
+    """Return a set with the recipe of the published set of the same name, because v0.5 logs omit parts of it."""
     own = next((s for s in load_published() if s.name == known.name and s.round == known.round), known)
     return replace(known, unlogged=vars(own.recipe))
 
@@ -37,7 +37,7 @@ def length_of(known: RunSet) -> float:
 
 
 def faults(curve: Curve, length: float) -> dict[str, Curve]:
-    """Return a curve, and its variant with each fault."""
+    """Return the unchanged curve and a variant with each fault."""
     at = FAULT_AT * length
     stuck_at = next((a for e, a in curve if e >= at), 0.0)
     return {'good': curve, 'stuck': [(e, stuck_at if e >= at else a) for e, a in curve],
@@ -50,18 +50,18 @@ def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
     return next((curve[i - 1][0] for i in range(1, len(curve) + 1) if is_behind(bands, curve[:i])), None)
 
 
-def is_one(a: RunSet, b: RunSet) -> bool:
-    """Return whether two sets are of one system: the same name, or the same runs."""
+def is_same_system(a: RunSet, b: RunSet) -> bool:
+    """Return whether two sets are from one system, with the same name or the same runs."""
     return a.name == b.name or {r.curve for r in a.readable} & {r.curve for r in b.readable} != set()
 
 
 def reference_of(known: RunSet, run: Run) -> tuple[str, Reference]:
-    """Return the kind of comparison of a run, and its reference: other systems, or else other runs of its own system.
+    """Return the kind of comparison of a run, and its reference: other systems, or else other runs of the same system.
 
-    Spreads are those of the other rounds, or for systems of v0.5, whose rates drop in steps, of all others.
+    Spreads are from other rounds, or from all other systems for v0.5, whose rates drop in steps.
     """
     is_step = known.recipe.decay == 'step'
-    others = [s for s in load_published() if not is_one(s, known)]
+    others = [s for s in load_published() if not is_same_system(s, known)]
     spreads = typical_spreads([s for s in others if s.round != known.round or is_step])
     if found := find_published(known.recipe, others):
         return found.how, replace(found, spreads=spreads)
@@ -71,7 +71,7 @@ def reference_of(known: RunSet, run: Run) -> tuple[str, Reference]:
 
 @dataclass
 class Tally:
-    """Flagged runs of a kind, by fault, and the latest point of detection."""
+    """Runs flagged for each fault, and the latest point of detection."""
 
     systems: set[str] = field(default_factory=set)
     runs: int = 0
@@ -88,7 +88,7 @@ class Tally:
 
 
 def replay(sets: Sequence[RunSet]) -> dict[str, Tally]:
-    """Return the tallies by kind of reference; 'own' for systems with only their own other runs."""
+    """Return the tallies by kind of reference; 'own' means only other runs of the same system."""
     tallies: dict[str, Tally] = defaultdict(Tally)
     for known in sets:
         epochs = sorted({e for run in known.readable for e, _ in run.curve})

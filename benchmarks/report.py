@@ -1,7 +1,7 @@
 """Time and memory of `mlperf-rn50 report --out` for many logs.
 
 Trees of synthetic v0.7 logs (62 to 90 epochs, an evaluation after each, one run in 20 below the target) are written
-once; a separate process reports each. CPU time includes child processes; memory is that of the largest process.
+once, and a separate process reports each. CPU time includes child processes. Memory is the peak of the largest process.
 Usage: .venv/bin/python benchmarks/report.py [SYSTEMSxRUNS ...]
 """
 import os
@@ -12,10 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from compare import OURS, ROOT
+from compare import PYTHON, ROOT
 
 sys.path.append(str(ROOT / 'tests'))
-from lines import write_set  # noqa: E402  (beside the tests)
+from lines import write_set  # noqa: E402  (in tests/)
 
 SIZES = ('1x125', '1x250', '1x500', '150x1', '300x1', '600x1', '1x5000', '1x10000', '100x50', '100x100')
 NODES = (1, 2, 4, 8, 16, 32, 64, 96)
@@ -42,9 +42,9 @@ def write_tree(folder: Path, num_systems: int, num_runs: int) -> Path:
 
 
 def measure(tree: Path, out: Path) -> str:
-    """Return time and memory of a report, as text."""
+    """Return a line with the time and memory of a report."""
     start = time.perf_counter()
-    program = subprocess.Popen([OURS, '-m', 'mlperf_rn50', 'report', tree, '--out', out, '--format', 'html'],
+    program = subprocess.Popen([PYTHON, '-m', 'mlperf_rn50', 'report', tree, '--out', out, '--format', 'html'],
                                cwd=ROOT, stderr=subprocess.DEVNULL)
     _, code, usage = os.wait4(program.pid, 0)
     wall = time.perf_counter() - start

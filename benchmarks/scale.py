@@ -1,7 +1,7 @@
 """Cost per rank of input preparation on 1,024 ranks, at batch 65,536 with ImageNet's counts; no image is decoded.
 
 Measures the thread that feeds DALI, per step and at the start of an epoch (order, random numbers, requests to the
-reading threads), and the opening of the data. Uses synthetic indexes beside empty files of the right size.
+reading threads), and the time to open the data. Uses synthetic indexes for empty files of the right size.
 Usage: .venv/bin/python benchmarks/scale.py [ROUNDS [EPOCHS]]
 """
 import statistics
@@ -24,7 +24,7 @@ RANK, WORLD_SIZE, BATCH, RANKS_PER_NODE = 512, 1024, 65_536, 8
 SHARD = Shard(DATA.num_train, RANK, WORLD_SIZE, BATCH // WORLD_SIZE,
               nodes=tuple(r // RANKS_PER_NODE for r in range(WORLD_SIZE)))
 RECORD_BYTES = 115_000
-STEP_S = 0.05  # a short step, the time limit of the threads that read and draw ahead
+STEP_S = 0.05  # a short step; within it, other threads read and draw ahead
 ROUNDS, EPOCHS = (*map(int, sys.argv[1:]), *(3, 4)[len(sys.argv) - 1:])
 # The first bytes of a PNG of 500x375, which suffice for a crop.
 IMAGE = np.frombuffer(b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\xf4\0\0\1\x77\x08\2\0\0\0', np.uint8)
@@ -52,10 +52,10 @@ def make_folder(folder: Path) -> None:
 
 
 def feeding_ms(records: RecordFile, seed: int) -> tuple[list[float], list[float]]:
-    """Return ms in the thread that feeds DALI for steps within epochs and for first steps of epochs but the first."""
+    """Return ms in the thread that feeds DALI for steps within epochs, and for the first steps of later epochs."""
     source, steps, starts = _read_ahead(records, DATA, train_requests(DATA, SHARD, seed, 0)), [], []
     next(source)  # the first step fills the queue
-    # The source is ahead of training, so the first steps of an epoch are requested during the one before.
+    # The source is ahead of training, so the first steps of an epoch are requested during the previous epoch.
     ahead = DATA.prefetch_depth + DATA.read_threads + 1
     for step in range(ahead, ahead + EPOCHS * SHARD.steps_per_epoch):
         time.sleep(STEP_S)
@@ -74,17 +74,17 @@ def opening_s(folder: Path) -> float:
 
 
 def main() -> None:
-    found: tuple[list[float], ...] = ([], [], [])
+    timings: tuple[list[float], ...] = ([], [], [])
     with tempfile.TemporaryDirectory() as name:
         make_folder(Path(name))
         records = NoImages(Path(name) / 'train.rec')
         for number in range(ROUNDS):
-            for values, more in zip(found, (*feeding_ms(records, number), [opening_s(Path(name))])):
-                values.extend(more)
+            for values, new in zip(timings, (*feeding_ms(records, number), [opening_s(Path(name))])):
+                values.extend(new)
             print(f'round {number + 1} of {ROUNDS}', file=sys.stderr, flush=True)
     print(f'rank {RANK} of {WORLD_SIZE:,}, batch {BATCH:,}, {DATA.num_train:,} images: medians (worst)')
     limits = (('step, ms', 1), ('start of an epoch, ms', 5), ('opening the data, s', 0.2))
-    for (row, limit), values in zip(limits, found):
+    for (row, limit), values in zip(limits, timings):
         print(f'{row:22s} {statistics.median(values):8.3f} ({max(values):.3f})   limit {limit}')
 
 

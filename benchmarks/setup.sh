@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up what ours is compared with, PyTorch in benchmarks/.venv, and the pictures that all sides read, in data/photos.
+# Installs PyTorch in benchmarks/.venv and prepares the photos that all benchmarks read, in data/photos.
 # Usage: benchmarks/setup.sh
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."

@@ -1,4 +1,4 @@
-"""PyTorch's side of compare.py, which starts it: a step, or training to the target; prints one JSON line."""
+"""PyTorch's part of compare.py, which starts it: a step, or training to the target. Prints one JSON line."""
 import argparse
 import json
 import statistics
@@ -213,11 +213,11 @@ def main() -> None:
     parser.add_argument('what', choices=['step', 'train'])
     parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
     parser.add_argument('--warmup-steps', type=int)
-    parser.add_argument('--steps', type=int, help='timed steps; train: default to the target')
+    parser.add_argument('--steps', type=int, help='timed steps (default for train: until the target)')
     parser.add_argument('--compile', action='store_true')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--folder')
-    parser.add_argument('--recipe', help='the tree of a configuration, as JSON')
+    parser.add_argument('--recipe', help='a configuration as JSON')
     options = parser.parse_args()
     torch.set_num_threads(2)
     print(json.dumps(step(options) if options.what == 'step' else train(options)))

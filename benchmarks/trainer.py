@@ -1,7 +1,7 @@
-"""Training with the program against the bare Gluon step of the same network.
+"""Training with mlperf-rn50 against the bare Gluon step of the same network.
 
-Ours: photos through the pipeline, schedule, log, progress and Horovod of one rank, images/s of steps 11 to 30.
-Bare: network, loss, backward and gluon.Trainer on one batch in memory, with huge pages too.
+mlperf-rn50: photos through the pipeline, schedule, log, progress and Horovod of one rank, images/s of steps 11 to 30.
+Bare step: network, loss, backward and gluon.Trainer on one batch in memory, also with huge pages.
 Usage: python benchmarks/trainer.py [ROUNDS | bare]    (bare: one measurement as JSON)
 """
 import json
@@ -10,12 +10,12 @@ import sys
 import time
 from functools import partial
 
-from compare import HUGE_PAGES, OURS, compare, run_json, train
+from compare import HUGE_PAGES, PYTHON, compare, run_json, train
 
 BATCH, STEPS = 32, 10
 
 
-def ours() -> dict:
+def training_rate() -> dict:
     lines = train('benchmarks/photos.yaml')
     first, last = (next(x for x in lines if x.get('step') == step) for step in (10, 30))
     return {'images_per_s': BATCH * (last['step'] - first['step']) / (last['time_s'] - first['time_s'])}
@@ -51,6 +51,6 @@ if __name__ == '__main__':
     if what == 'bare':
         bare()
     else:
-        theirs = partial(run_json, [OURS, __file__, 'bare'], **HUGE_PAGES)
-        compare('trainer against the bare step, float32', {'mlperf-rn50 train': ours, 'bare Gluon': theirs},
-                int(what), 0.98)
+        bare_rate = partial(run_json, [PYTHON, __file__, 'bare'], **HUGE_PAGES)
+        compare('trainer against the bare step, float32',
+                {'mlperf-rn50 train': training_rate, 'bare Gluon': bare_rate}, int(what), 0.98)

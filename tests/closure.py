@@ -1,4 +1,4 @@
-"""Imports of a file, found without importing it."""
+"""Imports of a file, determined without importing it."""
 import ast
 from collections.abc import Iterator
 from functools import cache
@@ -7,12 +7,12 @@ from pathlib import Path
 from helpers import ROOT
 
 TRAINING = {'mxnet', 'nvidia', 'horovod'}
-# Commands that import MXNet, DALI or Horovod if a test runs them in its own process (helpers.call).
+# Commands that import MXNet, DALI or Horovod if a test runs them in the test process (helpers.call).
 _COMMANDS = {'bench', 'classify', 'evaluate', 'export', 'prepare', 'train'}
 
 
 def _nodes(node: ast.AST, is_whole: bool) -> Iterator[ast.AST]:
-    """Yield all nodes below one, or only those run on import (not in functions or `if TYPE_CHECKING`)."""
+    """Yield all nodes below a node, or only nodes that run on import (outside functions and `if TYPE_CHECKING`)."""
     for child in ast.iter_child_nodes(node):
         is_left_out = (isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or
                        isinstance(child, ast.If) and 'TYPE_CHECKING' in ast.unparse(child.test))
@@ -23,14 +23,14 @@ def _nodes(node: ast.AST, is_whole: bool) -> Iterator[ast.AST]:
 
 @cache
 def imports(path: Path, is_whole: bool = True) -> frozenset[str]:
-    """Return the modules imported anywhere in a file, or on its import; `from a import b` gives a and a.b."""
-    found: set[str] = set()
+    """Return the modules imported anywhere in a file, or when it is imported; `from a import b` gives a and a.b."""
+    modules: set[str] = set()
     for node in _nodes(ast.parse(path.read_text()), is_whole):
         if isinstance(node, ast.Import):
-            found.update(a.name for a in node.names)
+            modules.update(a.name for a in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.update([node.module, *(f'{node.module}.{a.name}' for a in node.names)])
-    return frozenset(found)
+            modules.update([node.module, *(f'{node.module}.{a.name}' for a in node.names)])
+    return frozenset(modules)
 
 
 def files_of(module: str) -> Iterator[Path]:
@@ -43,15 +43,15 @@ def files_of(module: str) -> Iterator[Path]:
 
 
 def closure(modules: frozenset[str]) -> set[str]:
-    """Return the modules that importing some modules imports, at any depth."""
-    found: set[str] = set()
+    """Return the given modules and all modules that they import, directly or indirectly."""
+    imported: set[str] = set()
     left = set(modules)
     while left:
         module = left.pop()
-        if module not in found:
-            found.add(module)
+        if module not in imported:
+            imported.add(module)
             left |= {m for path in files_of(module) for m in imports(path, is_whole=False)}
-    return found
+    return imported
 
 
 @cache

@@ -16,16 +16,16 @@ from mlperf_rn50.system.processor import find_processor
 # MXNet reads this at import; without it every process has a spinning thread per core.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 
-# A slow machine must not fail a test. Continuous integration uses the same examples each time, so that only the change
-# itself can fail; other runs try new examples.
+# A slow machine must not fail a test. Continuous integration repeats the same examples, so that only the tested change
+# can cause a failure. Other runs try new examples.
 settings.register_profile('untimed', deadline=None, suppress_health_check=[HealthCheck.too_slow],
                           derandomize='MLPERF_RN50_NEED_ALL' in os.environ)
 settings.load_profile('untimed')
 
 # Marks of tests that a run may leave out, and the reasons.
 LEFT_OUT = {'needs_avx512': f'need AVX-512, and this processor may use {find_processor().uses}',
-            'needs_mpijob_schema': 'need the schema of MPIJobs, ../shared/reference/mpijob-crd.yaml',
-            'needs_published': 'need the published logs of MLPerf rounds, in ../shared/published',
+            'needs_mpijob_schema': 'need the MPIJob schema, ../shared/reference/mpijob-crd.yaml',
+            'needs_published': 'need the published MLPerf logs in ../shared/published',
             'cluster': 'need root, for hosts, Slurm and containers: launch/test.sh --all',
             'browser': 'need headless Chromium: launch/test.sh --all',
             'slow': 'take longer: launch/test.sh --all'}
@@ -39,11 +39,11 @@ _START = time.monotonic()
 def pytest_addoption(parser):
     parser.addoption('--packages', choices=['light', 'training'],
                      help='only the test files that import MXNet, DALI or Horovod (training), or only the others')
-    parser.addoption('--update', action='store_true', help='write the expected.json of every case of tests/logs anew')
+    parser.addoption('--update', action='store_true', help='rewrite the expected.json of every case in tests/logs')
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Ignore files of the other kind before they are imported."""
+    """Ignore test files that --packages excludes before they are imported."""
     if (kind := config.getoption('--packages')) and collection_path.name.startswith('test_'):
         return True if needs_training_packages(collection_path) != (kind == 'training') else None
     return None
@@ -52,7 +52,7 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_configure(config):
     config.stash[_COUNTS] = Counter()
     config.stash[_PEAKS_KB] = []
-    config.addinivalue_line('markers', 'engine: one of each real engine, which .ci/run runs')
+    config.addinivalue_line('markers', 'engine: one test of each real engine, which .ci/run runs')
     config.addinivalue_line('markers', f'gpu: {NO_GPU}: launch/test.sh --gpu')
     for mark, why in LEFT_OUT.items():
         config.addinivalue_line('markers', f'{mark}: {why}')

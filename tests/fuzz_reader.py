@@ -13,7 +13,7 @@ FILE = Path(tempfile.mkdtemp(dir='/dev/shm' if os.path.isdir('/dev/shm') else No
 
 
 def fuzz(data: bytes) -> None:
-    """Check one input."""
+    """Check the invariants for one input."""
     FILE.write_bytes(data)
     if check_run(FILE):
         check_report(FILE)

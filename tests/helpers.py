@@ -17,20 +17,20 @@ from mlperf_rn50.cli import main
 from mlperf_rn50.train.watchdog.watcher import STOP_SIGNALS
 
 ROOT = Path(__file__).parent.parent
-# Only a guard against hangs; tests check events and their order, not times.
+# Only a guard against hangs, because tests check events and their order and not times.
 HANG_LIMIT_S = 900
-PUBLISHED = ROOT.parent / 'shared/published'  # real logs, for tests marked needs_published
-MPIJOB_SCHEMA = ROOT.parent / 'shared/reference/mpijob-crd.yaml'  # the operator's, for tests marked needs_mpijob_schema
+PUBLISHED = ROOT.parent / 'shared/published'  # for tests marked needs_published
+MPIJOB_SCHEMA = ROOT.parent / 'shared/reference/mpijob-crd.yaml'  # for tests marked needs_mpijob_schema
 CLI = [sys.executable, '-m', 'mlperf_rn50']
 
 
 def run(command, *, timeout=HANG_LIMIT_S, **keys) -> subprocess.CompletedProcess:
-    """Run a command to completion; output as text."""
+    """Run a command to completion and capture its output as text."""
     return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout, **keys)
 
 
 def return_memory() -> None:
-    """Return memory freed by MXNet to the system; glibc would keep gigabytes of it."""
+    """Return memory freed by MXNet to the system, because glibc would keep gigabytes."""
     if mxnet := sys.modules.get('mxnet'):
         gc.collect()
         mxnet.nd.waitall()
@@ -39,7 +39,7 @@ def return_memory() -> None:
 
 @contextlib.contextmanager
 def own_signals() -> Iterator[None]:
-    """Restore signal handlers and mask after a program has changed them."""
+    """Restore signal handlers and the signal mask at the end of the block."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)}
     try:
@@ -52,7 +52,7 @@ def own_signals() -> Iterator[None]:
 
 
 def call(*arguments) -> subprocess.CompletedProcess:
-    """Run a command of mlperf-rn50 in this process, because starting another takes seconds.
+    """Run a command of mlperf-rn50 in this process, because starting a process takes seconds.
 
     Unsuitable for bfloat16, which changes the operators of the whole process.
     """
@@ -76,7 +76,7 @@ def write_files(folder: Path, files, mode: int = 0o644) -> None:
 
 
 def wait_for(is_reached, is_alive, describe, pause_s=0.05):
-    """Wait until is_reached() is true, while is_alive(); return its value."""
+    """Wait until is_reached() is true, and return its value; fail if is_alive() is false before."""
     deadline = time.monotonic() + HANG_LIMIT_S
     while not (reached := is_reached()):
         assert is_alive() and time.monotonic() < deadline, describe()
@@ -85,7 +85,7 @@ def wait_for(is_reached, is_alive, describe, pause_s=0.05):
 
 
 def skip_for(reason: str) -> None:
-    """Skip a test if a reason is given; fail instead if no test may be skipped."""
+    """Skip a test if there is a reason, or fail it if MLPERF_RN50_NEED_ALL forbids skips."""
     if reason and os.environ.get('MLPERF_RN50_NEED_ALL'):
         pytest.fail(f'this test must run here: {reason}')
     if reason:
@@ -93,5 +93,5 @@ def skip_for(reason: str) -> None:
 
 
 def under_ranks(num_ranks: int, command) -> list:
-    """Return the command that starts another one on a number of ranks; unchanged for 0 ranks."""
+    """Wrap a command so that it runs on a number of ranks; with 0 ranks return it unchanged."""
     return [ROOT / 'launch/ranks.sh', num_ranks, *command] if num_ranks else list(command)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages for tests of clusters, report page, shell completion and manual page; needs root.
+# Installs the Debian packages for tests of clusters, report page, shell completion and manual page. Requires root.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq

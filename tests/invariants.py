@@ -1,4 +1,4 @@
-"""Invariants of the Run and the reports of any file."""
+"""Invariants of the Run and the reports that any file yields."""
 import math
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from mlperf_rn50.mllog.read.reader import read_run
 
 
 def check_run(path: Path):
-    """Read a file and check the invariants; return None if it is refused as not a log."""
+    """Read a file and check the invariants; return None if it is not a log."""
     try:
         run = read_run(path)
     except UserError as e:

@@ -1,4 +1,4 @@
-"""Log lines of all rounds with given times, and logs made of them."""
+"""Log lines of all rounds with given times, and logs of such lines."""
 import json
 from pathlib import Path
 
@@ -6,18 +6,18 @@ START_S = 1_600_000_000.0
 
 
 def mllog(key, time_s, value=None, **metadata):
-    """A :::MLLOG line, time_s after START_S."""
+    """Return a :::MLLOG line, time_s after START_S."""
     return ':::MLLOG ' + json.dumps({'namespace': '', 'time_ms': round(1e3 * (START_S + time_s)), 'event_type': 'X',
                                      'key': key, 'value': value, 'metadata': metadata})
 
 
 def v06(key, time_s, value=None, **metadata):
-    """A :::MLL line."""
+    """Return a :::MLL line."""
     return f':::MLL {START_S + time_s:.3f} {key}: ' + json.dumps({'value': value, 'metadata': metadata})
 
 
 def v05(key, time_s, value=None):
-    """A :::MLPv0.5.0 line."""
+    """Return a :::MLPv0.5.0 line."""
     end = '' if value is None else f': {json.dumps(value)}'
     return f':::MLPv0.5.0 resnet {START_S + time_s:.9f} (main.py:1) {key}{end}'
 
@@ -25,12 +25,12 @@ def v05(key, time_s, value=None):
 def run_lines(accuracies=(0.5, 0.76), *, epoch_s=10.0, first_s=None, eval_s=1.0, status='success', seed=1, nodes=1,
               ranks=4, batch=64, target=None, period=1, train_samples=1_281_167, accelerators=True, optimizer=None,
               division='closed', org='us', platform=None, **extra):
-    """Lines of a v0.7+ run: initialisation at -5 s, run_start at 0, an evaluation after every `period` epochs.
+    """Return the lines of a v0.7+ run: initialisation at -5 s, run_start at 0, an evaluation every `period` epochs.
 
     Args:
-        first_s: seconds of the first epoch; None for epoch_s.
-        status: of run_stop; None omits run_stop.
-        extra: further keys and values, logged once.
+        first_s: duration of the first epoch; None means epoch_s.
+        status: status of run_stop; None omits run_stop.
+        extra: additional keys and values, each logged once.
     """
     lines = [mllog('submission_benchmark', -6, 'resnet'), mllog('submission_org', -6, org),
              mllog('submission_division', -6, division), mllog('submission_platform', -6, platform or f'{nodes}xbox'),
@@ -67,7 +67,7 @@ def write_lines(path, lines):
 
 
 def write_set(folder, num_runs=5, **keys):
-    """Write a set of runs with different seeds; keys of run_lines, or functions of the run's number."""
+    """Write a set of runs with different seeds; keys are arguments of run_lines or functions of the run number."""
     for k in range(num_runs):
         values = {name: value(k) if callable(value) else value for name, value in keys.items()}
         write_lines(Path(folder) / f'result_{k}.txt', run_lines(**{'seed': k + 1, **values}))

@@ -24,6 +24,6 @@ def with_data(config, **keys) -> Config:
 
 
 def ramp(n):
-    """Images of 8x8 pixels, all different, with different left and right halves."""
+    """Return n different images of 8x8 pixels whose left and right halves differ."""
     base = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
     return [base + np.uint8(i) for i in range(n)]

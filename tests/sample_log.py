@@ -1,4 +1,4 @@
-"""Logs of made-up runs, written by the product's writer: single runs and sets of five."""
+"""Logs of made-up runs from the log writer of mlperf-rn50: single runs and sets of five."""
 import json
 import os
 import re
@@ -30,12 +30,12 @@ ENV = {'git_commit': None, 'packages': {'mxnet-cu117': '1.9.1', 'horovod': '0.28
 
 
 def closed(config):
-    """Return a configuration changed to the closed division."""
+    """Return the configuration in the closed division."""
     return replace(config, run=replace(config.run, submission_division='closed'))
 
 
 def write_run(path, config=SGD, accuracies=(0.1, 0.7595), end='converged', v06=None, seed=7, batch=64):
-    """Write a log with an evaluation every two epochs, and v0.6 lines to v06; end=None omits run_stop."""
+    """Write a log with an evaluation every two epochs, and its v0.6 lines to `v06`; end=None omits run_stop."""
     logs = _logs(config, accuracies, end, seed, batch)
     for place, text in zip((path, v06), logs):
         if place:
@@ -80,7 +80,7 @@ def _write(path, v06, config, accuracies, end, seed, batch):
 
 
 def at_another_pace(log, extra_ms):
-    """Delay each MLLOG line by extra_ms more than the last, so that no two runs have the same times."""
+    """Delay each MLLOG line by extra_ms more than the previous one, so that runs have different times."""
     return ''.join(re.sub(r'("time_ms": )(\d+)', lambda m, late=i * extra_ms: f'{m[1]}{int(m[2]) + late}', line)
                    for i, line in enumerate(log.splitlines(keepends=True)))
 

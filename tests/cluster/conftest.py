@@ -58,16 +58,16 @@ def buildah(*arguments):
 
 
 def debian_mirror() -> str:
-    """Return the Debian mirror of this machine."""
+    """Return the URL of the Debian mirror that this machine uses."""
     for path in [Path('/etc/apt/sources.list'), *Path('/etc/apt/sources.list.d').glob('debian.*')]:
-        found = re.search(r'https?://\S+/debian(?=/?\s)', path.read_text()) if path.exists() else None
-        if found:
-            return found[0]
+        mirror = re.search(r'https?://\S+/debian(?=/?\s)', path.read_text()) if path.exists() else None
+        if mirror:
+            return mirror[0]
     return 'http://deb.debian.org/debian'
 
 
 def base_image(folder) -> str:
-    """Return a Debian image by debootstrap; it is cached between test runs under the digest of its command."""
+    """Build a Debian image with debootstrap, cached under the digest of the command; return its name."""
     # Install certificates here, because a read-only mount covers their folder later.
     command = ['debootstrap', '--variant=minbase', '--include=ca-certificates', 'bookworm']
     name = f'localhost/mlperf_rn50-base:{hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]}'
@@ -85,9 +85,9 @@ def base_image(folder) -> str:
 
 @pytest.fixture(scope='session')
 def image(tmp_path_factory) -> str:
-    """CPU image, built as users do; unchanged layers come from the last build."""
+    """CPU image, built as users build it, with unchanged layers from the previous build."""
     with open(Path(tempfile.gettempdir()) / 'mlperf_rn50_image.lock', 'w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may build or prune
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other workers may build or prune
         base = base_image(tmp_path_factory.mktemp('debian'))
         mounts = [word for path in HOST_SETTINGS for word in ('--volume', f'{path}:{path}:ro')]
         build = ['bud', '--quiet', '--layers', '--isolation', 'chroot', '--build-arg', f'BASE={base}', *mounts]
@@ -99,7 +99,7 @@ def image(tmp_path_factory) -> str:
 
 @pytest.fixture
 def podman_settings(tmp_path, monkeypatch):
-    """Configure podman for restricted machines: another runtime, low limits."""
+    """Configure podman for restricted machines, with runc and low limits."""
     path = tmp_path / 'containers.conf'
     path.write_text('[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
                     '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\n')
@@ -108,7 +108,7 @@ def podman_settings(tmp_path, monkeypatch):
 
 @pytest.fixture(scope='session')
 def tiny_config(tmp_path_factory) -> Path:
-    """Configuration of a training of ResNet-18 on 200 digits that runs until it is stopped."""
+    """Configuration that trains ResNet-18 on 200 digits until it is stopped."""
     folder = tmp_path_factory.mktemp('tiny')
     pack_tiny(folder / 'data')
     path = folder / 'tiny.yaml'
@@ -126,7 +126,7 @@ checkpoint: {{period_steps: 5}}
 
 
 def run_metrics(run_dir: Path, event: str) -> list[dict]:
-    """Records of one event in metrics.jsonl."""
+    """Return the records of an event in metrics.jsonl."""
     path = run_dir / 'metrics.jsonl'
     text = path.read_text() if path.exists() else ''
     return [m for line in text.splitlines() if line.endswith('}') and (m := json.loads(line))['event'] == event]
@@ -150,14 +150,14 @@ class Job:
         return self.output_path.read_text()
 
     def wait_for(self, is_reached, what: str):
-        """Wait for a true value while the launcher runs; return the value."""
+        """Wait while the launcher runs until is_reached() is true; return its value."""
         return wait_for(is_reached, lambda: self.process.poll() is None, lambda: f'{what} not reached: {self.output}')
 
     def wait_for_step(self, step: int) -> None:
         self.wait_for(lambda: any(m['step'] >= step for m in run_metrics(self.run_dir, 'train')), f'step {step}')
 
     def wait_for_restart(self, number: int) -> None:
-        """Wait for restart `number` (from 1) after a failure; later phases are those of this attempt."""
+        """Wait for restart `number` (from 1) after a failure; is_in() then considers only this attempt."""
         self.wait_for(lambda: f'restart {number} of ' in self.output, f'restart {number}')
         self._num_seen = len(self._log()), len(run_metrics(self.run_dir, 'train'))
 
@@ -166,7 +166,7 @@ class Job:
         return path.read_text().splitlines() if path.exists() else []
 
     def is_in(self, phase: str, num_hosts: int = 2) -> bool:
-        """Return whether this attempt is in a phase: start-up, training, evaluation, or checkpoint (being written)."""
+        """Return whether this attempt is in a phase: start-up, training, evaluation, or checkpoint (writing one)."""
         num_lines, num_steps = self._num_seen
         log = '\n'.join(self._log()[num_lines:])
         if phase == 'start-up':
@@ -177,8 +177,8 @@ class Job:
         if phase == 'training':  # after a checkpoint
             return len(run_metrics(self.run_dir, 'train')) >= num_steps + 8 and not is_evaluating
         # The name contains the writer, so checkpoints left by killed ranks of earlier attempts do not count.
-        return any(found for rank in self.cluster.hosts[0].ranks()
-                   for found in (self.run_dir / 'checkpoints').glob(f'.step_*.{rank}.tmp'))
+        return any(checkpoint for rank in self.cluster.hosts[0].ranks()
+                   for checkpoint in (self.run_dir / 'checkpoints').glob(f'.step_*.{rank}.tmp'))
 
     @contextmanager
     def held_in(self, phase: str) -> Iterator[None]:
@@ -201,19 +201,19 @@ class Job:
                 os.kill(pid, signal.SIGCONT)
 
     def rank_pid(self, number: int) -> int:
-        """Wait for the training process on a host (from 0) with one rank; return its id."""
+        """Wait for the rank on host `number` (from 0), which has only one; return its process ID."""
         return self.wait_for(self.cluster.hosts[number].rank, f'a rank on host {number}')
 
     def end(self) -> tuple[int, str]:
         """Wait until the launcher and all ranks have ended; return the exit code and the output."""
         wait_for(lambda: self.process.poll() is not None and not any(h.ranks() for h in self.cluster.hosts),
-                 lambda: True, lambda: f'still there: {[h.ranks() for h in self.cluster.hosts]}\n{self.output}')
+                 lambda: True, lambda: f'remaining: {[h.ranks() for h in self.cluster.hosts]}\n{self.output}')
         return self.process.returncode, self.output
 
 
 @contextmanager
 def mounted(hosts: Sequence[Host], *words: object) -> Iterator[None]:
-    """Run mount with these arguments on some hosts, and unmount at the end."""
+    """Run mount with some arguments on hosts; unmount at the end."""
     mounted_hosts: list[Host] = []
     try:
         for host in hosts:
@@ -227,7 +227,7 @@ def mounted(hosts: Sequence[Host], *words: object) -> Iterator[None]:
 
 @pytest.fixture
 def start(cluster, tiny_config, tmp_path):
-    """Start a launcher on some of the hosts, with run folder tmp_path/run."""
+    """Function that starts a launcher on some hosts, with run folder tmp_path/run."""
     jobs = []
 
     def start_job(*arguments, launcher='mpirun.sh', num_hosts=2, **variables) -> Job:

@@ -1,7 +1,7 @@
 """Hosts made of network, UTS and mount namespaces, each with an address, a name and sshd, and with a shared disk.
 
 A bridge connects them like a switch. Requires root, iproute2, openssh-server and util-linux.
-As a program, runs a command on the first of some hosts (h1, h2 and so on):
+Run as a program, it runs a command on the first of N hosts, named h1 to hN:
   python tests/cluster/hosts.py 8 launch/sweep.sh --hosts h1,h2,h3,h4,h5,h6,h7,h8 ...
 """
 import os
@@ -35,7 +35,7 @@ class Host:
     sshd: subprocess.Popen | None = None
 
     def inside(self, command: Sequence[object]) -> list[str]:
-        """Return the command that runs another command on this host."""
+        """Wrap a command so that it runs on this host."""
         return ['nsenter', '-t', str(self.keeper.pid), '-n', '-u', '-m', f'--wdns={os.getcwd()}', '--',
                 *(str(c) for c in command)]
 
@@ -44,10 +44,10 @@ class Host:
         _call(*self.inside(command))
 
     def pids(self, of_sshd: bool = False) -> list[int]:
-        """Return the processes of this host except the keeper: those of sshd, or all others."""
-        found = [p for p in map(int, filter(str.isdecimal, os.listdir('/proc')))
-                 if _namespace(p) == _namespace(self.keeper.pid) and p != self.keeper.pid]
-        return [p for p in found if (words(p)[:1] in ([_SSHD], ['sshd:'])) == of_sshd]
+        """Return the sshd processes of this host, or all others except the keeper."""
+        processes = [p for p in map(int, filter(str.isdecimal, os.listdir('/proc')))
+                     if _namespace(p) == _namespace(self.keeper.pid) and p != self.keeper.pid]
+        return [p for p in processes if (words(p)[:1] in ([_SSHD], ['sshd:'])) == of_sshd]
 
     def ranks(self) -> list[int]:
         """Return the training processes of this host, including supervisors."""
@@ -55,12 +55,12 @@ class Host:
 
     def rank(self) -> int | None:
         """Return the training process of a host with one rank: a fork of the watcher with the same command line."""
-        found = [p for p in self.ranks() if words(p)[1:2] and words(p)[1].endswith('/mlperf-rn50')]
-        return next((p for p in found if _parent(p) in found and _parent(_parent(p)) not in found), None)
+        ranks = [p for p in self.ranks() if words(p)[1:2] and words(p)[1].endswith('/mlperf-rn50')]
+        return next((p for p in ranks if _parent(p) in ranks and _parent(_parent(p)) not in ranks), None)
 
 
 def kill(pids: Iterable[int]) -> None:
-    """Kill processes; some may have ended already."""
+    """Kill processes, ignoring any that have ended."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -142,7 +142,7 @@ ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
                                      stderr=open(self.folder / f'sshd_{host.name}.log', 'w'))
 
     def kill_sshd(self, host: Host) -> None:
-        """Kill sshd of a host with all connections, but not the processes started over them."""
+        """Kill sshd and all its connections on a host, but not the processes started over them."""
         kill(host.pids(of_sshd=True))
         assert host.sshd
         host.sshd.wait()
@@ -156,7 +156,7 @@ ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
         _call('ip', 'link', 'set', self._link(host), *(['master', self.bridge, 'up'] if is_up else ['nomaster']))
 
     def reset(self) -> None:
-        """Kill the processes on the hosts, restore all links, and restart missing sshd."""
+        """Kill all processes on the hosts, restore all links, and restart sshd where it is missing."""
         for host in self.hosts:
             kill(host.pids())
             self.set_link(host, True)

@@ -23,16 +23,16 @@ OUTER_BYTES, INNER_BYTES = 2 << 30, 8 << 30  # the outer group is the tighter on
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """Memory group without limits yet; removed at the end, with inner groups."""
+    """Memory group, at first without limits; removed at the end with its inner groups."""
     try:
         MEMORY.mkdir()
     except OSError as e:
-        skip_for(f'control groups cannot be made: {e}')
+        skip_for(f'control groups cannot be created: {e}')
     yield MEMORY
     for folder in (MEMORY / 'inner', CPU, MEMORY):
         if folder.exists():
             wait_for(lambda folder=folder: not (folder / 'cgroup.procs').read_text(), lambda: True,
-                     lambda: 'a process is left in the group')
+                     lambda: 'a process remains in the group')
             folder.rmdir()
 
 
@@ -60,13 +60,13 @@ def test_doctor_reports_limits_of_the_group(joined):
     done = run([shutil.which('bash'), '-c', enter, len(joined), *joined, ROOT / 'launch/ranks.sh', 1, *CLI, 'doctor',
                 '--format', 'json'], env={**environment, 'PYTHONPATH': str(ROOT)})
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    checks = {c['name']: c for c in found['checks']}
+    report = json.loads(done.stdout)
+    checks = {c['name']: c for c in report['checks']}
     assert 'their control group allows 2.1 GB' in checks['memory']['found'], checks['memory']
     assert checks['memory']['status'] == 'warning'
     allowed = min(1.5, len(os.sched_getaffinity(0)))
     assert f'1 ranks may use {allowed} of the' in checks['CPUs']['found'] and checks['threads']['status'] == 'ok'
-    assert found['ranks'][0]['omp_num_threads'] == '1'
+    assert report['ranks'][0]['omp_num_threads'] == '1'
 
 
 def limit(group: Path, num_bytes: int) -> None:
@@ -78,7 +78,7 @@ def limit(group: Path, num_bytes: int) -> None:
 
 
 def inside(group: Path, *command: object) -> list[str]:
-    """Return the command that runs another command in a group."""
+    """Wrap a command so that it runs in a group."""
     return ['bash', '-c', 'echo $$ >"$0/cgroup.procs"; exec "$@"', str(group), *(str(c) for c in command)]
 
 
@@ -99,7 +99,7 @@ def test_out_of_memory_kill_is_reported_with_limit_and_advice(group, phase):
                         r'fewer ranks on a host)\n', err)
 
 
-# Fills the group until the kernel kills a rank, then stops, because more would kill the launcher before its report.
+# Fills the group until the kernel kills a rank. Filling further would kill the launcher before it reports.
 NEIGHBOUR = """import re, sys, time
 open('/proc/self/oom_score_adj', 'w').write('-1000')
 def num_kills():

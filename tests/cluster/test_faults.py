@@ -1,4 +1,4 @@
-"""Faults of hosts, links and disks: the run ends on all hosts with a report, or resumes."""
+"""Faults of hosts, links and disks, after which the run ends on all hosts with a report, or resumes."""
 import os
 import re
 import shutil
@@ -82,7 +82,7 @@ def test_short_link_failure_has_no_effect(start, cluster):
     time.sleep(3)
     cluster.set_link(cluster.hosts[1], True)
     code, output = job.end()
-    assert code == 1 and 'aborted: the target was not reached' in output, output  # its own end
+    assert code == 1 and 'aborted: the target was not reached' in output, output  # not ended by the fault
     assert len(run_metrics(job.run_dir, 'eval')) == 3
 
 
@@ -121,7 +121,7 @@ def test_read_only_checkpoint_folder_is_reported(start, cluster):
 
 
 def other_packages(folder, data):
-    """Create other METADATA of numpy; return source and target of a mount."""
+    """Create METADATA of a different numpy version; return source and target of a mount."""
     info = next(Path(numpy.__file__).parent.parent.glob('numpy-*.dist-info'))
     (folder / 'METADATA').write_text((info / 'METADATA').read_text().replace(f'Version: {numpy.__version__}',
                                                                              'Version: 1.22.0', 1))
@@ -129,7 +129,7 @@ def other_packages(folder, data):
 
 
 def other_data(folder, data):
-    """Create another data set; return source and target of a mount."""
+    """Create a different data set; return source and target of a mount."""
     shutil.copytree(data, folder / 'other')
     manifest = folder / 'other/manifest.json'
     manifest.write_text(manifest.read_text().replace('"digits"', '"figures"', 1) + '\n')
@@ -149,7 +149,7 @@ def no_data(folder, data):
 def test_different_host_is_refused(start, cluster, tiny_config, tmp_path, replace, arguments, message, code):
     with mounted(cluster.hosts[1:2], '--bind', *replace(tmp_path, tiny_config.parent / 'data')):
         assert_ended(start(*arguments), message, code=code)
-        assert arguments or not (tmp_path / 'run').exists()  # the doctor comes before the run folder
+        assert arguments or not (tmp_path / 'run').exists()  # the doctor runs before the run folder is created
 
 
 def test_host_without_ssh_is_reported(start, cluster):
@@ -222,4 +222,4 @@ def test_run_restarts_after_loss_of_sshd_in_each_phase_and_converges(start, clus
     code, output = job.end()
     assert code == 0, output
     steps = [m['step'] for m in run_metrics(job.run_dir, 'resumed')]
-    assert len(steps) == 3 and steps == sorted(steps)  # nothing is lost in between
+    assert len(steps) == 3 and steps == sorted(steps)  # no restart loses steps

@@ -1,4 +1,4 @@
-"""Full TMPDIR and /dev/shm: an error at the start, no effect on a started run."""
+"""Full TMPDIR and /dev/shm, which stop a start with an error but do not affect a started run."""
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -32,7 +32,7 @@ def tmp(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize('name', ['TMPDIR', '/dev/shm'])
-def test_full_disk_of_the_launcher_is_refused(start, cluster, tmp, name):
+def test_full_disk_of_launcher_host_is_refused(start, cluster, tmp, name):
     folder = {'TMPDIR': tmp, '/dev/shm': SHM}[name]
     with mounted(cluster.hosts[:1], *SMALL_DISK, folder):
         fill(cluster.hosts[0], folder)
@@ -42,14 +42,14 @@ def test_full_disk_of_the_launcher_is_refused(start, cluster, tmp, name):
 
 
 @pytest.mark.parametrize('arguments', [(), BARE])
-def test_full_disk_of_another_host_is_reported(start, cluster, tmp, arguments):
+def test_full_disk_of_remote_host_is_reported(start, cluster, tmp, arguments):
     with mounted(cluster.hosts[1:2], *SMALL_DISK, tmp):
         fill(cluster.hosts[1], tmp)
         code, output = start(*arguments, '--ranks-per-node', 2, TMPDIR=str(tmp)).end()
-    own = [line for line in output.splitlines() if line.startswith('mlperf-rn50: ')]
+    messages = [line for line in output.splitlines() if line.startswith('mlperf-rn50: ')]
     assert code == 2, output
-    assert own == [f'mlperf-rn50: h2: TMPDIR: {tmp} has 0.0 MB free, expected 10 MB for files of Open MPI; free space '
-                   'there'], output
+    assert messages == [f'mlperf-rn50: h2: TMPDIR: {tmp} has 0.0 MB free, expected 10 MB for files of Open MPI; free '
+                        'space there'], output
 
 
 def test_started_run_is_not_affected(start, cluster, tmp):
@@ -62,7 +62,7 @@ def test_started_run_is_not_affected(start, cluster, tmp):
                 fill(host, folder)
         num_steps, num_evals = (len(run_metrics(job.run_dir, event)) for event in ('train', 'eval'))
         code, output = job.end()
-    assert code == 1 and 'aborted: the target was not reached' in output, output  # its own end
+    assert code == 1 and 'aborted: the target was not reached' in output, output  # not ended by the full disks
     evals = run_metrics(job.run_dir, 'eval')
     assert num_evals < len(evals) == 4
     assert load(list_checkpoints(job.run_dir / 'checkpoints')[-1])[0].step > num_steps

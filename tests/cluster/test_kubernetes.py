@@ -39,20 +39,20 @@ class Pod:
         return self.process.wait(HANG_LIMIT_S)
 
     def wait_for_port(self, port: int) -> None:
-        """Wait as a readiness probe does."""
+        """Wait until the pod accepts connections at a port, like a readiness probe."""
         probe = self.host.inside(['bash', '-c', f'</dev/tcp/{self.host.address}/{port}'])
         wait_for(lambda: run(probe).returncode == 0, lambda: self.process.poll() is None, lambda: self.output)
 
 
 @dataclass
 class Namespace:
-    """Contents of a namespace beside the pods.
+    """Contents of a namespace, except the pods.
 
     Args:
-        folder: for the files of ConfigMaps.
+        folder: location of ConfigMap files.
         objects: all manifests.
-        claims: folders by names of PersistentVolumeClaims.
-        names: addresses by names in DNS.
+        claims: folders by PersistentVolumeClaim name.
+        names: addresses by DNS name.
     """
 
     folder: Path
@@ -98,11 +98,11 @@ class Namespace:
             case 'persistentVolumeClaim':
                 return ['--volume', f'{self.claims[volume["claimName"]]}:{path}']
             case 'configMap':
-                [found] = [o for o in self.objects
-                           if o['kind'] == 'ConfigMap' and o['metadata']['name'] == volume['name']]
+                [config_map] = [o for o in self.objects
+                                if o['kind'] == 'ConfigMap' and o['metadata']['name'] == volume['name']]
                 folder = self.folder / f'ConfigMap-{volume["name"]}'
                 folder.mkdir(exist_ok=True)
-                for key, text in found['data'].items():
+                for key, text in config_map['data'].items():
                     (folder / key).write_text(text)
                 return ['--volume', f'{folder}:{path}:ro']
             case 'emptyDir' if volume['medium'] == 'Memory':
@@ -114,13 +114,13 @@ class Namespace:
 def _user(pod: dict) -> list[str]:
     """Return the options of podman for the user of a pod."""
     assert pod['runAsNonRoot'] and pod['seccompProfile'] == {'type': 'RuntimeDefault'}
-    assert pod['runAsUser'] > 0  # this kubelet does not take the user from the image
+    assert pod['runAsUser'] > 0  # the simulated kubelet does not read the user from the image
     return ['--user', f'{pod["runAsUser"]}:{pod["runAsGroup"]}']
 
 
 @pytest.fixture
 def pods(podman_settings):
-    """List of started pods, which are removed at the end."""
+    """List of started pods; they are removed at the end."""
     started: list[Pod] = []
     yield started
     for pod in started:
@@ -138,7 +138,7 @@ def test_mpijob_trains(cluster, image, digits, pods, tmp_path):
     manifests = list(yaml.safe_load_all(done.stdout))
     [job] = [m for m in manifests if m['kind'] == 'MPIJob']
     spec, name = job['spec'], job['metadata']['name']
-    # Created by the operator: names of the workers, the Secret with a key, and the files of the launcher.
+    # The operator creates the worker names, the Secret with a key, and the files of the launcher.
     workers = [f'{name}-worker-{i}' for i in range(spec['mpiReplicaSpecs']['Worker']['replicas'])]
     full_names = [f'{w}.{name}.{NAMESPACE}.svc' for w in workers]
     names = dict(zip(full_names, [h.address for h in cluster.hosts[1:]]))
@@ -146,8 +146,8 @@ def test_mpijob_trains(cluster, image, digits, pods, tmp_path):
     secret, mpi = tmp_path / 'ssh', tmp_path / 'mpi'
     secret.mkdir()
     mpi.mkdir()
-    made = run(['ssh-keygen', '-q', '-t', 'ecdsa', '-b', '521', '-m', 'PEM', '-N', '', '-f', secret / 'id_rsa'])
-    assert made.returncode == 0, made.stderr
+    keygen = run(['ssh-keygen', '-q', '-t', 'ecdsa', '-b', '521', '-m', 'PEM', '-N', '', '-f', secret / 'id_rsa'])
+    assert keygen.returncode == 0, keygen.stderr
     (secret / 'authorized_keys').write_text((secret / 'id_rsa.pub').read_text())
     (secret / 'id_rsa').chmod(0o644)  # owned by root, and read by the user of the pods
     (mpi / 'hostfile').write_text(''.join(f'{w} slots={spec["slotsPerWorker"]}\n' for w in full_names))

@@ -121,7 +121,7 @@ def slurm(cluster, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _clean():
-    """Override the reset of the hosts, because it would kill the daemons of Slurm."""
+    """Override the reset of the hosts, which would kill the Slurm daemons."""
 
 
 class SlurmJob:
@@ -172,7 +172,7 @@ def submit(slurm, tiny_config, tmp_path, monkeypatch):
 
 @pytest.mark.engine
 def test_ranks_of_srun_train_over_pmix(slurm, tiny_config, tmp_path):
-    """The engine for containers, here without a container, with PMIx of Slurm."""
+    """The container engine, here without a container, uses Slurm's PMIx."""
     output = slurm.call('salloc', '--quiet', '--nodes', 2, ROOT / 'launch/engines/srun.sh', 'h2:1,h3:1',
                         ROOT / 'launch/bind.sh', ROOT / '.venv/bin/mlperf-rn50', 'train', '--config', tiny_config,
                         '--run.dir', tmp_path, '--train.target_accuracy', 0.01)
@@ -223,7 +223,7 @@ def test_job_is_requeued_on_a_signal_during_start_up(submit):
 
 
 def test_job_is_requeued_with_a_checkpoint_at_the_time_limit(submit):
-    job = submit(*BARE, sbatch=('--time', 60, '--signal', 'B:USR1@60'))  # which Slurm may send 30 s earlier
+    job = submit(*BARE, sbatch=('--time', 60, '--signal', 'B:USR1@60'))  # Slurm may send the signal 30 s earlier
     job.wait_for_step(1)
     shown = job.slurm.call('scontrol', 'show', 'job', job.number)
     [(hours, minutes)] = re.findall(r'RunTime=(\d\d):(\d\d):', shown)

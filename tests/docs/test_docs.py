@@ -19,30 +19,30 @@ from mlperf_rn50.launch.options import make_parser
 
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
 MAN, REFERENCE = ROOT / 'docs/mlperf-rn50.1', ROOT / 'docs/configuration.md'
-LANGUAGES = {'bash', 'text', 'yaml', 'python', 'cfg', 'sh'}  # sh is a file, not commands
+LANGUAGES = {'bash', 'text', 'yaml', 'python', 'cfg', 'sh'}  # sh marks a file and not commands
 BLOCK = re.compile(r'^ *```(\S*)\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
 NOT_RUN = r'<!-- not run: [^\n]* -->\s*'
 
 
 @cache
 def commands() -> dict[str, ArgumentParser]:
-    """Parsers of the commands of mlperf-rn50."""
+    """Return the argument parser of each mlperf-rn50 command."""
     return whole_parser()._subparsers._group_actions[0].choices
 
 
 @cache
 def options_of(script: str) -> set[str]:
-    """Options of a script in launch/."""
+    """Return the options of a script in launch/."""
     text, path = (ROOT / script).read_text(), ROOT / script
     train = set(commands()['train']._option_string_actions)
     if 'engines/launcher.sh' in text:
-        own = [make_parser(path, True, image) for image in ('--image', '--container')]
-        own += [sweep.make_parser(path)] * (path.stem == 'sweep')
+        parsers = [make_parser(path, True, image) for image in ('--image', '--container')]
+        parsers += [sweep.make_parser(path)] * (path.stem == 'sweep')
     elif 'mlperf_rn50.launch.kubernetes' in text:
-        own = [kubernetes.make_parser()]
+        parsers = [kubernetes.make_parser()]
     else:
         return set(re.findall(r'--[a-z-]+', text.partition('\nset ')[0]))
-    return train.union(*(p._option_string_actions for p in own))
+    return train.union(*(p._option_string_actions for p in parsers))
 
 
 def unknown_words(words: list[str]) -> list[str]:
@@ -104,7 +104,7 @@ def test_quick_start_works_in_a_copy_of_the_checkout(tmp_path):
 
 
 def anchors_of(page: Path) -> set[str]:
-    """Anchors of a page's headings, as GitHub generates them."""
+    """Return the anchors that GitHub generates for the headings of a page."""
     headings = re.findall(r'^#+ (.+)$', BLOCK.sub('', page.read_text()), re.MULTILINE)
     return {re.sub(r'[^\w\- ]', '', h.strip().lower()).replace(' ', '-') for h in headings}
 

@@ -56,7 +56,7 @@ def test_real_data_and_telemetry(digits, tmp_path):
     assert [p.name.startswith('telemetry_0_') for p in tmp_path.glob('[!.]*')] == [True]
 
 
-def test_pipeline_only(digits):
+def test_bench_data_rows(digits):
     done = call('bench', 'data', '--config', 'launch/configs/digits_cpu.yaml', '--data.dir', digits,
                 '--threads', '1', '--batch-sizes', '16,8', '--node-images-per-s', '1000', '--format', 'json', *SHORT)
     assert [(r['local_batch_size'], r['cache']) for r in rows(done)] == [
@@ -67,7 +67,7 @@ def test_pipeline_only(digits):
 
 
 @pytest.mark.slow
-def test_allreduce_only():
+def test_bench_allreduce_rows():
     done = run(under_ranks(2, [*CLI, 'bench', 'allreduce', '--batch-sizes', '2', '--format', 'json', *SHORT, *SMALL]))
     sizes = rows(done)
     assert [r['bytes'] for r in sizes][::8] == [4096, 2**28]
@@ -78,7 +78,7 @@ def test_allreduce_only():
 
 @pytest.mark.parametrize('precisions', [
     ['float32'], pytest.param(['float32', 'bfloat16'], marks=[pytest.mark.slow, pytest.mark.needs_avx512])])
-def test_operators_only(precisions):
+def test_bench_ops_rows(precisions):
     words = ['bench', 'ops', '--batch-sizes=1', '--precisions', ','.join(precisions), '--format=json', *SHORT, *SMALL]
     done = run([*CLI, *words]) if len(precisions) > 1 else call(*words)
     assert done.returncode == 0, done.stderr

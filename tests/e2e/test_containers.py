@@ -12,7 +12,7 @@ RECORD_CALL = 'echo "$(basename "$0") $*" >>"$LOG"'
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """Put a named shell program first on the PATH; the program may use $LOG."""
+    """Function that puts a shell program first in PATH; the program may use $LOG."""
     monkeypatch.setenv('PATH', f'{tmp_path}/bin:{os.environ["PATH"]}')
     monkeypatch.setenv('LOG', str(tmp_path / 'log'))
 
@@ -22,7 +22,7 @@ def stand_in(tmp_path, monkeypatch):
 
 
 def called(tmp_path):
-    """Recorded calls of the stand-ins, one per line."""
+    """Return the recorded calls of the stand-ins."""
     return (tmp_path / 'log').read_text().splitlines()
 
 
@@ -97,7 +97,7 @@ exec "$@"''')
                 '--train.target_accuracy', 0.01])
     assert done.returncode == 0, done.stderr
     lines = called(tmp_path)
-    assert len(lines) == 4  # two ranks of the doctor, two of the training
+    assert len(lines) == 4  # two ranks of the doctor and two of the training
     assert all(f'apptainer exec --bind {os.getcwd()} --bind {ROOT} --pwd {os.getcwd()} {tmp_path}/rn50.sif '
                '/opt/mlperf_rn50/launch/bind.sh /opt/mlperf_rn50/.venv/bin/mlperf-rn50 ' in line for line in lines)
 

@@ -12,7 +12,7 @@ EPOCH = '--train.max_epochs=1'
 
 
 def comparable_events(run_dir):
-    """Events of a log, without times and source lines."""
+    """Return the events of a log without times and source lines."""
     return [(e['key'], e['value'], {k: v for k, v in e['metadata'].items() if k not in ('file', 'lineno')})
             for e in log_events(run_dir) if e['key'] != 'tracked_stats']
 
@@ -46,7 +46,7 @@ def test_no_image_is_read_before_run_start(tiny, tmp_path, monkeypatch):
     assert len(seen) >= STEPS_PER_EPOCH * 32 and all(seen)
 
 
-def test_tensorboard_gets_what_metrics_get(tiny, tmp_path):
+def test_tensorboard_contains_metrics(tiny, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     assert_aborted(call(*arguments(tmp_path, tiny, EPOCH, '--run.tensorboard=true')))
     kept = EventAccumulator(str(tmp_path / 'tensorboard')).Reload()

@@ -18,7 +18,7 @@ def reference(folder, *accuracies):
 
 
 def test_run_far_behind_stops_with_checkpoint_and_can_resume(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(differences, 'is_imagenet', lambda config: True)  # 1,281,167 images are not available
+    monkeypatch.setattr(differences, 'is_imagenet', lambda config: True)  # ImageNet is not available to the tests
     known, run_dir = reference(tmp_path / 'known', 0.97, 0.98, 0.985, 0.99), tmp_path / 'run'
     done = call(*arguments(run_dir, tiny, '--run.reference', known, '--run.stop_when_behind', 'true',
                            '--checkpoint.period_epochs', '0'))

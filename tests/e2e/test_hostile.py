@@ -37,7 +37,7 @@ def write_tools(folder):
        st.dictionaries(st.sampled_from(VARIABLES), st.sampled_from(PAYLOADS), max_size=2),
        st.sampled_from(['file', 'options']), st.sampled_from(PAYLOADS), st.sampled_from(['', '--hosts', '--study']))
 @example([(('run', 'dir'), PAYLOADS[5])], {}, 'file', '', '')
-def test_no_value_is_executed(keys, variables, way, word, option):
+def test_shell_code_in_values_is_not_executed(keys, variables, way, word, option):
     assert {('run', 'dir'), ('data', 'dataset'), ('train', 'init_weights')} < set(STRINGS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -54,7 +54,7 @@ def test_aborted_run_keeps_best_and_last_network(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('owner, name, message', [
     (BackgroundWriter, 'finish', 'the disk is full'), (Metrics, 'handle', 'the disk is full'),
-    (None, 'weights', 'cannot write the weights')], ids=['the writer', 'metrics', 'weights'])
+    (None, 'weights', 'cannot write the weights')], ids=['writer', 'metrics', 'weights'])
 def test_run_stop_and_weights_survive_later_failures(tiny, tmp_path, monkeypatch, owner, name, message):
     original = getattr(owner, name, None)
 
@@ -72,7 +72,7 @@ def test_run_stop_and_weights_survive_later_failures(tiny, tmp_path, monkeypatch
     assert not owner or load_weights(tmp_path)[0].is_last
 
 
-def test_run_starts_from_weights_of_another_run(converged, tiny, tmp_path):
+def test_run_starts_from_weights_of_earlier_run(converged, tiny, tmp_path):
     done = call(*arguments(tmp_path, tiny, '--train.max_epochs=1', f'--init-weights={converged}',
                            '--schedule.base_lr=1e-9', '--optimizer.weight_decay=0'))
     assert_aborted(done)

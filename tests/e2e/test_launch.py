@@ -33,11 +33,11 @@ def test_ranks_inside_a_slurm_job_have_numbers_and_cores_and_return_their_exit_c
 
 
 def test_bound_ranks_block_the_stop_signal_until_training():
-    def blocked(word):  # without a shell in between, which would unblock the signal
+    def blocked(word):  # without a shell, which would unblock the signal
         shown = run([ROOT / 'launch/bind.sh', 'grep', '-s', 'SigBlk', '/proc/self/status', word]).stdout
         return int(shown.split()[-1], 16)
     assert blocked('train') == 1 << (signal.SIGUSR1 - 1)
-    assert blocked('another') == 0  # others do not handle the signal, which must terminate them
+    assert blocked('other') == 0  # other programs do not handle the signal, so it must terminate them
 
 
 def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path):
@@ -65,7 +65,7 @@ def test_sweep_skips_complete_runs_and_reports_failures(tmp_path):
         return next(line.split() for line in output.splitlines() if line.startswith(name))
     failed = sweep('wild', '--train.target_accuracy', '1')
     assert failed.returncode == 1, failed.stderr
-    assert failed.stderr.count('this run did not converge') == 2  # the second layout ran as well
+    assert failed.stderr.count('this run did not converge') == 2  # the second layout also ran
     assert row(failed.stdout, '1x1')[1:8] == ['1', '1', '20', '0', '/', '1', '-']
     assert '1x1, 2x1: 1 of 1 runs did not converge' in failed.stdout
 

@@ -16,7 +16,7 @@ SCREENS = pytest.mark.parametrize('screen', [DESK, PHONE], ids=['desk', 'phone']
 
 
 def write_rounds(folder):
-    """Write a page of two studies: two accelerators, a system that is not a run set, one that did not converge."""
+    """Write a page of two studies with two accelerator models, a refused system, and one that did not converge."""
     for name, nodes, accuracy in [('a-rather-long-name_of_a_system_v100', 1, 0.8), ('b', 2, 0.8), ('c', 4, 0.1),
                                   ('d', 8, 0.8)]:
         write_set(folder / 'old' / name, 1, epoch_s=60.0 / nodes, nodes=nodes, accuracies=(0.1, accuracy),
@@ -43,7 +43,7 @@ def paths(tmp_path_factory):
 
 @pytest.fixture
 def open_page(browser, paths):
-    """Open a page; fail on requests for anything else, console messages and errors."""
+    """Function that opens a page; requests for other files, console messages and errors fail the test."""
     requests, messages, contexts = [], [], []
 
     def open_page(name='sweep', **options):
@@ -62,14 +62,14 @@ def open_page(browser, paths):
 
 
 def column(table, head):
-    """Visible texts of a column, in row order."""
+    """Return the visible texts of a column in row order."""
     number = [text.strip() for text in table.locator('th').all_inner_texts()].index(head) + 1
     cells = table.locator(f'tbody tr:not([hidden]) td:nth-child({number}):not([colspan])')
     return [cell.inner_text() for cell in cells.all()]
 
 
 def frame(page, title):
-    """First table with a title, and its controls."""
+    """Return the first table with a title, including its controls."""
     return page.locator('.frame', has=page.get_by_role('heading', name=title, exact=True)).first
 
 
@@ -92,7 +92,7 @@ def test_numeric_columns_and_names_sort_numerically(open_page):
     names = frame(open_page('rounds'), ALL).locator('table')
     names.get_by_role('button', name='system').click()
     assert column(names, 'system')[-2:] == ['e9', 'e10']
-    for _ in range(2):  # missing values are last in both directions
+    for _ in range(2):  # missing values are last in either order
         names.get_by_role('button', name='time, min').click()
         assert column(names, 'system')[-2:] == ['c', 'd']
 
@@ -130,7 +130,7 @@ def test_rows_are_filtered_by_text_and_lists(open_page):
 
 
 @SCREENS
-def test_sources_are_collapsed_until_a_number_is_followed(open_page, screen):
+def test_sources_expand_when_a_number_is_clicked(open_page, screen):
     page = open_page(**screen)
     folded = page.evaluate('document.documentElement.scrollHeight')
     sources = page.locator('details.sources')
@@ -146,7 +146,7 @@ def test_sources_are_collapsed_until_a_number_is_followed(open_page, screen):
     assert link.evaluate('a => a === document.activeElement')
     assert 0 < link.bounding_box()['y'] < screen['viewport']['height']
     sources.evaluate('d => { d.open = false; }')
-    link.click()  # the same link again
+    link.click()  # a repeated click on the same link
     assert entry.is_visible()
 
 

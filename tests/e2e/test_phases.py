@@ -20,7 +20,7 @@ TWO_EPOCHS = ('--train.max_epochs=2', '--checkpoint.period_steps=3', '--checkpoi
 
 
 class FaultInjector:
-    """Event sink that injects a fault once in each given phase."""
+    """Event sink that injects one fault in each given phase."""
 
     def __init__(self, phases, inject):
         self._phases, self._inject = list(phases), inject
@@ -36,7 +36,7 @@ class FaultInjector:
 
 @pytest.fixture
 def train(tiny, tmp_path, monkeypatch):
-    """Run a training with a fault in some phases; return the result and the run folder."""
+    """Function that runs a training with a fault in some phases; returns the result and the run folder."""
     def run_with(phases, inject, *options, run_dir=tmp_path / 'run'):
         real = loop.open_sinks
 
@@ -52,7 +52,7 @@ def train(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('phase', ['start-up', 'training', 'checkpoint'])
 def test_vanished_run_folder_is_reported(train, phase):
-    """A lost mount leaves an empty folder, to which the run must not write."""
+    """A lost mount leaves an empty folder; the run must not write to it."""
     def lose(run_dir):
         if phase == 'training':  # the last checkpoint is complete before the folder vanishes
             wait_for((run_dir / 'checkpoints/step_00000006').exists, lambda: True, lambda: 'no checkpoint')

@@ -15,7 +15,7 @@ from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 
 
 def assert_same_end(run_dir, whole_dir, step=20):
-    """Assert that the last checkpoints and all evaluations are equal, learned parameters bit by bit."""
+    """Assert that the last checkpoints and all evaluations are equal; learned parameters must match in every bit."""
     ends = [list_checkpoints(d / 'checkpoints')[-1] for d in (run_dir, whole_dir)]
     states = [load(e)[0] for e in ends]
     assert states[0].step == states[1].step == step
@@ -59,7 +59,7 @@ def test_stop_request_during_start_up_stops_after_first_steps_and_resumes(ended,
         done = call(*arguments(tmp_path, tiny, '--train.max_epochs=2'))
     assert done.returncode == 75 and f'mlperf-rn50 train --resume {tmp_path}' in done.stdout, done.stderr
     [path] = list_checkpoints(tmp_path / 'checkpoints')
-    assert load(path)[0].step <= 3  # the first, and those already in progress
+    assert load(path)[0].step <= 3  # the first step, and steps already in progress
     log = (tmp_path / 'result_0.txt').read_text()
     assert '"run_stop"' in log and '"aborted"' in log
     assert_aborted(call('train', '--resume', tmp_path))

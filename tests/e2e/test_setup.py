@@ -12,7 +12,7 @@ from helpers import HANG_LIMIT_S, ROOT, run
 SCRIPTS = ('setup.sh', 'test.sh', 'demo.sh', 'lint.sh')
 TOOLS = ('bash', 'cat', 'cp', 'cut', 'dirname', 'find', 'flock', 'grep', 'head', 'ldd', 'ln', 'mkdir', 'mktemp', 'mv',
          'rm', 'sed', 'sha256sum', 'sleep', 'sort', 'tail', 'touch')
-# A Python 3.11 that installs nothing: it records calls of pip and then runs the shell code of the test in ON_PIP.
+# A Python 3.11 that installs nothing. It records pip calls, then runs the shell code of the test in ON_PIP.
 PYTHON = '''
 case "$*" in
     *version_info*) echo "$0" ;;
@@ -51,7 +51,7 @@ def make_checkout(folder):
 
 @pytest.fixture
 def ready(tmp_path):
-    """Checkout with all that a set-up needs, beside a PATH folder, bin, with only basic tools."""
+    """Checkout with everything that a set-up requires; the bin folder next to it, the PATH, has only basic tools."""
     for name in ('bin', 'tmp', 'home'):
         (tmp_path / name).mkdir()
     for name in TOOLS:
@@ -62,8 +62,8 @@ def ready(tmp_path):
 
 
 def environment(checkout, **variables):
-    beside = checkout.parent
-    named = {'PATH': beside / 'bin', 'HOME': beside / 'home', 'TMPDIR': beside / 'tmp', 'CALLS': beside / 'calls',
+    parent = checkout.parent
+    named = {'PATH': parent / 'bin', 'HOME': parent / 'home', 'TMPDIR': parent / 'tmp', 'CALLS': parent / 'calls',
              'ON_PIP': '', **variables}
     return {name: str(value) for name, value in named.items() if value is not None}
 
@@ -73,7 +73,7 @@ def setup(checkout, *arguments, **variables):
 
 
 def pip_calls(checkout):
-    """Return the arguments of pip calls since the last query."""
+    """Return the arguments of the pip calls since the previous query."""
     calls = checkout.parent / 'calls'
     recorded = calls.read_text().splitlines() if calls.exists() else []
     calls.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ def pip_calls(checkout):
 
 
 def progress(done):
-    """Progress lines, without times."""
+    """Return the progress lines without times."""
     assert done.stdout == ''
     return re.findall(r'^setting up \.venv \(\w+\): (.*) \(\d+:\d\d\)$', done.stderr, re.MULTILINE)
 
@@ -98,20 +98,20 @@ def test_repeated_real_setup_changes_nothing():
 
 @pytest.mark.parametrize('script', SCRIPTS)
 def test_scripts_ignore_cdpath(tmp_path, script):
-    own, other = make_checkout(tmp_path / 'own'), make_checkout(tmp_path / 'other')
-    for folder in (own, other):
+    checkout, other = make_checkout(tmp_path / 'own'), make_checkout(tmp_path / 'other')
+    for folder in (checkout, other):
         (folder / '.venv/bin').mkdir(parents=True)
         for stand_in in ('.venv/bin/python', '.venv/bin/ruff', *(['launch/setup.sh'] if script != 'setup.sh' else [])):
             program(folder / stand_in, 'echo "$0 in $PWD"; exit 3\n')
         for part in ('mxnet', 'horovod/mxnet'):
             (folder / '.venv/lib/python3.11/site-packages' / part).mkdir(parents=True)
-    done = run(['bash', f'launch/{script}', *(['--check'] if script == 'setup.sh' else [])], cwd=own,
+    done = run(['bash', f'launch/{script}', *(['--check'] if script == 'setup.sh' else [])], cwd=checkout,
                env={'PATH': os.environ['PATH'], 'CDPATH': str(other)})
     output = done.stdout + done.stderr
-    assert str(other) not in output and f'in {own}' in output, output
+    assert str(other) not in output and f'in {checkout}' in output, output
 
 
-def test_help_needs_no_setup_and_check_reports_a_missing_or_unfinished_one(ready):
+def test_help_works_without_setup_and_check_reports_missing_or_unfinished_one(ready):
     assert setup(ready, '--help').stdout.startswith('Sets up .venv with pinned packages')
     assert '.venv is missing; run launch/setup.sh' in setup(ready, '--check').stderr
     setup(ready)
@@ -155,14 +155,14 @@ def test_unwritable_checkout_is_reported(ready):
 def test_uv_is_used_without_python_of_the_version(ready):
     tools = ready.parent / 'bin'
     (tools / 'python3.11').rename(ready.parent / 'from_uv')
-    program(tools / 'python3.11', 'echo "python3.11: no such version here" >&2; exit 127')  # as pyenv's
+    program(tools / 'python3.11', 'echo "python3.11: no such version here" >&2; exit 127')  # like pyenv's shim
     program(tools / 'uv', f'echo "uv $*" >>"$CALLS"; exec {ready.parent / "from_uv"} -m venv .venv')
     assert progress(setup(ready)) == STEPS
     assert pip_calls(ready)[0] == 'uv venv --quiet --seed --python 3.11 .venv'
 
 
 def test_only_steps_are_printed_and_a_complete_setup_is_silent(ready):
-    done = setup(ready, ON_PIP='echo "WARNING: of its own configuration" >&2')
+    done = setup(ready, ON_PIP='echo "WARNING: pip configuration" >&2')
     assert progress(done) == STEPS
     assert [line for line in done.stderr.splitlines() if not line.startswith('setting up')] == ['all of it imports']
     calls = pip_calls(ready)
@@ -191,7 +191,7 @@ def test_failed_step_shows_last_lines_and_next_setup_resumes_there(ready, what, 
 def test_changes_and_reverted_changes_do_not_rebuild_horovod(ready):
     setup(ready)
     pip_calls(ready)
-    (ready.parent / 'bin/g++').unlink()  # only needed for a build
+    (ready.parent / 'bin/g++').unlink()  # required only for a build
     for changed in ('launch/requirements.lock', 'setup.cfg'):
         with (ready / changed).open('a') as file:
             file.write('\n# changed\n')
@@ -211,9 +211,9 @@ def test_changes_and_reverted_changes_do_not_rebuild_horovod(ready):
 def test_unusable_venv_is_created_again(ready, change, variant, reason):
     setup(ready)
     (ready / '.venv/old').touch()
-    variables, beside = environment(ready), ready.parent
-    assert run(['bash', '-c', change], cwd=beside).returncode == 0
-    ready = next(path for path in (beside / 'new/checkout', ready) if path.exists())
+    variables, parent = environment(ready), ready.parent
+    assert run(['bash', '-c', change], cwd=parent).returncode == 0
+    ready = next(path for path in (parent / 'new/checkout', ready) if path.exists())
     done = setup(ready, **variables, MLPERF_RN50_VARIANT=variant)
     assert done.returncode == 0 and progress(done)[0].startswith(f'.venv is created again because {reason}')
     assert not (ready / '.venv/old').exists()
@@ -231,7 +231,7 @@ def test_setup_works_without_home_and_without_file_locks(ready):
 
 @pytest.fixture
 def start(ready):
-    """Start a set-up whose pip may write to the test (pipe EVENTS) and wait for the test (pipe RELEASE)."""
+    """Start a set-up whose pip can write to the test through pipe EVENTS and wait for it through pipe RELEASE."""
     pipes, started = {'EVENTS': ready.parent / 'events', 'RELEASE': ready.parent / 'release'}, []
     for path in pipes.values():
         os.mkfifo(path)
@@ -257,7 +257,7 @@ def end_of(process):
 PAUSE_AT_NUMPY = '[[ $pip != *numpy* ]] || { echo busy >"$EVENTS"; read -r _ <"$RELEASE"; }'
 
 
-def test_second_setup_waits_for_the_first_and_has_nothing_to_do(ready, start):
+def test_second_setup_waits_for_the_first_and_changes_nothing(ready, start):
     start, open_events, release = start
     first = start(PAUSE_AT_NUMPY)
     assert open_events().read() == 'busy\n'
@@ -292,7 +292,7 @@ def test_interrupted_setup_leaves_no_processes_and_no_files(ready, start, how, c
             process.send_signal(how)
         ended, err = end_of(process)
         assert ended == code and ('stopped; run launch/setup.sh again to resume' in err) == (code > 1), err
-        assert events.read() == ''  # end of file, as no process has the pipe open
+        assert events.read() == ''  # end of file, because no process has the pipe open
     assert wheels(ready.parent / 'home') == [] and list((ready.parent / 'tmp').iterdir()) == []
     done = setup(ready)
     assert done.returncode == 0 and progress(done)[0] == STEPS[2]

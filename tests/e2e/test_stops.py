@@ -26,19 +26,19 @@ class Job:
                               *words, '--checkpoint.period_steps=2', '--train.max_epochs=400',
                               '--schedule.decay_epochs=400', *options)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            # Under nohup the tests ignore SIGHUP, and the launcher would inherit that.
+            # Under nohup the tests ignore SIGHUP, and the launcher would inherit this setting.
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
 
     def count(self, *keys):
-        """Return how often the log contains any of some keys."""
+        """Return how many times the given keys appear in the log."""
         path = self.run_dir / 'result_0.txt'
         text = path.read_text() if path.exists() else ''
         return sum(text.count(f'"{key}"') for key in keys)
 
     def ranks(self):
-        """Training processes: of each pair of watcher and rank, the rank."""
-        found = [p for p in psutil.Process(self.process.pid).children(recursive=True) if is_training(p)]
-        return [p for p in found if parent_pid(p) in {q.pid for q in found}]
+        """Return the rank of each pair of watcher and rank."""
+        processes = [p for p in psutil.Process(self.process.pid).children(recursive=True) if is_training(p)]
+        return [p for p in processes if parent_pid(p) in {q.pid for q in processes}]
 
     def is_in(self, phase, num_starts):
         """Return whether the run is in a phase after a number of starts."""
@@ -75,10 +75,10 @@ def assert_whole(run_dir):
 
 @pytest.mark.slow
 def test_stop_request_in_each_phase_leaves_a_checkpoint_and_resumes(tiny, tmp_path):
-    """One signal per phase suffices, as the launcher forwards all of them in the same way."""
-    asked = {'training': signal.SIGHUP, 'evaluation': signal.SIGINT, 'checkpoint': signal.SIGTERM,
-             'start-up': signal.SIGINT}
-    for num_starts, (phase, number) in enumerate(asked.items(), 1):
+    """One signal per phase suffices, because the launcher forwards all signals in the same way."""
+    requests = {'training': signal.SIGHUP, 'evaluation': signal.SIGINT, 'checkpoint': signal.SIGTERM,
+                'start-up': signal.SIGINT}
+    for num_starts, (phase, number) in enumerate(requests.items(), 1):
         job = Job(tmp_path, tiny, *(['--resume'] if num_starts > 1 else []))
         job.wait_for(phase, num_starts)
         job.process.send_signal(number)
@@ -92,7 +92,7 @@ def test_stop_request_in_each_phase_leaves_a_checkpoint_and_resumes(tiny, tmp_pa
 
 
 @pytest.mark.slow
-def test_kill_in_each_phase_restarts_and_excludes_another_launcher(tiny, tmp_path):
+def test_kill_in_each_phase_restarts_and_excludes_a_second_launcher(tiny, tmp_path):
     job = Job(tmp_path, tiny, '--restarts', 9)
     for num_starts, phase in enumerate(('start-up', 'training', 'evaluation', 'checkpoint'), 1):
         num_starts = max(1, num_starts - 1)  # the first attempt was killed before run_start

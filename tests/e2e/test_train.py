@@ -29,7 +29,7 @@ def test_only_rank_0_prints_and_plain_lines_without_a_terminal(whole_run):
     lines = done.stderr.splitlines()
     assert sum('Top-1' in line and 'epoch' in line for line in lines) == 4
     assert '\r' not in done.stderr and 'Traceback' not in done.stderr
-    assert sum('step' not in line for line in lines) < 15  # a slow machine prints more progress
+    assert sum('step' not in line for line in lines) < 15  # slow machines print more progress lines
 
 
 def test_run_folder_contains_log_config_metrics_and_environment(whole_run):
@@ -74,7 +74,7 @@ def test_logs_of_all_training_options_pass_the_checker(tiny, tmp_path, options):
     assert 'epochs to converge  1' in done.stdout
     checked = call('check', tmp_path / 'result_0.txt')
     claims = next(line for line in checked.stdout.splitlines() if 'can claim' in line)
-    # 0.7.0 requires 75.9 % in the open division, too.
+    # 0.7.0 requires 75.9 % also in the open division.
     assert all(r in claims for r in ('v0.5', '1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0'))
     v06 = call('check', tmp_path / 'result_0_v0.6.txt').stdout
     is_cleared = '"value": true' in next(line for line in (tmp_path / 'result_0.txt').read_text().splitlines()
@@ -83,7 +83,7 @@ def test_logs_of_all_training_options_pass_the_checker(tiny, tmp_path, options):
     assert ('0.6.0  open   pass' in v06) == (is_cleared and knows_schedule)
 
 
-def test_dry_run_needs_neither_data_nor_a_gpu_and_writes_nothing(tmp_path, monkeypatch):
+def test_dry_run_works_without_data_and_gpu_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = call('train', '--config', ROOT / 'launch/configs/dgxa100_v07.yaml', '--dry-run')
     assert done.returncode == 0 and 'global batch          3264' in done.stdout
@@ -111,7 +111,7 @@ def test_errors_are_one_line(tiny, tmp_path, options, code, message):
 @pytest.mark.parametrize('options', [
     [], pytest.param(['--model.name=googlenet', '--data.image_size=64', '--data.resize_shorter=64', SGD],
                      marks=pytest.mark.slow)], ids=['resnet', 'dropout'])
-def test_synthetic_images_need_no_data_and_telemetry_continues_after_resume(tmp_path, options):
+def test_synthetic_run_works_without_data_and_telemetry_continues_after_resume(tmp_path, options):
     done = call(*arguments(tmp_path, tmp_path / 'none', '--data.synthetic=true', '--telemetry=true',
                            '--train.max_epochs=1', *options))
     assert_aborted(done)

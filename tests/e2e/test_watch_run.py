@@ -22,7 +22,7 @@ from mlperf_rn50.analysis.watch.page import dump_page, render_page
 
 DESK = {'viewport': {'width': 1400, 'height': 900}}
 PHONE = {'viewport': {'width': 400, 'height': 860}, 'has_touch': True, 'is_mobile': True}
-HANG_LIMIT_S = 120  # only guards against hanging, as the screen is redrawn for ever
+HANG_LIMIT_S = 120  # only guards against hangs, because the screen is redrawn indefinitely
 LONG = 'a-rather-long-name-of-a-host-that-fills-every-column-' * 3
 
 
@@ -58,9 +58,9 @@ class Terminal:
     def until(self, pattern):
         """Read until unread output matches a pattern; return the output up to the end of the match."""
         until_s = time.monotonic() + HANG_LIMIT_S
-        while not (found := re.search(pattern, self.text, re.DOTALL)):
+        while not (match := re.search(pattern, self.text, re.DOTALL)):
             assert time.monotonic() < until_s and self.read(), f'{pattern}: not in {self.text[-2000:]}'
-        before, self.text = self.text[:found.end()], self.text[found.end():]
+        before, self.text = self.text[:match.end()], self.text[match.end():]
         return before
 
     def rest(self):
@@ -72,7 +72,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal():
-    """Start watch in a terminal."""
+    """Function that starts watch in a terminal."""
     started = []
 
     def start(*words, **keys):
@@ -99,7 +99,7 @@ def test_run_is_followed_from_before_its_start_to_its_end(terminal, tmp_path):
             f.write(json.dumps(evaluation(1, 33)) + '\n')
         screen.until(r'33\.00 % at epoch 1.*●')
         screen.resize(150, 30)
-        wide = screen.until(r'at epoch 1, target[^\n]*│')  # the curve is beside the values
+        wide = screen.until(r'at epoch 1, target[^\n]*│')  # the curve is to the right of the values
         assert '\x1b[?1049l' not in wide
     screen.until('killed: the log has no end')  # the lock is released
     write_lines(folder / 'result_0.txt', run_lines((0.33, 0.8), target=0.749))
@@ -111,7 +111,7 @@ def test_run_is_followed_from_before_its_start_to_its_end(terminal, tmp_path):
 def test_ctrl_c_restores_the_terminal(terminal, tmp_path):
     screen = terminal(tmp_path, NO_COLOR='1')
     screen.until('waiting')
-    os.write(screen.master, b'\x03')  # a controlling terminal would send the signal itself
+    os.write(screen.master, b'\x03')  # a controlling terminal would send the signal
     screen.program.send_signal(signal.SIGINT)
     rest, code = screen.rest()
     assert code == 0 and '\x1b[?1049l' in rest and 'Traceback' not in rest and 'Error' not in rest

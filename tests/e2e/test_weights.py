@@ -1,4 +1,4 @@
-"""Saved weights: evaluation on any number of ranks, classification of pictures, and export."""
+"""Saved weights: evaluation on any number of ranks, classification of images, and export."""
 import json
 import shutil
 from dataclasses import replace
@@ -42,20 +42,20 @@ def test_evaluation_on_any_number_of_ranks_repeats_the_logged_accuracy(kept, num
     words = ['evaluate', kept, '--format=json', '--confusions=1000', '--train.eval_batch_size=7']
     done = run(thin_ranks(num_ranks, *words)) if num_ranks else call(*words)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    [logged] = [m for m in metrics(kept, 'eval') if m['epoch'] == found['epoch']]
-    assert [found[k] for k in ('num_top1', 'num_top5', 'num_images')] == [
+    result = json.loads(done.stdout)
+    [logged] = [m for m in metrics(kept, 'eval') if m['epoch'] == result['epoch']]
+    assert [result[k] for k in ('num_top1', 'num_top5', 'num_images')] == [
         logged[k] for k in ('num_top1', 'num_top5', 'num_images')]
-    assert found['is_as_logged'] is True and found['logged_top1'] == found['top1']
-    assert found['is_imagenet'] is False and found['num_images'] == NUM_VAL
-    assert sum(c['num_images'] for c in found['confusions']) == NUM_VAL - found['num_top1']  # each wrong image once
+    assert result['is_as_logged'] is True and result['logged_top1'] == result['top1']
+    assert result['is_imagenet'] is False and result['num_images'] == NUM_VAL
+    assert sum(c['num_images'] for c in result['confusions']) == NUM_VAL - result['num_top1']  # each wrong answer once
 
 
 def test_top1_different_from_the_log_is_a_failure(kept, tmp_path):
     description, arrays = load_weights(kept)
     arrays['fc1_bias'] = arrays['fc1_bias'] + np.float32(100) * (np.arange(10) == 3)  # predicts 3 for every image
     save_weights(tmp_path / 'weights', 'best', replace(description, top1=0.99), arrays)
-    assert _logged_top1(load_saved(tmp_path, 'best')) == 0.99  # without a log: of the description
+    assert _logged_top1(load_saved(tmp_path, 'best')) == 0.99  # from the description, because there is no log
     shutil.copy(kept / 'result_0.txt', tmp_path)
     assert _logged_top1(load_saved(tmp_path, 'best')) == description.top1
     done = call('evaluate', tmp_path)
@@ -81,7 +81,7 @@ def test_usage_errors_of_evaluate(kept, words, message):
 
 
 def described(kept, folder, **data) -> Path:
-    """Copy the weights to a folder and change values of data in the description; return its path."""
+    """Copy the weights to a folder and change data values in the description; return the path of the description."""
     path = shutil.copytree(kept / 'weights', folder / 'weights') / 'best.json'
     content = json.loads(path.read_text())
     content['data'].update(data)
@@ -112,21 +112,22 @@ def test_classification_agrees_with_the_evaluation(kept, pictures):
     config = config_of(kept)
     batch = next(eval_batches(config, Shard(NUM_VAL, 0, 1, 5), None)())
     logits = restore_model(config, mx.cpu(), arrays, '')(batch.images).asnumpy().astype(np.float64)
-    wanted = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     *answers, last = json.loads(done.stdout)['images']
     assert len(answers) == 5 and 'No such file' in last['error']
     for i, image in enumerate(answers):
         np.testing.assert_array_equal(transform_picture(pictures[i].read_bytes(), config).asnumpy()[0],
                                       batch.images[i].asnumpy())
+        classes = image['classes']
         assert image['file'] == str(pictures[i])
-        found = image['classes']
-        assert [c['number'] for c in found] == list(np.argsort(-wanted[i])[:5])
-        assert [c['name'] for c in found] == [description.classes[c['number']] for c in found]
-        np.testing.assert_allclose([c['probability'] for c in found], np.sort(wanted[i])[:-6:-1], rtol=1e-4, atol=1e-7)
+        assert [c['number'] for c in classes] == list(np.argsort(-expected[i])[:5])
+        assert [c['name'] for c in classes] == [description.classes[c['number']] for c in classes]
+        likeliest = np.sort(expected[i])[:-6:-1]
+        np.testing.assert_allclose([c['probability'] for c in classes], likeliest, rtol=1e-4, atol=1e-7)
 
 
 def test_unreadable_pictures_are_reported_and_others_classified(kept, pictures, tmp_path):
-    (tmp_path / 'text.png').write_text('no picture')
+    (tmp_path / 'text.png').write_text('not an image')
     (tmp_path / 'cut.png').write_bytes(pictures[0].read_bytes()[:60])
     Image.effect_noise((64, 64), 50).save(tmp_path / 'whole.jpg')
     (tmp_path / 'cut.jpg').write_bytes((tmp_path / 'whole.jpg').read_bytes()[:-600])  # decoders fill in the rest
@@ -178,7 +179,7 @@ def test_wrong_export_is_refused_and_removed(kept, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_export_check_accepts_another_data_folder(kept, tmp_path, tiny):
+def test_export_check_accepts_a_different_data_folder(kept, tmp_path, tiny):
     described(kept, tmp_path, dir='/nonexistent')
     done = call('export', tmp_path, '--format=gluon', '--out', tmp_path / 'out')
     assert done.returncode == 2 and 'give their folder with --data.dir' in done.stderr
@@ -197,16 +198,16 @@ def test_export_check_accepts_another_data_folder(kept, tmp_path, tiny):
 def test_all_picture_formats_are_decoded_correctly(kept, tmp_path, mode, name, keys):
     blurred = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
     shown = Image.fromarray(blurred).resize((64, 32)).convert('L' if mode == 'I;16' else mode)
-    wanted, config = shown.convert('RGB'), config_of(kept)
+    expected, config = shown.convert('RGB'), config_of(kept)
     if mode == 'I;16':
         shown = Image.fromarray(np.asarray(shown).astype(np.uint16) * 257)
     if keys.get('save_all'):
         keys = {**keys, 'append_images': [shown.rotate(180)]}
     if name.startswith('turned'):
         keys = {**keys, 'exif': Image.Exif()}
-        keys['exif'][0x0112], wanted = 6, wanted.transpose(Image.Transpose.ROTATE_270)
+        keys['exif'][0x0112], expected = 6, expected.transpose(Image.Transpose.ROTATE_270)
     shown.save(tmp_path / name, **keys)
-    wanted.save(tmp_path / 'wanted.png')
-    got, right = (transform_picture(encode_picture(tmp_path / n), config).asnumpy() for n in (name, 'wanted.png'))
+    expected.save(tmp_path / 'expected.png')
+    got, right = (transform_picture(encode_picture(tmp_path / n), config).asnumpy() for n in (name, 'expected.png'))
     assert got.shape == right.shape == (1, 3, 32, 32)
     assert np.abs(got - right).mean() < (0.05 if name.endswith('jpg') else 1e-6)

@@ -1,4 +1,4 @@
-"""The wheel: complete contents, minimal dependencies, and the same reports on every available Python."""
+"""The wheel: complete contents, minimal dependencies, and equal reports on every available Python."""
 import configparser
 import json
 import os
@@ -20,7 +20,7 @@ CHECKER_PACKAGES = {'mlperf-logging', 'pandas', 'scipy'}
 
 
 def find_python(version: str) -> Path | None:
-    """Find a Python version in PATH, pyenv or uv; ignore shims, which may have no Python behind them."""
+    """Find a Python version in PATH, pyenv or uv; ignore shims, which may not resolve to a Python."""
     uv_folder = Path(os.environ.get('UV_PYTHON_INSTALL_DIR') or Path.home() / '.local/share/uv/python')
     places = [*(Path(folder) / f'python{version}' for folder in os.get_exec_path() if Path(folder).name != 'shims'),
               *Path.home().glob(f'.pyenv/versions/{version}.*/bin/python'),
@@ -79,12 +79,12 @@ def logs(tmp_path_factory):
 
 
 def clean_environment(**variables):
-    """Environment variables without those that add packages."""
+    """Return the environment without variables that add packages."""
     return {k: v for k, v in os.environ.items() if not k.startswith(('PYTHON', 'VIRTUAL_ENV'))} | variables
 
 
 def pip(home, *words):
-    """Run pip of this environment for another environment, which has no pip."""
+    """Run pip of this environment on the environment at home, which lacks pip."""
     return run([sys.executable, '-m', 'pip', '--disable-pip-version-check', '--python', home / 'bin/python', *words],
                env=clean_environment())
 
@@ -108,7 +108,7 @@ def home(request, tmp_path_factory):
 
 
 def run_both(home, *words, path=ROOT):
-    """Run the installed program and the one of the checkout, assert equal output, and return the result."""
+    """Run the installed program and the checkout's; assert equal output, and return the result."""
     done, expected = (run([*program, *words], cwd=tempfile.mkdtemp(dir=home), env=env) for program, env in (
         ([home / 'bin/mlperf-rn50'], clean_environment()), (CLI, clean_environment(PYTHONPATH=str(path)))))
     assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout), done.stderr
@@ -116,7 +116,7 @@ def run_both(home, *words, path=ROOT):
 
 
 @pytest.mark.slow
-def test_report_needs_no_checker_or_training_packages(home, wheel, logs, tmp_path):
+def test_report_works_without_checker_and_training_packages(home, wheel, logs, tmp_path):
     assert not install(home, f'{wheel}') & (TRAINING_PACKAGES | CHECKER_PACKAGES)
     without = tmp_path / 'without/mlperf_logging.py'
     without.parent.mkdir()
@@ -134,8 +134,8 @@ def test_report_needs_no_checker_or_training_packages(home, wheel, logs, tmp_pat
 
 
 @pytest.mark.slow
-def test_check_and_package_need_an_extra(home, wheel, logs):
-    names = install(home, f'{wheel}[check]')  # in addition to the packages of the test above
+def test_check_and_package_require_an_extra(home, wheel, logs):
+    names = install(home, f'{wheel}[check]')  # in addition to the packages from the previous test
     assert names >= CHECKER_PACKAGES and not names & TRAINING_PACKAGES
     done = run_both(home, 'report', *logs, '--format', 'json')
     assert done.returncode == 0 and '"reference_epochs"' in done.stdout

@@ -1,6 +1,6 @@
 """Program mlperf-rn50 as a separate process with the thin networks of the fixture `thin`.
 
-With --stuck=N, rank 1 gets N batches and then waits for ever.
+With --stuck=N, rank 1 gets N batches and then waits indefinitely.
 """
 import sys
 import time
@@ -20,7 +20,7 @@ def stuck(batches):
 
 
 def in_rank(program, *args, real=ranks.in_rank, **keys):
-    def thin_program(position):  # runs after the fork of the watcher; heavy imports must come later
+    def thin_program(position):  # runs after the watcher forks; heavy imports must follow the fork
         from mlperf_rn50.model import resnet
         from mlperf_rn50.train import start
         resnet.STAGE_CHANNELS, train_batches = CHANNELS, start.train_batches

@@ -18,14 +18,14 @@ _VOLATILE = ('time_s', 'images_per_s', 'time_to_train_s')
 
 
 def pack_tiny(out: Path, num_train: int = NUM_TRAIN) -> Path:
-    """Prepare some of the digits in a folder."""
+    """Prepare part of the digits in a folder; return the folder."""
     whole = digits()
     pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:num_train], whole.validation[:NUM_VAL]), out)
     return out
 
 
 def arguments(run_dir, data_dir, *options) -> list[str]:
-    """Arguments of a training of ResNet-18 with an unreachable target, unless overridden."""
+    """Return arguments that train ResNet-18 to an unreachable target, unless overridden."""
     keys = {'run.dir': run_dir, 'run.seed': 3, 'run.metrics_period_steps': 1, 'data.dir': data_dir,
             'data.dataset': 'tiny-digits', 'data.num_train': NUM_TRAIN, 'data.num_val': NUM_VAL, 'data.num_classes': 10,
             'data.image_size': 32, 'data.resize_shorter': 32, 'data.crop': 'padded', 'data.num_threads': 1,
@@ -38,24 +38,24 @@ def arguments(run_dir, data_dir, *options) -> list[str]:
 
 
 def command(run_dir, data_dir, *options) -> list[str]:
-    """Complete command with these arguments."""
+    """Return the complete command of a training with these arguments."""
     return [*CLI, *arguments(run_dir, data_dir, *options)]
 
 
 def thin_ranks(num_ranks, *words) -> list:
-    """Command that runs the program with thin networks on a number of ranks."""
+    """Return the command that runs the program with thin networks on a number of ranks."""
     return under_ranks(num_ranks, [*THIN, *words])
 
 
 def metrics(run_dir, event=None, name='metrics.jsonl') -> list[dict]:
-    """Events of metrics.jsonl, without values that differ between equal runs."""
+    """Return the events in metrics.jsonl without values that differ between equal runs."""
     lines = [json.loads(line) for line in (Path(run_dir) / name).read_text().splitlines()]
     return [{k: v for k, v in m.items() if k not in _VOLATILE} for m in lines
             if (m['event'] == event if event else m['event'] != 'ranks')]
 
 
 def log_events(run_dir) -> list[dict]:
-    """Events of the log of a run."""
+    """Return the events in the log of a run."""
     lines = [line for line in (run_dir / 'result_0.txt').read_text().splitlines() if line.startswith(':::MLLOG')]
     return [json.loads(line.removeprefix(':::MLLOG ')) for line in lines]
 
@@ -79,7 +79,7 @@ def start(words) -> subprocess.Popen:
 
 
 def wait_for_checkpoint(run_dir, step, process) -> None:
-    """Wait for a checkpoint of a step or later; a thread writes it during training."""
+    """Wait until a checkpoint of this step or a later one is written."""
     deadline = time.monotonic() + HANG_LIMIT_S
     while newest_step(run_dir / 'checkpoints') < step:
         assert process.poll() is None, process.communicate()

@@ -1,6 +1,6 @@
 """Comparison of blocks and steps on a device with float32 and NCHW on the CPU; arrays are compared in NCHW.
 
-The inputs of the reference are rounded to float16 too, so that only differences of the kernels remain.
+Inputs of the reference are also rounded to float16, so only kernel differences remain.
 """
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,15 +23,15 @@ from mlperf_rn50.train.trainer import Trainer
 Arrays = dict[str, np.ndarray]
 LAST_GAMMA = 0.2
 # Largest relative distance from the reference: |got - expected| / |expected|, with norms over an array. For a layer,
-# float32 sums in another order and float16 has 11 bits. For a step, the distances of all layers add up, and BatchNorm
-# over few images amplifies them in the backward pass.
+# float32 is summed in a different order and float16 has 11 bits. For a step, the distances of all layers add up, and
+# BatchNorm over few images amplifies them in the backward pass.
 LAYER_TOLERANCE = {'float32': 1e-4, 'float16': 1e-2}
 STEP_TOLERANCE = {'float32': {'loss': 1e-4, 'grad': 5e-2, 'weight': 1e-3, 'statistics': 1e-3},
                   'float16': {'loss': 1e-2, 'grad': 0.3, 'weight': 1e-2, 'statistics': 2e-2}}
 
 
 def distance(got: np.ndarray, expected: np.ndarray) -> float:
-    """|got - expected| / |expected|; inf for non-finite values or different shapes."""
+    """Return |got - expected| / |expected|; inf for non-finite values or different shapes."""
     a, b = np.asarray(got, np.float64), np.asarray(expected, np.float64)
     if a.shape != b.shape or not np.isfinite(a).all():
         return float('inf')
@@ -40,7 +40,7 @@ def distance(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def distances(got: Arrays, expected: Arrays) -> dict[str, float]:
-    """Distance of each array by name; inf for an array that only one side has."""
+    """Return the distance of each array by name; inf for an array missing on one side."""
     return {n: distance(got[n], expected[n]) if n in got and n in expected else float('inf')
             for n in {**expected, **got}}
 
@@ -61,7 +61,7 @@ def rounded(array: np.ndarray, precision: str) -> np.ndarray:
 
 
 def _parameter(name: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
-    """Random values of a parameter, as large as in training."""
+    """Return random values of a parameter, of a size typical of training."""
     values = random.standard_normal(shape).astype(np.float32)
     if name.endswith('running_var'):
         return np.abs(values) + 0.5
@@ -72,12 +72,12 @@ def _parameter(name: str, shape: tuple[int, ...], random: np.random.Generator) -
 
 def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, precision: str, rounding: str,
               context: mx.Context) -> Arrays:
-    """Output, gradients and statistics of a block in NCHW, from the same numbers at each call.
+    """Return output, gradients and statistics of a block in NCHW, for the same inputs at each call.
 
     Args:
-        make: makes the block for a layout.
-        shape: of the input in NCHW.
-        rounding: precision that input and parameters are rounded to first.
+        make: builds the block for a layout.
+        shape: input shape in NCHW.
+        rounding: precision to which input and parameters are rounded first.
     """
     random = np.random.default_rng(7)
 
@@ -101,16 +101,16 @@ def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, p
     out = get(y)
     y.backward(put(np.random.default_rng(8).standard_normal(out.shape), y.dtype))
     mx.nd.waitall()
-    found = {'output': out, 'gradient of the input': get(x.grad)}
+    arrays = {'output': out, 'gradient of the input': get(x.grad)}
     for i, p in enumerate(params):
         prefix, array = ('', p.data()) if p.grad_req == 'null' else ('gradient of ', p.grad())
-        found[f'{prefix}{p.name.rpartition("_")[2]} {i}'] = get(array)
-    return found
+        arrays[f'{prefix}{p.name.rpartition("_")[2]} {i}'] = get(array)
+    return arrays
 
 
 def compare_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, precision: str,
                   context: mx.Context, reference: Callable[[str], Any] | None = None) -> dict[str, float]:
-    """Distances of a block on a device from the CPU; reference makes a different block for the CPU."""
+    """Return distances between a block on a device and on the CPU, where `reference` can build a different block."""
     expected = run_block(reference or make, shape, 'NCHW', 'float32', precision, mx.cpu())
     return distances(run_block(make, shape, layout, precision, precision, context), expected)
 
@@ -118,7 +118,7 @@ def compare_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: st
 def step_config(name: str, layout: str, precision: str, optimizer: str, device: str = 'cpu') -> Config:
     """Configuration of a small training on images of 64 pixels with 4 channels, the last one zero.
 
-    With device=gpu the network has fused operators where kernels exist, with cpu none.
+    With device=gpu the network uses fused operators if kernels exist; with cpu, none.
     """
     data = DataConfig(num_train=32, num_val=16, num_classes=10, image_size=64, resize_shorter=64, synthetic=True,
                       pad_to_4_channels=True)
@@ -133,24 +133,24 @@ def make_trainer(config: Config, device_id: int | None) -> Trainer:
 
 
 def plain(config: Config) -> Config:
-    """Return the configuration for the CPU, in float32 and NCHW."""
+    """Return the same configuration for the CPU, in float32 and NCHW."""
     return replace(config, model=replace(config.model, layout='NCHW'),
                    train=replace(config.train, precision='float32', device='cpu'))
 
 
 def weights_of(config: Config) -> Arrays:
-    """Initial weights and statistics of a comparison, in NCHW, by name in a checkpoint.
+    """Return initial weights and statistics for a comparison, in NCHW, by checkpoint name.
 
-    Gamma of the last norm of each block is small, as after a start with zero_gamma; with gamma = 1 the float16 rounding
-    errors of an untrained network of 50 layers are as large as its gradients.
+    The last gamma of each block is small, as after a start with zero_gamma. With gamma = 1, float16 rounding errors of
+    an untrained network of 50 layers would be as large as its gradients.
     """
     last = 'bn3_gamma' if units(depth_of(config.model))[0].is_bottleneck else 'bn2_gamma'
-    found = make_trainer(plain(config), None).snapshot()
-    return {n: a * LAST_GAMMA if n.endswith(last) else a for n, a in found.items() if n.startswith('model/')}
+    arrays = make_trainer(plain(config), None).snapshot()
+    return {n: a * LAST_GAMMA if n.endswith(last) else a for n, a in arrays.items() if n.startswith('model/')}
 
 
 def set_weights(trainer: Trainer, weights: Arrays, layout: str) -> None:
-    """Set weights, including masters of float16 weights, and velocities of 0."""
+    """Set weights, including float32 masters of float16 weights, and set velocities to 0."""
     arrays = {}
     for name, shape in trainer.array_shapes().items():
         source = weights.get(name) if name.startswith('model/') else \
@@ -160,7 +160,7 @@ def set_weights(trainer: Trainer, weights: Arrays, layout: str) -> None:
 
 
 def make_batch(config: Config, rounding: str, device_id: int | None) -> Batch:
-    """The same images at each call, in the layout and precision of a configuration."""
+    """Return the same images at each call, in the layout and precision of a configuration."""
     random, size = np.random.default_rng(3), config.train.local_batch_size
     images = rounded(random.standard_normal((size, 4, 64, 64)).astype(np.float32), rounding)
     images[:, 3] = 0
@@ -170,7 +170,7 @@ def make_batch(config: Config, rounding: str, device_id: int | None) -> Batch:
 
 
 def run_steps(config: Config, weights: Arrays, rounding: str, device_id: int | None) -> Arrays:
-    """Loss and gradients of the first of two steps, and weights and statistics after the second, by kind.
+    """Return loss and gradients of the first of two steps, and weights and statistics after the second, by kind.
 
     All gradients and all weights form one vector each, because tiny gradients of single tensors are mostly noise.
     """
@@ -192,7 +192,7 @@ def run_steps(config: Config, weights: Arrays, rounding: str, device_id: int | N
 
 
 def compare_steps(config: Config, device_id: int | None) -> dict[str, float]:
-    """Distance of each kind (loss, grad, weight, statistics) from the CPU."""
+    """Return the distance of each kind (loss, grad, weight, statistics) from the CPU."""
     precision, weights = config.train.precision, weights_of(config)
     return distances(run_steps(config, weights, precision, device_id),
                      run_steps(plain(config), weights, precision, None))

@@ -1,7 +1,7 @@
 """Shared fixtures of the GPU tests: the device, and figures for the junit report.
 
-launch/test.sh --gpu sets MLPERF_RN50_TEST_GPU=run. With MLPERF_RN50_TEST_GPU=dry the tests run on the CPU, smaller and
-without what a CPU cannot compute, so that changes of the tests can be tried without a GPU.
+launch/test.sh --gpu sets MLPERF_RN50_TEST_GPU=run. With MLPERF_RN50_TEST_GPU=dry smaller tests run on the CPU, except
+tests that a CPU cannot run, so that changes to the tests can be tried without a GPU.
 """
 import os
 from pathlib import Path
@@ -17,16 +17,16 @@ os.environ.setdefault('NVIDIA_TF32_OVERRIDE', '0')
 
 @pytest.fixture(scope='session')
 def device_id() -> int | None:
-    """Index of the GPU; None in a dry run."""
+    """GPU index; None in a dry run."""
     return None if IS_DRY else 0
 
 
 @pytest.fixture(autouse=True)
 def computable(request):
-    """Skip what no CPU computes in a dry run: NHWC, float16 and nvJPEG."""
+    """In a dry run, skip what a CPU cannot compute: NHWC, float16 and nvJPEG."""
     values = getattr(request.node, 'callspec', None)
     if values and {'NHWC', 'float16', 'mixed'} & set(values.params.values()):
-        only_on_a_gpu('a CPU has no kernel for it')
+        only_on_a_gpu('there is no CPU kernel')
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def ranks_per_device(request) -> int:
 
 @pytest.fixture
 def num_ranks(num_gpus, ranks_per_device) -> int:
-    """Number of ranks, equally many on each GPU, at least 2; 2 in a dry run."""
+    """Number of ranks, at least 2, equally many on each GPU; 2 in a dry run."""
     num = 2 if IS_DRY else num_gpus * ranks_per_device
     if num < 2:
         pytest.skip('needs two ranks')
@@ -66,7 +66,7 @@ def num_ranks(num_gpus, ranks_per_device) -> int:
 
 @pytest.fixture
 def figure(record_property):
-    """Add a measured value to the junit report: figure(name, value, unit='')."""
+    """Function that adds a measured value to the junit report."""
     def record(name: str, value: Any, unit: str = '') -> None:
         record_property(name, f'{value} {unit}'.rstrip())
     return record
@@ -74,13 +74,13 @@ def figure(record_property):
 
 @pytest.fixture
 def check_distances(figure):
-    """Add distances from the CPU, by name, to the report, and assert that all are within tolerance."""
-    def check(what: str, found: dict[str, float], tolerance: float | dict[str, float]) -> None:
+    """Function that adds distances from the CPU, by name, to the report and asserts that all are within tolerance."""
+    def check(what: str, distances: dict[str, float], tolerance: float | dict[str, float]) -> None:
         is_common = isinstance(tolerance, float)
-        for kind, value in ({'largest': max(found.values())} if is_common else found).items():
+        for kind, value in ({'largest': max(distances.values())} if is_common else distances).items():
             figure(f'{what}: {kind} distance from the CPU', value, '|difference| / |value|')
-        too_far = {n: d for n, d in found.items() if not d <= (tolerance if is_common else tolerance[n])}  # also NaN
-        assert too_far == {}
+        limits = dict.fromkeys(distances, tolerance) if is_common else tolerance
+        assert {n: d for n, d in distances.items() if not d <= limits[n]} == {}  # also fails for NaN
     return check
 
 
@@ -95,7 +95,7 @@ def device_options(device_id) -> list[str]:
 
 @pytest.fixture(scope='session')
 def pictures(tmp_path_factory) -> Path:
-    """Prepared data set of made-up photographs."""
+    """Prepared data set of synthetic photographs."""
     from gpu.pictures import pack_pictures
     return pack_pictures(tmp_path_factory.mktemp('pictures'), 16 if IS_DRY else 512)
 

@@ -1,4 +1,4 @@
-"""Made-up photographs: JPEG images of several sizes with gradients and noise, without symmetries."""
+"""Synthetic photographs: JPEG images of several sizes with gradients and noise, without symmetries."""
 import io
 from pathlib import Path
 
@@ -16,7 +16,7 @@ SIZES = ((500, 375), (375, 500), (640, 427), (333, 500))  # (width, height), typ
 
 
 def picture(number: int) -> bytes:
-    """Return a JPEG file that depends only on the number."""
+    """Return the content of a JPEG file that depends only on the number."""
     random, (width, height) = np.random.default_rng(number), SIZES[number % len(SIZES)]
     coarse = random.integers(0, 256, (height // 60 + 2, width // 60 + 2, 3), np.uint8)
     shades = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), np.int16)
@@ -27,14 +27,14 @@ def picture(number: int) -> bytes:
 
 
 def pack_pictures(out: Path, number: int) -> Path:
-    """Prepare a number of pictures, all for training and one per class for validation."""
+    """Prepare a number of images, all for training and one per class for validation."""
     samples = [Sample(i % NUM_CLASSES, f'{i}', picture(i)) for i in range(number)]
     pack(Dataset('pictures', 'made up', [str(i) for i in range(NUM_CLASSES)], samples, samples[:NUM_CLASSES]), out)
     return out
 
 
 def pictures_config(folder: Path, **data) -> Config:
-    """Configuration for a folder of pictures, with pixel values from 0 to 255."""
+    """Return the configuration for a folder of these images, with pixel values from 0 to 255."""
     number = load_manifest(folder)['splits']['train']['num_images']
     keys = dict(dir=str(folder), dataset='pictures', num_train=number, num_val=NUM_CLASSES, num_classes=NUM_CLASSES,
                 mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), read_threads=2)

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # Runs set-up, doctor and GPU tests on a node with GPUs, for launch/test.sh --gpu.
 # Usage: tests/gpu/run.sh [PYTEST OPTIONS...]
-# MLPERF_RN50_VARIANT is the variant to set up (default: that of .venv, if it is for GPUs; ngc in NVIDIA's container; else
-# cu117). The doctor's report and a junit report for each file go to MLPERF_RN50_GPU_RESULT (default: logs/gpu_<time>).
-# MLPERF_RN50_TEST_GPU=dry runs the tests on the CPU, for their development.
+# MLPERF_RN50_VARIANT is the variant to set up (default: the current variant of .venv if it is for GPUs, ngc in NVIDIA's
+# container, else cu117). The doctor report and a junit report per file are written to MLPERF_RN50_GPU_RESULT (default:
+# logs/gpu_<time>). MLPERF_RN50_TEST_GPU=dry runs the tests on the CPU, to develop them.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 export MLPERF_RN50_TEST_GPU=${MLPERF_RN50_TEST_GPU:-run}
 
-# Prints why the tests cannot run here, if so.
+# Prints the reason if the tests cannot run here.
 no_gpu() {
     if ! command -v nvidia-smi >/dev/null; then
         echo 'nvidia-smi is missing, so there is no NVIDIA driver'
     elif [[ $(timeout --kill-after 5 60 nvidia-smi -L 2>/dev/null) != GPU\ * ]]; then
-        echo 'nvidia-smi lists none'
+        echo 'nvidia-smi lists no GPU'
     fi
 }
 gpu_variant() {
@@ -56,13 +56,13 @@ out=${MLPERF_RN50_GPU_RESULT:-logs/gpu_$(date -u +%Y%m%dT%H%M%SZ)}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 export MLPERF_RN50_GPU_RESULT=$out
-[ -z "$(ls -A "$out")" ] || { echo "launch/test.sh --gpu: $out is not empty; choose another folder" >&2; exit 2; }
+[ -z "$(ls -A "$out")" ] || { echo "launch/test.sh --gpu: $out is not empty; choose a different folder" >&2; exit 2; }
 
 failed=0
 python -m mlperf_rn50 doctor --config tests/gpu/resnet50.yaml --run.dir "$out/doctor" "${device[@]}" --format json \
     >"$out/doctor.json" 2>"$out/doctor.txt" || { failed=1; cat "$out/doctor.txt" >&2; }
-# A separate process per file, so that its GPU memory or a crash does not affect other files; in the foreground, so that
-# Ctrl-C also reaches pytest.
+# Each file has a separate process, so that its GPU memory or a crash does not affect other files. It runs in the
+# foreground, so that Ctrl-C also reaches pytest.
 trap 'exit 130' INT
 for file in tests/gpu/test_*.py; do
     timeout --foreground --signal INT --kill-after 60 3600 python -m pytest "$file" --junitxml "$out/$(basename "$file" .py).xml" "$@" || { [ $? = 5 ] || failed=1; }

@@ -1,6 +1,6 @@
 """Speed of steps, input and exchange, and telemetry of the GPU.
 
-No speed fails a test; the figures are in the junit report.
+The tests do not check speeds. The figures are in the junit report.
 """
 import json
 import math
@@ -14,7 +14,7 @@ from helpers import CLI, ROOT, run, under_ranks
 CONFIG = ROOT / 'tests/gpu/resnet50.yaml'
 SMALL = ['--model.name=resnet18', '--data.image_size=32', '--data.resize_shorter=32', '--train.device=cpu',
          '--train.precision=float32', '--model.layout=NCHW']
-# The first batch that fits is measured: the batches of the recipes for 80, 40 and 16 GB, and a smaller one.
+# The first batch that fits is measured: batches of the recipes for 80, 40 and 16 GB, and a smaller one.
 BATCHES = [2] if IS_DRY else [408, 208, 128, 64]
 FOR_TWO = BATCHES[-2:]  # for two ranks on a GPU
 
@@ -41,28 +41,28 @@ def bench_train(num_ranks, batches, *words):
 def test_training_steps_on_one_gpu(tmp_path, figure):
     [row] = bench_train(0, BATCHES, '--telemetry', 'true', '--run.dir', tmp_path)[0]['rows']
     for key, unit in (('images_per_s', 'images/s'), ('local_batch_size', 'images'), ('step_ms', 'ms'),
-                      ('spread', 'half the quartiles\' distance'), ('forward_ms', 'ms'), ('backward_ms', 'ms'),
+                      ('spread', 'half the interquartile range'), ('forward_ms', 'ms'), ('backward_ms', 'ms'),
                       ('update_ms', 'ms'), ('memory_mib', 'MiB'), ('peak_gflops', 'GFLOP/s'),
                       ('share_of_peak', 'fraction')):
-        figure(f'bench train, made-up images, 1 GPU: {key}', row[key], unit)
+        figure(f'bench train, synthetic images, 1 GPU: {key}', row[key], unit)
     assert math.isfinite(row['images_per_s']) and row['images_per_s'] > 0
     [path] = tmp_path.glob('telemetry_0_*')
     samples = [json.loads(line) for line in path.read_text().splitlines()]
     gpu_samples = [s['gpus'][0] for s in samples if s.get('gpus')]
-    found = {key: max((g[key] for g in gpu_samples if key in g), default=None)
-             for key in ('utilization_percent', 'memory_used_bytes', 'power_w', 'sm_clock_mhz')}
+    maxima = {key: max((g[key] for g in gpu_samples if key in g), default=None)
+              for key in ('utilization_percent', 'memory_used_bytes', 'power_w', 'sm_clock_mhz')}
     joules = [s['energy_j']['gpu'] for s in samples if 'gpu' in s.get('energy_j', {})]
-    for key, value in found.items():
+    for key, value in maxima.items():
         figure(f'telemetry, maximum: {key}', 'not reported' if value is None else value)
     figure('telemetry: energy of all GPUs', sum(joules[-1].values()) if joules else 'not reported', 'J')
-    assert IS_DRY or found['memory_used_bytes'] and found['power_w'] and joules
+    assert IS_DRY or maxima['memory_used_bytes'] and maxima['power_w'] and joules
 
 
 def test_training_steps_on_all_gpus(ranks_per_device, num_ranks, figure):
     batches, words = (BATCHES, ['--ranks', f'1,{num_ranks}']) if ranks_per_device == 1 else (FOR_TWO, [])
     tables = bench_train(num_ranks, batches, '--run.ranks_per_device', ranks_per_device, *words)
     row = tables[0]['rows'][-1]
-    what = f'bench train, made-up images, {num_ranks} ranks, {ranks_per_device} on a GPU'
+    what = f'bench train, synthetic images, {num_ranks} ranks, {ranks_per_device} on a GPU'
     figure(what, row['images_per_s'] / num_ranks * ranks_per_device, 'images/s per GPU')
     figure(f'{what}: share of a step spent waiting for the exchange', row['all_reduce_ms'] / row['step_ms'], 'fraction')
     if ranks_per_device == 1:

@@ -1,6 +1,6 @@
 """Exchange between all GPUs, with one or two ranks each: every method of Comm, and sums of the size of a step.
 
-The ranks run this file too: python tests/gpu/test_exchange.py OUT DEVICE RANKS_PER_DEVICE.
+The ranks also run this file: python tests/gpu/test_exchange.py OUT DEVICE RANKS_PER_DEVICE.
 """
 import json
 import os
@@ -26,11 +26,11 @@ DRY_SHAPES = SHAPES[:2]
 
 
 def large_sums(comm: Comm, context: mx.Context, precision: str, num_rounds: int) -> list[float]:
-    """Return the largest error of each of several exchanges, each of two concurrent buckets."""
+    """Return the largest error of each exchange; an exchange has two concurrent buckets."""
     shapes, n, far = SHAPES if context.device_type == 'gpu' else DRY_SHAPES, comm.world_size, []
     ranks = n * (n + 1) // 2
     for number in range(num_rounds):
-        # Sums of small integers are exact, in float16 too.
+        # Sums of small integers are exact, also in float16.
         grads = [mx.nd.full(s, (comm.rank + 1) * (number % 3 + 1), context, precision) for s in shapes]
         half = len(grads) // 2
         for bucket, part in enumerate((grads[:half], grads[half:])):
@@ -47,9 +47,9 @@ def main(out: str, device: str, ranks_per_device: str) -> None:
     device_id = device_id_of(config, comm)
     context = device_context(device_id)
     with context:  # the default for new arrays
-        found = {'device': device_id, 'collectives': collectives(comm),
-                 **{f'large sums, {p}': large_sums(comm, context, p, 6) for p in ('float32', 'float16')}}
-    Path(out, f'{comm.rank}.json').write_text(json.dumps(found))
+        results = {'device': device_id, 'collectives': collectives(comm),
+                   **{f'large sums, {p}': large_sums(comm, context, p, 6) for p in ('float32', 'float16')}}
+    Path(out, f'{comm.rank}.json').write_text(json.dumps(results))
 
 
 def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path, figure):
@@ -59,10 +59,10 @@ def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path, figure):
     worker = [sys.executable, __file__, tmp_path, device, ranks_per_device]
     done = run(under_ranks(n, worker), env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads((tmp_path / f'{r}.json').read_text()) for r in range(n)]
+    results = [json.loads((tmp_path / f'{r}.json').read_text()) for r in range(n)]
     if not IS_DRY:
-        assert [f['device'] for f in found] == [r // ranks_per_device for r in range(n)]
-    for r, got in enumerate(found):
+        assert [f['device'] for f in results] == [r // ranks_per_device for r in range(n)]
+    for r, got in enumerate(results):
         expected = {'rank': r, 'world_size': n, 'broadcast': [[10.0, 10.0], [0.0, 0.0, 0.0]], 'mean': [(n - 1) / 2] * 2,
                     'grads': [[sum(range(1, n + 1))] * 4, [10.0 * sum(range(1, n + 1))] * 4],
                     'counts': [sum(range(n)), n * 2**40, 1]}

@@ -52,7 +52,7 @@ KINDS = {
     'loss': (lambda layout: Smoothed(0.1), (8, 10)),
     'residual unit with projection': (unit(0), (8, 64, 14, 14)),
     'residual unit': (unit(1), (8, 256, 14, 14))}
-# Tolerance factor for several layers; each rounds, and a ReLU amplifies the error where a sign changes.
+# Tolerance factor for several layers, because each one rounds and a ReLU amplifies the error if a sign changes.
 SEVERAL = 10
 
 
@@ -72,14 +72,14 @@ FUSED = {'BatchNorm and ReLU': Fusion(NormRelu), 'BatchNorm, sum and ReLU': Fusi
 
 @pytest.mark.parametrize('name', FUSED)
 def test_fused_unit_matches_cpu(name, context, check_distances):
-    """Units of NVIDIA's builds in float16 and NHWC; the unit of CPU builds only in a dry run."""
+    """Test units of NVIDIA's builds in float16 and NHWC, or the unit of CPU builds in a dry run."""
     fusion, is_for_cpu = FUSED[name], 'CPU' in name
     if is_for_cpu != IS_DRY:
         pytest.skip('only on CPUs' if is_for_cpu else 'dry run: only on GPUs')
     if not is_for_cpu and (fusion.norm_relu and not has_norm_relu() or
                            fusion.norm_add_relu and not has_norm_add_relu()):
-        pytest.skip('this MXNet has no such operator')
+        pytest.skip('this MXNet lacks the operator')
     layout, precision = ('NCHW', 'float32') if is_for_cpu else ('NHWC', 'float16')
-    found = compare_block(unit(1, fusion), (8, 256, 14, 14), layout, precision, context, unit(1))
-    check_distances(f'residual unit with {name} in one, {precision}, {layout}', found,
+    distances = compare_block(unit(1, fusion), (8, 256, 14, 14), layout, precision, context, unit(1))
+    check_distances(f'residual unit with {name} in one, {precision}, {layout}', distances,
                     SEVERAL * LAYER_TOLERANCE[precision])

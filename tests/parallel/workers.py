@@ -1,7 +1,7 @@
 """Worker of the parallel tests, run by every rank: python workers.py OUT NUM_SHARING CALLS.
 
-CALLS is a JSON list of [key, function, arguments]; rank r writes the results by key to OUT/r.json. Where several ranks
-share a GPU, arrays of mx.cpu(1) stand in for GPU arrays: they are copied to the host and back.
+CALLS is a JSON list of [key, function, arguments]; rank r writes the results by key to OUT/r.json. If several ranks
+share a GPU, arrays on mx.cpu(1) stand in for GPU arrays, which are copied to the host and back.
 """
 import json
 import sys
@@ -54,7 +54,7 @@ def collectives(comm):
 
 
 def three_ranks(comm):
-    """Collectives of the first three ranks; rank 2 of four shares its GPU with a rank outside the subset."""
+    """Run collectives on the first three ranks; rank 2 of four shares its GPU with a rank outside this subset."""
     part = comm.subset(3)
     result = collectives(part) if part else None
     comm.barrier()
@@ -62,7 +62,7 @@ def three_ranks(comm):
 
 
 def late_rank(comm):
-    """The last rank starts its sum after the others have returned from theirs; no rank may wait for it."""
+    """Start the sum of the last rank after the sums of the other ranks have returned, so no rank may wait for it."""
     is_last = comm.rank == comm.world_size - 1
     if is_last:
         comm.barrier()
@@ -92,9 +92,9 @@ def _freeze_statistics(block):
 
 
 def steps(comm, data_dir, optimizer, micro, first_step):
-    """Losses and weights of three steps of 48 images, including the padded last step of an epoch (step 29)."""
+    """Return losses and weights of three steps of 48 images, including the padded last step of an epoch (step 29)."""
     plan = make_plan(_config(data_dir, optimizer, int(micro)), comm.world_size)
-    trainer = Trainer(plan, comm, comm.rank, None)  # a different seed per rank; rank 0's weights must win
+    trainer = Trainer(plan, comm, comm.rank, None)  # a different seed per rank; the weights of rank 0 must be used
     trainer.broadcast()
     _freeze_statistics(trainer.net)
     first = int(first_step)
@@ -109,7 +109,7 @@ def steps(comm, data_dir, optimizer, micro, first_step):
 
 
 def compressed_steps(comm, data_dir):
-    """Steps with gradients compressed to 16 bits."""
+    """Return the result of steps with gradients compressed to 16 bits."""
     compressed = copy(comm)
     compressed._compression = 'fp16'
     return steps(compressed, data_dir, 'sgd', 1, 0)
@@ -133,10 +133,10 @@ def _statistics_of(arrays):
 
 
 def statistics(comm, data_dir):
-    """Running statistics that are averaged once, at the end, or also midway, by a checkpoint."""
+    """Return running statistics averaged only at the end, or also midway as by a checkpoint."""
     trainer, batches = _trainer(comm, data_dir)
     _run_steps(trainer, batches, 2)
-    own = _statistics_of(trainer.snapshot())
+    local = _statistics_of(trainer.snapshot())
     _run_steps(trainer, batches, 2)
     trainer.average_statistics()
     once = trainer.snapshot()
@@ -150,15 +150,15 @@ def statistics(comm, data_dir):
     trainer.restore(middle if comm.rank == 0 else None)
     back = trainer.snapshot()
     learned = [n for n in once if 'running' not in n]
-    return {'own': own.tolist(), 'middle': _statistics_of(middle).tolist(), 'once': _statistics_of(once).tolist(),
+    return {'local': local.tolist(), 'middle': _statistics_of(middle).tolist(), 'once': _statistics_of(once).tolist(),
             'twice': _statistics_of(twice).tolist(),
-            # Bits may differ, because the order of a ring's sums depends on which gradients were fused.
+            # Bits may differ, because the order of ring sums depends on which gradients were fused.
             'is_learning_the_same': all(np.allclose(once[n], twice[n], rtol=1e-5, atol=1e-7) for n in learned),
             'is_restored': all((middle[n] == back[n]).all() for n in middle)}
 
 
 def background(comm):
-    """Start all sums before waiting for the first; rank 1 is late for each."""
+    """Start all sums before waiting for the first; rank 1 starts each one late."""
     sums = []
     for k in range(8):
         if comm.rank == 1:
@@ -168,7 +168,7 @@ def background(comm):
 
 
 def buckets(comm, data_dir):
-    """Digests of the weights after two steps with one bucket of gradients and with several."""
+    """Return weight digests after two steps with one bucket of gradients and with several."""
     ends = []
     for optimizer in ('sgd', 'lars'):
         for num_buckets in (1, 5):
@@ -182,7 +182,7 @@ def buckets(comm, data_dir):
 
 
 def divergence(comm, data_dir):
-    """Errors of the agreement check before and after flipping a bit of one array of rank 1."""
+    """Return the errors of the agreement check before and after a bit of an array on rank 1 is flipped."""
     trainer, batches = _trainer(comm, data_dir)
     _run_steps(trainer, batches, 1)
     trainer.average_statistics()

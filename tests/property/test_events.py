@@ -1,4 +1,4 @@
-"""Log lines: round trip, noise; damaged and made-up logs cause no crash and no false success."""
+"""Log lines: round trip and noise. Damaged and made-up logs cause neither a crash nor a false success."""
 import io
 import json
 import logging
@@ -18,7 +18,7 @@ from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LogEvent, decode_events, encode_v06
 
 NAMES = st.text(string.ascii_letters + string.digits + '_', min_size=1)
-# A marker within a value would start another line; the official parsers cannot read that either.
+# A marker within a value would start a new line, which the official parsers cannot read either.
 TEXTS = st.text().filter(lambda s: ':::' not in s)
 VALUES = st.recursive(st.none() | st.booleans() | st.integers(-2**53, 2**53) | TEXTS
                       | st.floats(allow_nan=False, allow_infinity=False),
@@ -37,16 +37,16 @@ TIMES = st.floats(-1e5, 1e5)
 LINES = (st.builds(lambda line, k, t, v, m: line(k, t, v, **m), st.sampled_from([mllog, v06]), st.sampled_from(KEYS),
                    TIMES, LIKELY_VALUES, LIKELY_METADATA)
          | st.builds(v05, st.sampled_from(tags.RESNET_TAGS), TIMES, LIKELY_VALUES) | st.text(max_size=20))
-# Output of other programs before a log line; a marker in it would start another event.
+# Output of other programs before a log line; a marker in it would start a new event.
 PREFIXES = st.text(max_size=20).filter(lambda s: ':' not in s and '\n' not in s)
 
 
 def decode_line(line):
-    """Return the last event of a line, or None; raise the error if decoding it failed."""
-    found = [*decode_events(line)][-1:] or [None]
-    if isinstance(found[0], ValueError):
-        raise found[0]
-    return found[0]
+    """Return the last event of a line, or None; raise its decoding error."""
+    decoded = [*decode_events(line)][-1:] or [None]
+    if isinstance(decoded[0], ValueError):
+        raise decoded[0]
+    return decoded[0]
 
 
 def logger_into(buffer) -> logging.Logger:
@@ -120,7 +120,7 @@ def test_made_up_log_keeps_invariants(path, lines):
 
 @given(data=st.data())
 def test_damaged_log_never_becomes_a_success(path, data):
-    """Lost, duplicate, moved or cut lines can hide epochs and the target, but never invent them."""
+    """Lost, duplicate, moved or cut lines can hide epochs and the target but never invent them."""
     lines = run_lines((0.5, 0.6, 0.7), status='success')  # status success without reaching 75.9 %
     for _ in range(data.draw(st.integers(1, 6))):
         i, j = (data.draw(st.integers(0, len(lines) - 1)) for _ in (1, 2))
@@ -135,14 +135,14 @@ def test_damaged_log_never_becomes_a_success(path, data):
                 lines[i] = lines[i][:data.draw(st.integers(0, len(lines[i])))]
             case 'join':
                 lines[i] += lines[j]
-    found = check_run(write(path, lines))
-    assert found is None or found.status != 'converged' or found.division != 'closed'
+    result = check_run(write(path, lines))
+    assert result is None or result.status != 'converged' or result.division != 'closed'
 
 
 @pytest.mark.parametrize('num_runs', [1000, pytest.param(15000, marks=pytest.mark.slow)])
 def test_coverage_guided_fuzzer_finds_no_failure(tmp_path, num_runs):
-    """tests/fuzz_reader.py can also run without a limit."""
-    # Started through timeout, because the fuzzer counts the peak memory of the process that it was forked from.
+    """Fuzz for a limited number of runs; tests/fuzz_reader.py can also run without a limit."""
+    # Started through timeout, because the fuzzer includes the peak memory of the process from which it was forked.
     done = run(['timeout', HANG_LIMIT_S, sys.executable, ROOT / 'tests/fuzz_reader.py', f'-runs={num_runs}', '-seed=1',
                 '-max_len=6000', f'-artifact_prefix={tmp_path}/', tmp_path, ROOT / 'tests/logs'])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

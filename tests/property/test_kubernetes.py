@@ -1,4 +1,4 @@
-"""Kubernetes manifests preserve any text."""
+"""Kubernetes manifests with arbitrary texts."""
 import re
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mlperf_rn50.launch.kubernetes.manifests import render_mpi_job
 from mlperf_rn50.launch.kubernetes.options import Training, Volume, make_parser
 
-# Any program argument; and texts that are special to YAML, a shell or Kubernetes.
+# Any program argument, and texts with characters that are special in YAML, a shell or Kubernetes.
 TEXTS = (st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\0'))
          | st.text('$(){}[]\'"\\\n\t #&*!|>%@`:-,?~y', max_size=12))
 TRAININGS = st.builds(Training, name=TEXTS, image=TEXTS, num_nodes=st.integers(1, 99), ranks_per_node=st.integers(1, 9),
@@ -20,7 +20,7 @@ TRAININGS = st.builds(Training, name=TEXTS, image=TEXTS, num_nodes=st.integers(1
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Expand an argument as Kubernetes does: $(NAME) is the value of a known variable, $$ is $."""
+    """Expand an argument like Kubernetes: $(NAME) becomes the value of a known variable, and $$ becomes $."""
     return re.sub(r'\$(?:(\$)|\(([^)]*)\))', lambda m: m[1] or variables.get(m[2], m[0]), text)
 
 

@@ -1,4 +1,4 @@
-"""Predictions from any log or bench: plausible numbers or a refusal."""
+"""Predictions from any log or bench file, which are plausible or refused."""
 import math
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Speed-up: the product of its factors and the bounds of its parts, for any durations."""
+"""Speed-up for any durations: product of its factors, and bounds of its parts."""
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from mlperf_rn50.analysis.sets.time_parts import parts_of
 
 
 def runs(more_s):
-    """Sets of runs with times of whole tenths of seconds plus more_s."""
+    """Return a strategy for run sets with times in tenths of seconds plus more_s."""
     seconds = st.integers(1, 5000).map(lambda n: n / 10 + more_s)
     return st.fixed_dictionaries({'epoch_s': seconds, 'first_s': seconds, 'eval_s': seconds,
                                   'num_runs': st.integers(1, 5), 'period': st.integers(1, 4),
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp('study')
 
 
-# The offsets differ, because sets with the same times count as copies and are not compared.
+# The offsets differ, because sets with equal times count as copies and are not compared.
 @given(small=runs(0.0), large=runs(0.037))
 def test_speedup_is_product_of_throughput_epochs_and_share(folder, small, large):
     for path in folder.rglob('*.txt'):
@@ -34,9 +34,9 @@ def test_speedup_is_product_of_throughput_epochs_and_share(folder, small, large)
     base, c = study.comparisons
     assert (base.speedup, base.efficiency, base.throughput_gain, base.epoch_ratio, base.share_ratio) == (1, 1, 1, 1, 1)
     assert c.throughput_gain * c.epoch_ratio * c.share_ratio == pytest.approx(c.speedup, rel=1e-6)
-    assert c.speedup == pytest.approx(study.systems[0].time_s / study.systems[1].time_s)
+    assert c.speedup == pytest.approx(study.run_sets[0].time_s / study.run_sets[1].time_s)
     assert (c.efficiency, c.hardware_efficiency) == pytest.approx((c.speedup / 2, c.throughput_gain / 2))
-    for system in study.systems:
+    for system in study.run_sets:
         for run in system.runs:
             parts = parts_of(run)
             assert parts.on_clock_s == pytest.approx(run.time_to_train_s, abs=0.01)

@@ -1,4 +1,4 @@
-"""Shards: every sample once an epoch, equal steps per rank, random numbers, for any sizes."""
+"""Shards of any size: every sample once per epoch, equal steps per rank, and random numbers."""
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,12 +22,12 @@ def shards(num_samples, world_size, local, num_micro, nodes=(), rotation_epochs=
 
 
 def nodes_of(layout):
-    """Node of every rank, with the ranks of a node adjacent."""
+    """Return the node of every rank, with adjacent ranks on a node."""
     return tuple(np.repeat(range(len(layout)), layout).tolist())
 
 
 def read(group, order, is_counted=True):
-    """Samples that a group of ranks reads in an epoch: the counted ones, or only the padding."""
+    """Return the samples that a group of ranks reads in an epoch, either counted samples or padding."""
     chosen = []
     for shard in group:
         for step in range(shard.steps_per_epoch):
@@ -52,11 +52,11 @@ def test_epoch_covers_every_sample_once_in_equal_steps_per_rank(num_samples, wor
 
 @given(num_samples=st.integers(1, 200), world_size=st.integers(1, 6), local=st.integers(1, 8))
 def test_samples_of_step_do_not_depend_on_number_of_ranks(num_samples, world_size, local):
-    one = Shard(num_samples, 0, 1, local * world_size)
-    order = epoch_order(one, 0, 0)
-    for step in range(one.steps_per_epoch):
+    single = Shard(num_samples, 0, 1, local * world_size)
+    order = epoch_order(single, 0, 0)
+    for step in range(single.steps_per_epoch):
         together = np.stack([s.samples(order, step) for s in shards(num_samples, world_size, local, 1)], axis=1)
-        np.testing.assert_array_equal(together.ravel(), one.samples(order, step))
+        np.testing.assert_array_equal(together.ravel(), single.samples(order, step))
 
 
 @given(seed=st.integers(0, 2**31), epoch=st.integers(0, 100))
@@ -89,7 +89,7 @@ def test_padding_repeats_first_samples_of_epoch():
     np.testing.assert_array_equal(file_order(group[0]), [*range(10), 0, 1])
 
 
-# --- nodes with a part of the samples ---------------------------------------------------------------------
+# --- nodes with parts of the samples ----------------------------------------------------------------------
 
 @given(num_samples=st.integers(1, 300), layout=LAYOUTS, local=st.integers(1, 8), num_micro=st.integers(1, 3),
        rotation_epochs=st.integers(1, 4), epoch=st.integers(0, 20), data=st.data())
@@ -107,14 +107,14 @@ def test_parts_of_nodes_cover_epoch_exactly(num_samples, layout, local, num_micr
        epoch=st.integers(0, 20), rotation_epochs=st.integers(1, 4))
 def test_single_node_has_the_global_order(num_samples, world_size, local, seed, epoch, rotation_epochs):
     shard = Shard(num_samples, 0, world_size, local)
-    alone = Shard(num_samples, 0, world_size, local, 1, (0,) * world_size, rotation_epochs)
-    np.testing.assert_array_equal(epoch_order(alone, seed, epoch), epoch_order(shard, seed, epoch))
+    by_node = Shard(num_samples, 0, world_size, local, 1, (0,) * world_size, rotation_epochs)
+    np.testing.assert_array_equal(epoch_order(by_node, seed, epoch), epoch_order(shard, seed, epoch))
 
 
 @given(layout=LAYOUTS, rotation_epochs=st.integers(1, 4), num_each=st.integers(2, 9))
 def test_node_keeps_its_part_until_rotation(layout, rotation_epochs, num_each):
     num_nodes = len(layout)
-    nodes = nodes_of([2] * num_nodes)  # equal nodes, so the parts are equal in every turn
+    nodes = nodes_of([2] * num_nodes)  # equal nodes, so all parts have the same size in every turn
     shard = Shard(2 * num_nodes * num_each, 0, 2 * num_nodes, 3, 1, nodes, rotation_epochs)
 
     def part(node, epoch):
@@ -139,8 +139,7 @@ def test_part_of_node_is_spread_over_the_file():
 
 @given(num_samples=st.integers(1, 200), layout=LAYOUTS, local=st.integers(1, 8), data=st.data(),
        rotation_epochs=st.sampled_from([None, 1, 2]))
-def test_first_reads_are_samples_new_to_the_node(num_samples, layout, local, data,
-                                                                      rotation_epochs):
+def test_first_reads_are_samples_new_to_the_node(num_samples, layout, local, data, rotation_epochs):
     nodes = nodes_of(layout)
     group = shards(num_samples, len(nodes), local, 1, nodes, rotation_epochs)
     shard = group[data.draw(st.integers(0, len(nodes) - 1))]
@@ -167,12 +166,12 @@ def test_second_epoch_is_mostly_new_to_node_unless_it_keeps_its_part():
 # --- random numbers ----------------------------------------------------------------------------------------
 
 def draws_of(seed=5, epoch=1, num=4096, num_draws=8):
-    """Random numbers of consecutive positions."""
+    """Return the random numbers of consecutive positions."""
     return augmentation_uniforms(Shard(10**9, 0, 1, num), seed, epoch, 0, 0, num_draws)
 
 
 def splitmix64(state, index):
-    """The index-th number of the generator from a state, in Python integers."""
+    """Return the index-th number of the generator from a state, computed with Python integers."""
     x = (state + (index + 1) * 0x9E3779B97F4A7C15) % 2**64
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64

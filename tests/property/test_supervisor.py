@@ -1,4 +1,4 @@
-"""Supervisor: after any sequence of attempts the launcher ends with an exit code that matches the run folder."""
+"""Supervisor: exit code of the launcher and contents of the run folder after any sequence of attempts."""
 import json
 import platform
 import tempfile
@@ -20,25 +20,25 @@ from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure
 HOSTS = ('h1', 'h2', 'h3')
 OPTIONS = parse_options(make_parser(ROOT / 'launch/mpirun.sh', True, None), ['--config', 'c.yaml', '--no-doctor'])
 
-# One start of the ranks: whether the run begins, steps gained, status in the log, exit code, stop request, and the
-# hosts that are unreachable afterwards.
+# A start of the ranks: whether the run begins, steps gained, status in the log, exit code, whether there is a stop
+# request, and the hosts that are unreachable afterwards.
 starts = st.builds(dict, begins=st.booleans(), steps=st.integers(0, 2),
                    end=st.sampled_from([None, None, None, 'converged', 'aborted', 'failed', 'interrupted']),
-                   code=st.sampled_from([0, 1, 2, 75, 137]), asked=st.sampled_from([False, False, False, True]),
+                   code=st.sampled_from([0, 1, 2, 75, 137]), has_stop=st.sampled_from([False, False, False, True]),
                    silent=st.sets(st.sampled_from(HOSTS), max_size=3))
 
 
-def one(code, end=None, steps=0, begins=True, asked=False, silent=(), **keys):
-    """One start of the ranks."""
-    return dict(code=code, end=end, steps=steps, begins=begins, asked=asked, silent=set(silent), **keys)
+def attempt(code, end=None, steps=0, begins=True, has_stop=False, silent=(), **keys):
+    """Return the script of a start of the ranks."""
+    return dict(code=code, end=end, steps=steps, begins=begins, has_stop=has_stop, silent=set(silent), **keys)
 
 
-CONVERGES, GAINS, STUCK = one(0, 'converged', 1), one(1, steps=1), one(1)
-FIT, UNFIT = one(0, begins=False), one(1, begins=False)  # results of the doctor
+CONVERGES, GAINS, STUCK = attempt(0, 'converged', 1), attempt(1, steps=1), attempt(1)
+FIT, UNFIT = attempt(0, begins=False), attempt(1, begins=False)  # results of the doctor
 
 
 class Fake:
-    """A world whose ranks follow a script and then converge; writes the files that the ranks would write."""
+    """World whose ranks follow a script and then converge; it writes the files that ranks would write."""
 
     is_forced = False
 
@@ -49,7 +49,7 @@ class Fake:
     def start(self, layout, job, words, has_begun):
         self.calls.append((layout.hosts, list(words)))
         todo = self.script.pop(0) if self.script else CONVERGES
-        self.is_requested |= todo['asked']
+        self.is_requested |= todo['has_stop']
         self.silent = todo['silent']
         if 'blames' in todo:
             self.folder.mkdir(exist_ok=True)
@@ -75,7 +75,7 @@ class Fake:
 
     def pause(self, seconds):
         self.paused += seconds
-        self.silent = set()  # hosts come back during a pause
+        self.silent = set()  # hosts become reachable again during a pause
 
     def supervisor(self, options):
         world = World(self.start, lambda hosts: [h for h in hosts if h in self.silent], self.messages.append, self)
@@ -83,9 +83,9 @@ class Fake:
 
 
 def end_of(todo, hosts):
-    """Status in the log of a start, or None; an interruption without a stop request comes from a lost host."""
+    """Return the logged status of a start, or None; a lost host causes interruptions without a stop request."""
     has_lost = todo['code'] == EXIT_FAILED or bool(todo['silent'] & set(hosts))
-    is_lost = todo['end'] == 'interrupted' and has_lost and not todo['asked']
+    is_lost = todo['end'] == 'interrupted' and has_lost and not todo['has_stop']
     return todo['end'] if todo['begins'] and not is_lost else None
 
 
@@ -104,13 +104,13 @@ def test_exit_code_of_launcher_matches_run_folder(script, restarts, is_elastic):
     ends = [end_of(d, hosts) for d, (hosts, _) in zip(done, world.calls)]
     last = done[-1]
     assert 1 <= len(world.calls) <= 1 + restarts
-    assert all(not d['asked'] for d in done[:-1])  # no restart after a stop request
+    assert all(not d['has_stop'] for d in done[:-1])  # no restart after a stop request
     assert all(end is None for end in ends[:-1])  # nor after a run has ended
     assert all(d['code'] != EXIT_USAGE for d in done[:-1])  # nor after a usage error
     end = ends[-1]
     if end:
         assert code == {'converged': EXIT_OK, 'interrupted': EXIT_RESUMABLE}.get(end, EXIT_FAILED)
-    elif last['asked']:
+    elif last['has_stop']:
         assert code in (EXIT_RESUMABLE, EXIT_FAILED)
     else:
         assert code in (EXIT_FAILED, EXIT_USAGE) and (code == EXIT_USAGE) == (last['code'] == EXIT_USAGE)
@@ -128,7 +128,7 @@ def test_only_attempts_without_progress_are_limited(restarts):
 
 
 def test_earlier_stop_does_not_count_for_resumed_run(tmp_path):
-    world = Fake(tmp_path / 'run', [one(75, 'interrupted', 1, asked=True), one(137, begins=False)])
+    world = Fake(tmp_path / 'run', [attempt(75, 'interrupted', 1, has_stop=True), attempt(137, begins=False)])
     assert world.supervisor(OPTIONS).run_all() == EXIT_RESUMABLE
     world.is_requested = False
     assert world.supervisor(replace(OPTIONS, resume=True)).run_all() == EXIT_FAILED  # and not 75
@@ -136,7 +136,7 @@ def test_earlier_stop_does_not_count_for_resumed_run(tmp_path):
 
 def test_run_interrupted_by_lost_host_is_restarted():
     again = replace(OPTIONS, restarts=1)
-    lost = one(EXIT_FAILED, 'interrupted', 1, silent={'h2'})
+    lost = attempt(EXIT_FAILED, 'interrupted', 1, silent={'h2'})
     code, world, _ = fake_run([lost], again)
     assert code == EXIT_OK and len(world.calls) == 2
     assert any(m.startswith(f'host h2 (with rank 1) does not answer {platform.node()}; ') for m in world.messages)
@@ -162,7 +162,7 @@ def test_run_has_begun_once_its_folder_exists(tmp_path):
 @pytest.mark.parametrize('lost', [dict(code=137), dict(code=205, silent={'h2'}), dict(code=EXIT_FAILED, silent={'h2'}),
                                   dict(code=EXIT_FAILED, blames='h2')])
 def test_first_doctor_that_loses_a_rank_counts_as_attempt(lost):
-    lost = one(begins=False, **lost)
+    lost = attempt(begins=False, **lost)
     code, world, _ = fake_run([lost, FIT], replace(OPTIONS, doctor=True, restarts=3))
     assert code == EXIT_OK and [words[0] for _, words in world.calls] == ['doctor', 'doctor', 'train']
     code, world, _ = fake_run([lost], replace(OPTIONS, doctor=True))
@@ -180,7 +180,7 @@ def test_failed_doctor_of_restart_counts_as_attempt_without_progress():
 
 
 def test_resume_continues_the_set_of_seeds(tmp_path):
-    world = Fake(tmp_path / 'run', [CONVERGES, one(75, 'interrupted', 1, asked=True)])
+    world = Fake(tmp_path / 'run', [CONVERGES, attempt(75, 'interrupted', 1, has_stop=True)])
     assert world.supervisor(replace(OPTIONS, seeds=4)).run_all() == EXIT_RESUMABLE
     world.is_requested = False
     assert world.supervisor(replace(OPTIONS, seeds=4, resume=True)).run_all() == EXIT_OK
@@ -189,7 +189,7 @@ def test_resume_continues_the_set_of_seeds(tmp_path):
 
 
 def test_elastic_excludes_host_that_fails_twice():
-    fails = one(1, blames='h2')
+    fails = attempt(1, blames='h2')
     _, world, _ = fake_run([fails, fails], replace(OPTIONS, restarts=5, elastic=True))
     assert [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3')]
     assert 'excluding h2, which failed twice without gaining steps (killed)' in world.messages

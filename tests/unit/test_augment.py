@@ -31,8 +31,8 @@ def test_windows_reach_every_border_and_stay_inside(h, w):
 
 def test_first_fitting_try_is_used():
     u = np.zeros((1, 4 * NUM_TRIES))
-    u[0, 0:4] = [0.999, 0.999, 0, 0]  # the whole area at aspect 4/3 does not fit into a square
-    u[0, 4:8] = [0.0, 0.5, 0.5, 0.5]  # a tenth of the side at aspect 1, in the middle
+    u[0, 0:4] = [0.999, 0.999, 0, 0]  # the whole area with aspect 4/3 does not fit a square
+    u[0, 4:8] = [0.0, 0.5, 0.5, 0.5]  # a tenth of the side with aspect 1, in the centre
     anchor, shape = random_resized_crops(u, np.array([100]), np.array([100]), (0.01, 1.0), (0.75, 4 / 3))
     np.testing.assert_allclose(shape, [[0.1, 0.1]], atol=1e-6)
     np.testing.assert_allclose(anchor, [[0.45, 0.45]], atol=1e-6)

@@ -13,15 +13,15 @@ from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.model.zoo import count_flops
 
 
-def test_spread():
+def test_spread_of_times():
     s = spread_of([4.0, 1.0, 3.0, 2.0, 5.0])
     assert (s.low_s, s.median_s, s.high_s, s.least_s, s.mean_s, s.num) == (2, 3, 4, 1, 3, 5)
     assert s.relative == pytest.approx(1 / 3)
-    one = spread_of([2.0])
-    assert (one.median_s, one.relative, one.num) == (2, 0, 1)
+    single = spread_of([2.0])
+    assert (single.median_s, single.relative, single.num) == (2, 0, 1)
 
 
-def test_lists():
+def test_list_options_are_parsed():
     assert parse_numbers('--ranks', '1, 2,4') == [1, 2, 4]
     assert parse_list('--models', 'a,b', ['a', 'b', 'c']) == ['a', 'b']
     for text in ('1,', '0', '1.5'):
@@ -63,12 +63,12 @@ def test_bus_bandwidth_follows_nccl_tests_and_prediction_interpolates_measured_s
 @pytest.mark.parametrize('name, image_size', [('resnet50', 96), ('resnet18', 224)])
 def test_convolutions_match_the_network(name, image_size):
     config = Config(model=ModelConfig(name=name), data=DataConfig(image_size=image_size, num_classes=10))
-    found = convolutions(config)
+    counts = convolutions(config)
     dense = 2 * 10 * (2048 if name == 'resnet50' else 512)
     net = ResNet(config.model, 10, image_size=image_size)
-    assert sum(c.flops(1) * n for c, n in found.items()) + dense == count_flops(net, (3, image_size, image_size))
-    assert sum(found.values()) == {'resnet50': 53, 'resnet18': 20}[name]
-    assert found[Convolution(3, 64, image_size, 7, 2)] == 1
+    assert sum(c.flops(1) * n for c, n in counts.items()) + dense == count_flops(net, (3, image_size, image_size))
+    assert sum(counts.values()) == {'resnet50': 53, 'resnet18': 20}[name]
+    assert counts[Convolution(3, 64, image_size, 7, 2)] == 1
 
 
 MACHINE = {'cpu': 'A CPU', 'processor': {'uses': 'AVX2'}, 'cpu_cores': 2, 'gpus': [], 'num_hosts': 1,

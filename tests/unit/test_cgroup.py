@@ -19,7 +19,7 @@ V1 = ('31 23 0:28 / /sys/fs/cgroup ro - tmpfs tmpfs ro,mode=755\n'
 
 @pytest.fixture
 def tree(tmp_path):
-    """Write /proc/self/cgroup, mountinfo and files of groups below /sys/fs/cgroup; return the limits found."""
+    """Function that writes /proc/self/cgroup, mountinfo and files in /sys/fs/cgroup; returns their limits."""
     def make(groups, mounts, files):
         write_files(tmp_path, {'proc/self/cgroup': groups, 'proc/self/mountinfo': mounts,
                                **{f'sys/fs/cgroup/{k}': v for k, v in files.items()}})
@@ -27,7 +27,7 @@ def tree(tmp_path):
     return make
 
 
-def test_no_groups_mean_no_limits(tree, tmp_path):
+def test_missing_groups_set_no_limits(tree, tmp_path):
     assert find_limits(tmp_path) == Limits()  # not even /proc
     assert tree('0::/\n', V2, {}) == Limits()
     assert tree('0::/job\n', V2, {'job/memory.max': 'max\n', 'job/memory.current': '5\n', 'job/cpu.max': 'max 100000\n',
@@ -35,21 +35,21 @@ def test_no_groups_mean_no_limits(tree, tmp_path):
 
 
 def test_tightest_of_nested_groups_applies(tree):
-    found = tree('0::/job/step/task\n', V2, {
-        'job/memory.max': 8 * GB, 'job/memory.current': 7 * GB,  # other processes of the job leave the least room
+    limits = tree('0::/job/step/task\n', V2, {
+        'job/memory.max': 8 * GB, 'job/memory.current': 7 * GB,  # other processes of the job leave the least memory
         'job/step/memory.max': 4 * GB, 'job/step/memory.current': GB,
         'job/step/task/memory.max': 'max', 'job/step/task/memory.current': GB,
         'job/cpu.max': '150000 100000', 'job/step/cpu.max': '800000 100000', 'job/step/task/cpu.max': 'max 100000',
         'cpuset.cpus.effective': '0-63', 'job/cpuset.cpus.effective': '0-7,16',
         'job/step/cpuset.cpus.effective': '4-9'})
-    assert found == Limits(8 * GB, 7 * GB, 1.5, (4, 5, 6, 7))
-    found = tree('0::/job\n', V2, {'job/memory.max': 8 * GB, 'job/memory.current': 8 * GB,
-                                   'job/memory.stat': f'anon {GB}\nfile {7 * GB}\ninactive_file {6 * GB}\n'})
-    assert found.memory_used_bytes == 2 * GB  # reclaimable page cache does not count as used
+    assert limits == Limits(8 * GB, 7 * GB, 1.5, (4, 5, 6, 7))
+    limits = tree('0::/job\n', V2, {'job/memory.max': 8 * GB, 'job/memory.current': 8 * GB,
+                                    'job/memory.stat': f'anon {GB}\nfile {7 * GB}\ninactive_file {6 * GB}\n'})
+    assert limits.memory_used_bytes == 2 * GB  # reclaimable page cache does not count as used
 
 
 def test_version_1_with_a_group_in_each_hierarchy(tree):
-    found = tree('4:memory:/slurm/job\n3:cpuset:/slurm\n2:cpu,cpuacct:/slurm/job\n1:name=systemd:/\n0::/\n', V1, {
+    limits = tree('4:memory:/slurm/job\n3:cpuset:/slurm\n2:cpu,cpuacct:/slurm/job\n1:name=systemd:/\n0::/\n', V1, {
         'memory/memory.limit_in_bytes': 9223372036854771712, 'memory/slurm/memory.limit_in_bytes': 6 * GB,
         'memory/slurm/memory.usage_in_bytes': 3 * GB, 'memory/slurm/job/memory.limit_in_bytes': 4 * GB,
         'memory/slurm/job/memory.usage_in_bytes': 3 * GB,
@@ -57,13 +57,13 @@ def test_version_1_with_a_group_in_each_hierarchy(tree):
         'cpu,cpuacct/slurm/cpu.cfs_quota_us': 250000, 'cpu,cpuacct/slurm/cpu.cfs_period_us': 100000,
         'cpu,cpuacct/slurm/job/cpu.cfs_quota_us': -1, 'cpu,cpuacct/slurm/job/cpu.cfs_period_us': 100000,
         'cpuset/cpuset.cpus': '0-7', 'cpuset/slurm/cpuset.cpus': '2-3', 'cpuset/slurm/cpuset.effective_cpus': '2'})
-    assert found == Limits(4 * GB, 2 * GB, 2.5, (2,))
-    no_limit = {'memory/job/memory.limit_in_bytes': 9223372036854771712}  # as version 1 writes it
+    assert limits == Limits(4 * GB, 2 * GB, 2.5, (2,))
+    no_limit = {'memory/job/memory.limit_in_bytes': 9223372036854771712}  # as in version 1
     assert tree('4:memory:/job\n', V1, no_limit) == Limits()
 
 
 def test_group_of_a_container_is_the_outermost(tree):
-    # With a cgroup namespace, and without one, where the path is the host's and the mount begins at the group.
+    # With a cgroup namespace, and without one, so that the path is the host's and the mount begins at the group.
     limits = {'memory.max': 4 * GB, 'memory.current': GB}
     assert tree('0::/\n', V2, limits).memory_limit_bytes == 4 * GB
     v1 = '33 31 0:30 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n'
@@ -77,10 +77,10 @@ def test_group_of_a_container_is_the_outermost(tree):
 
 
 @pytest.mark.parametrize('text', ['nonsense', '-5', '5 0', '3-1'])
-def test_invalid_text_is_no_limit(tree, text):
+def test_invalid_text_sets_no_limit(tree, text):
     names = ('memory.max', 'cpu.max', 'cpuset.cpus.effective')
-    found = tree('0::/job\nnonsense\n1:\n', 'nonsense\n - \n' + V2, {f'job/{n}': text for n in names})
-    assert (found.quota_cpus, found.memory_limit_bytes) == (None, None)
+    limits = tree('0::/job\nnonsense\n1:\n', 'nonsense\n - \n' + V2, {f'job/{n}': text for n in names})
+    assert (limits.quota_cpus, limits.memory_limit_bytes) == (None, None)
 
 
 @pytest.mark.parametrize('groups, mounts, files, expected', [
@@ -130,7 +130,7 @@ def test_explanation_of_an_abort():
 def test_explanation_of_out_of_memory_errors(error):
     assert explain_error(error).startswith('out of memory: ')
     assert explain_error(ValueError('no such memory cell')) == ''
-    assert explain_error(RuntimeError("can't start new thread")) == ''  # without ulimit -v, another limit is the cause
+    assert explain_error(RuntimeError("can't start new thread")) == ''  # the cause is not ulimit -v
 
 
 def test_sample_of_a_dead_process_keeps_earlier_values(tmp_path, monkeypatch):

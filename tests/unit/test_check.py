@@ -105,14 +105,14 @@ def test_command_lists_claims_and_notes_that_digits_are_not_imagenet(tmp_path):
     ('v0.6/NVIDIA/results/dgx1_ngc19.05_mxnet/resnet/result_2.txt', '0.6.0', True),
     ('v0.7/NVIDIA/results/dgxa100_ngc20.06_mxnet/resnet/result_0.txt', '0.7.0', True),
     ('v0.7/NVIDIA/results/dgxa100_ngc20.06_mxnet/resnet/result_0.txt', '4.0.0', False)])
-def test_published_logs(name, ruleset, passes):
+def test_verdicts_of_published_logs(name, ruleset, passes):
     assert (violations(PUBLISHED / name, ruleset) == ()) == passes
 
 
 # Several logs.
 @pytest.fixture
 def logs(tmp_path):
-    """Two folders with a log each: the first passes the rules of v0.5, the second misses their target."""
+    """Two folders with one log each; the first passes the v0.5 rules, and the second misses their target."""
     for k, accuracy in enumerate((0.7595, 0.7489)):
         (tmp_path / f'logs/set_{k}').mkdir(parents=True)
         write_run(tmp_path / f'logs/set_{k}/result_{k}.txt', accuracies=(0.1, accuracy))
@@ -126,8 +126,8 @@ def test_folder_expands_to_its_logs_with_a_summary(logs):
         f'{logs}/set_{k}/result_{k}.txt' for k in range(2)]
     assert done.stdout[done.stdout.index('\n2 logs'):].startswith(
         '\n2 logs\n  v0.5   1 passed, 1 failed\n  0.7.0  1 passed, 1 failed\n  1.0.0  2 passed\n')
-    alone = call('check', logs / 'set_0', '--ruleset', 'v0.5')
-    assert alone.returncode == 0 and ' logs' not in alone.stdout.splitlines()[-1]
+    single = call('check', logs / 'set_0', '--ruleset', 'v0.5')
+    assert single.returncode == 0 and ' logs' not in single.stdout.splitlines()[-1]
 
 
 def test_unreadable_logs_do_not_stop_the_check_and_json_agrees(logs, tmp_path, monkeypatch):
@@ -163,7 +163,7 @@ def test_unreadable_logs_do_not_stop_the_check_and_json_agrees(logs, tmp_path, m
 
 @pytest.mark.parametrize('text, reason', [
     (None, 'no result_<k>.txt in it or below it'), (':::MLLOG ' + 'x' * MAX_LINE, 'line 1 is longer than 8192')])
-def test_no_readable_log_is_a_usage_error(tmp_path, text, reason):
+def test_folder_without_readable_logs_is_a_usage_error(tmp_path, text, reason):
     if text is not None:
         (tmp_path / 'result_0.txt').write_text(text)
     done = call('check', tmp_path)
@@ -188,8 +188,8 @@ def test_long_line_is_a_violation_and_skips_the_official_checker(tmp_path, line,
     assert find_danger(path, ruleset) == expected
 
 
-def test_longest_allowed_line_and_long_foreign_lines_are_no_violation(tmp_path, monkeypatch):
-    """Lines are parsed one by one because the official file parser takes time quadratic in their length."""
+def test_longest_allowed_line_and_long_foreign_lines_are_accepted(tmp_path, monkeypatch):
+    """Lines are parsed separately, because the official file parser takes time quadratic in their length."""
     monkeypatch.setattr(mlp_parser, 'parse_file', lambda *_, **__: pytest.fail('a file was read unbounded'))
     fits = mllog('seed', 1, 'x' * (MAX_LINE - 1 - len(mllog('seed', 1, ''))))
     progress = '\r'.join(['progress' * 10, mllog('seed', 1, 2)] * 90)  # with log lines in between
@@ -203,9 +203,9 @@ def test_lines_match_the_official_parser(tmp_path):
     text = 'a:::MLLOG 1\r\nb\rc:::MLLOG 2\r:::MLLOG 3\n\nd:::MLLOG :::MLLOG 4\x0b\x85:::MLLOG 5'
     (tmp_path / 'log').write_bytes(text.encode('latin-1'))
     official = [line for line in io.TextIOWrapper(io.BytesIO(text.encode('latin-1')), 'latin-1') if ':::ML' in line]
-    found = list(marked_lines(tmp_path / 'log'))
-    assert [line.strip() for _, line in found] == [line.strip() for line in official] and len(found) == 4
-    assert [number for number, _ in found] == [1, 2, 2, 4]
+    marked = list(marked_lines(tmp_path / 'log'))
+    assert [line.strip() for _, line in marked] == [line.strip() for line in official] and len(marked) == 4
+    assert [number for number, _ in marked] == [1, 2, 2, 4]
 
 
 @pytest.mark.parametrize('line, reason', [
@@ -229,7 +229,7 @@ def test_torn_lines_are_folded_and_control_characters_removed(tmp_path):
                       mllog('eval_accuracy', 9, 0.5).replace('0.5', '1' + '0' * 400))
     torn = [t for t in violations(path, 'v0.5') if t.startswith('torn line')]
     assert len(torn) == 21 and torn[-1] == 'torn lines: 481 more'
-    assert check.find_facts(path).best_top1 == 0.76  # 1e400 is no accuracy
+    assert check.find_facts(path).best_top1 == 0.76  # 1e400 is not an accuracy
     done = call('check', tmp_path, '--ruleset', 'v0.5')
     assert done.returncode == 1 and '\x1b' not in done.stdout and len(done.stdout.splitlines()) < 60
     assert '\x1b' not in call('check', tmp_path, '--ruleset', '4.0.0').stdout  # this checker quotes the lines

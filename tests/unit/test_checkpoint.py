@@ -25,7 +25,7 @@ ARRAYS = {'model/a': np.arange(6, dtype=np.float32).reshape(2, 3), 'optimizer/a'
 
 def progress(step=5, **keys):
     return Progress(**{**dict(step=step, seed=1, world_size=2, best_top1=0.5, clock_s=1.5, global_batch_size=8,
-                           lr_batch_size=8, num_train=100, result_index=0, nodes=[0, 0],
+                              lr_batch_size=8, num_train=100, result_index=0, nodes=[0, 0],
                               num_resumes=0, last_lr=0.3, config={'schedule': {'base_lr': 0.3}}), **keys})
 
 
@@ -79,7 +79,7 @@ def test_damaged_checkpoint_is_refused_and_the_previous_one_suggested(tmp_path, 
 
 
 def test_any_changed_bit_is_detected(tmp_path):
-    """The strides reach every bit of a byte and every part of both files."""
+    """Flip bits at strides that reach every bit of a byte and every part of both files."""
     path = save(tmp_path, progress(), {'a': np.arange(4, dtype=np.float32)}, keep=2)
     for name, stride in (('state.json', 13), ('arrays.npz', 29)):
         whole = (path / name).read_bytes()
@@ -115,7 +115,7 @@ def test_invalid_state_with_a_valid_checksum_is_refused(tmp_path, state, message
     assert message in str(e.value) and '\n' not in str(e.value)
 
 
-def test_checkpoint_of_another_format_is_refused_and_not_skipped(tmp_path):
+def test_checkpoint_of_different_format_is_refused_and_not_skipped(tmp_path):
     save(tmp_path, progress(5), ARRAYS, keep=3)
     for number, content in ((6, {'format': 3, 'state': {}, 'sha256': 'x'}),
                             (7, json.loads(checkpoint._seal({'format': 5})))):
@@ -132,10 +132,10 @@ def test_newest_intact_checkpoint_is_loaded(tmp_path):
     (paths[1] / 'state.json').write_bytes(b'x')
     (paths[2] / 'arrays.npz').unlink()
     (paths[3] / 'state.json').unlink()
-    found = load_newest(tmp_path)
-    assert (found.path, found.progress.step, set(found.arrays)) == (paths[0], 5, set(ARRAYS))
-    assert [p for p, _ in found.damaged] == paths[:0:-1]
-    reasons = [reason for _, reason in found.damaged]
+    loaded = load_newest(tmp_path)
+    assert (loaded.path, loaded.progress.step, set(loaded.arrays)) == (paths[0], 5, set(ARRAYS))
+    assert [p for p, _ in loaded.damaged] == paths[:0:-1]
+    reasons = [reason for _, reason in loaded.damaged]
     assert 'state.json is missing' in reasons[0] and 'arrays.npz is missing' in reasons[1]
     (paths[0] / 'arrays.npz').write_bytes(b'x')
     with pytest.raises(CheckpointError, match=f'none of its 4 checkpoints is intact; the newest: {paths[3]}'):
@@ -180,7 +180,7 @@ def zip_of(path, content):
 
 
 def npy(header, data=b'', version=b'\x01\x00'):
-    """An array file with the given header."""
+    """Return an array file with the given header."""
     text = header.encode() + b'\n'
     return b'\x93NUMPY' + version + len(text).to_bytes(2 if version[0] == 1 else 4, 'little') + text + data
 
@@ -230,19 +230,19 @@ def test_non_finite_array_is_named_and_the_previous_checkpoint_loaded(tmp_path):
     bad = save(tmp_path, progress(5), {**ARRAYS, 'model/b': np.array([1, np.nan, np.inf], np.float32)}, keep=2)
     with pytest.raises(DamagedCheckpoint, match='model/b: got 2 non-finite of 3 values'):
         load(bad)
-    found = load_newest(tmp_path)
-    assert found.path == older and [path for path, _ in found.damaged] == [bad]
+    loaded = load_newest(tmp_path)
+    assert loaded.path == older and [path for path, _ in loaded.damaged] == [bad]
 
 
-def test_arrays_of_another_model_are_refused(tmp_path):
-    wanted = {'model/a': (2, 3), 'optimizer/a': (3,)}
-    checkpoint.check_arrays(tmp_path, ARRAYS, wanted)
+def test_arrays_of_different_model_are_refused(tmp_path):
+    shapes = {'model/a': (2, 3), 'optimizer/a': (3,)}
+    checkpoint.check_arrays(tmp_path, ARRAYS, shapes)
     with pytest.raises(CheckpointError, match='model/b is missing'):
-        checkpoint.check_arrays(tmp_path, ARRAYS, {**wanted, 'model/b': (1,)})
+        checkpoint.check_arrays(tmp_path, ARRAYS, {**shapes, 'model/b': (1,)})
     with pytest.raises(CheckpointError, match='optimizer/a is unexpected'):
         checkpoint.check_arrays(tmp_path, ARRAYS, {'model/a': (2, 3)})
     with pytest.raises(CheckpointError, match=r'got shape \(3,\), expected \(4,\)'):
-        checkpoint.check_arrays(tmp_path, ARRAYS, {**wanted, 'optimizer/a': (4,)})
+        checkpoint.check_arrays(tmp_path, ARRAYS, {**shapes, 'optimizer/a': (4,)})
 
 
 def test_failed_write_keeps_the_existing_checkpoint(tmp_path):
@@ -277,8 +277,8 @@ def test_kill_during_a_write_leaves_an_intact_checkpoint(tmp_path):
     kept = list_checkpoints(tmp_path)
     assert kept
     for path in kept:
-        found, arrays = load(path)
-        assert (arrays['a'] == found.step).all() and path.name == f'step_{found.step:08d}'
+        state, arrays = load(path)
+        assert (arrays['a'] == state.step).all() and path.name == f'step_{state.step:08d}'
     checkpoint.clear_unfinished(tmp_path)
     assert sorted(tmp_path.iterdir()) == kept
 

@@ -15,7 +15,7 @@ from mlperf_rn50 import __version__
 from mlperf_rn50.cli import COMMANDS, EXTRAS, explain_missing
 from mlperf_rn50.cli.terminal import has_colour, paint, paint_status, paint_statuses
 
-# Names for pip that differ from the imported module.
+# Distributions whose names differ from the imported module.
 DISTRIBUTIONS = {'nvidia': 'nvidia-dali-cuda120', 'pil': 'pillow', 'pynvml': 'nvidia-ml-py', 'sklearn': 'scikit-learn'}
 INSTALL = 'is not installed; install it with launch/setup.sh in the checkout, or pip install'
 
@@ -71,7 +71,7 @@ def test_missing_package_is_one_line_with_the_install_command(words, missing, me
 @pytest.mark.parametrize('words, module, name', [
     (['prepare', 'digits', '--out', 'digits', '--workers', '2'], 'mxnet', 'MXNet'), (['doctor'], 'nvidia', 'DALI')],
     ids=['worker processes', 'doctor'])
-@pytest.mark.slow  # separate processes, because this one may have imported the packages
+@pytest.mark.slow  # separate processes, because the test process may have imported the packages
 def test_missing_package_that_is_imported_late_is_one_line(words, module, name, tmp_path):
     (tmp_path / f'{module}.py').write_text(f'raise ModuleNotFoundError("not here", name={module!r})\n')
     done = run([*CLI, *words], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': f'{tmp_path}:{ROOT}'})
@@ -111,7 +111,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def variables(monkeypatch):
-    """The environment without settings for colour."""
+    """Environment without colour settings."""
     for name in ('NO_COLOR', 'FORCE_COLOR'):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv('TERM', 'xterm')

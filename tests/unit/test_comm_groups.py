@@ -1,6 +1,6 @@
-"""Communication groups of ranks that share a GPU; NCCL never gets two ranks of one GPU.
+"""Communication groups of ranks that share a GPU; NCCL must never get two ranks of one GPU.
 
-Real ranks in tests/parallel test the values of the sums.
+tests/parallel checks the values of the sums on real ranks.
 """
 import sys
 from collections import Counter
@@ -26,7 +26,7 @@ from mlperf_rn50.train.options import TrainConfig
 
 
 class Array:
-    """Stand-in for an MXNet array on any device; its only value is whether it was set to zero."""
+    """Stand-in for an MXNet array on any device, which stores only whether it was set to zero."""
 
     shape, dtype, is_zero = (1,), 'float32', False
 
@@ -50,7 +50,7 @@ class Array:
 
 
 class Horovod:
-    """Horovod of one rank, which records each exchange and exchanges nothing."""
+    """Horovod of a rank; it records exchanges without transferring data."""
 
     Sum = 'sum'
 
@@ -78,7 +78,7 @@ def install(monkeypatch, hvd):
 
 @pytest.fixture
 def calls_of(monkeypatch):
-    """Call a function with the Comm of each rank of a world; return the requested exchanges by rank."""
+    """Function that calls a function with the Comm of each rank; returns the requested exchanges by rank."""
     def calls_of(function, num_ranks, num_sharing, places, subset_sizes=()):
         monkeypatch.setattr(comm_module, 'launched_size', lambda: num_ranks)
         monkeypatch.setattr(HorovodComm, 'gather_object', lambda comm, value: places)
@@ -94,7 +94,7 @@ def calls_of(monkeypatch):
 
 
 def exchange_all(comm):
-    """Run every exchange of arrays of a GPU."""
+    """Run every kind of exchange on GPU arrays."""
     comm.sum_gradients([Array(mx.gpu()), Array(mx.gpu())], 1)
     comm.broadcast({'a': Array(mx.gpu())})
     comm.average([Array(mx.gpu())])
@@ -102,13 +102,13 @@ def exchange_all(comm):
 
 
 def assert_fits(calls, leaders):
-    """Ranks of a set request the same exchanges, GPU exchanges are between leaders, and no sum counts twice."""
-    for ranks in {c[0] for own in calls for c in own}:
-        requested = [[c[:3] for c in own if c[0] == ranks] for own in calls]
-        assert tuple(r for r, own in enumerate(requested) if own) == ranks
+    """Assert that ranks of a set request equal exchanges, only leaders use GPUs, and no sum counts twice."""
+    for ranks in {c[0] for rank_calls in calls for c in rank_calls}:
+        requested = [[c[:3] for c in rank_calls if c[0] == ranks] for rank_calls in calls]
+        assert tuple(r for r, rank_calls in enumerate(requested) if rank_calls) == ranks
         assert all(requested[r] == requested[ranks[0]] for r in ranks)
-    assert {c[0] for own in calls for c in own if c[2] == 'gpu'} == leaders
-    counting = Counter((c[0], c[1]) for own in calls for c in own if c[1].endswith('/back') and not c[3])
+    assert {c[0] for rank_calls in calls for c in rank_calls if c[2] == 'gpu'} == leaders
+    counting = Counter((c[0], c[1]) for rank_calls in calls for c in rank_calls if c[1].endswith('/back') and not c[3])
     assert set(counting.values()) <= {1}  # the value from the leader
 
 
@@ -141,8 +141,8 @@ def test_all_ranks_and_a_subset_may_sum_concurrently(calls_of):
     def both(comm):
         for ranks in filter(None, (comm, comm.subset(3))):
             ranks.sum_gradients([Array(mx.gpu())], 0)
-    for own in calls_of(both, 4, 2, places_of(4, 4), [3]):
-        assert len({c[:2] for c in own}) == len(own)  # Horovod refuses a name that is in use in a set
+    for rank_calls in calls_of(both, 4, 2, places_of(4, 4), [3]):
+        assert len({c[:2] for c in rank_calls}) == len(rank_calls)  # Horovod refuses a name that is in use in a set
 
 
 def test_places_of_ranks_are_checked_before_sharing(calls_of):

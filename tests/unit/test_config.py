@@ -34,7 +34,7 @@ def test_shipped_configurations_have_a_plan_and_begin_with_their_command(path):
     assert any(word in path.read_text() for word in ('ublished', 'easured'))
 
 
-def test_recipes_match_the_published_ones():
+def test_configurations_match_published_recipes():
     def numbers(name):
         c = resolve_config(ROOT / f'launch/configs/{name}.yaml', [], PARSER)
         plan = make_plan(c, config_world_size(c))
@@ -122,7 +122,7 @@ CONTROLS = st.sampled_from(['Cc', 'Cs', 'Zl', 'Zp']).flatmap(lambda kind: st.cha
 
 
 def with_text(key, value):
-    """A configuration that is valid except for one text."""
+    """Return a valid configuration with one text replaced."""
     (section, name), config = key, Config(train=TrainConfig(local_batch_size=8))
     return replace(config, **{section: replace(getattr(config, section), **{name: value})})
 
@@ -149,7 +149,7 @@ def test_error_of_a_deeply_nested_tree_is_one_line():
 
 
 def test_numbers_have_bounds():
-    """Without bounds, any number would be accepted."""
+    """Every number key has bounds, without which any number would be accepted."""
     without = [f'{name}.{f.name}' for name, section in SECTIONS.items() for f in dataclasses.fields(section)
                if {int, float} & {f.type, *get_args(f.type)} and 'bounds' not in f.metadata]
     assert not without

@@ -1,4 +1,4 @@
-"""Course of a run: reference, comparison, and an alarm that survives a resume."""
+"""Course of a run: reference, comparison, and alarm before and after a resume."""
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ CONFIG = Config(run=RunConfig(), data=DIGITS, schedule=ScheduleConfig(0.1, 1, 'p
 
 @pytest.fixture
 def config(tmp_path):
-    """A configuration with a reference of three runs of four epochs."""
+    """Configuration with a reference of three runs of four epochs."""
     folder = write_set(tmp_path / 'known', 3, accuracies=lambda k: (0.3, 0.5, 0.7 + k / 100, 0.76), train_samples=1437,
                        eval_samples=360, target=0.75, dataset='digits')
     return replace(CONFIG, run=RunConfig(reference=(str(folder),)))
@@ -53,7 +53,7 @@ def test_unreadable_reference_is_refused(tmp_path, name, message):
         find_reference(replace(CONFIG, run=RunConfig(reference=(str(tmp_path / name),))), 1)
 
 
-def test_alarm_is_new_only_once(config, tmp_path):
+def test_alarm_is_raised_once(config, tmp_path):
     course = opened(config, tmp_path)
     seen = [course.compare(e, a, 10.0 * e) for e, a in [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.75)]]
     assert [(c.record['behind'], c.is_new) for c in seen] == [

@@ -34,7 +34,7 @@ def numbered(tmp_path_factory):
 @pytest.mark.parametrize('decoder, crop', [('mixed', 'random_resized'), ('mixed', 'padded'), ('cpu', 'random_resized')])
 def test_keys_configure_nvjpeg_and_no_other_decoder(numbered, monkeypatch, decoder, crop):
     given = []
-    monkeypatch.setattr(Pipeline, 'build', lambda self: None)  # a build would need a GPU
+    monkeypatch.setattr(Pipeline, 'build', lambda self: None)  # a build would require a GPU
     for name in ('image', 'image_slice'):
         make = getattr(fn.decoders, name)
         monkeypatch.setattr(fn.decoders, name, lambda *a, make=make, **k: (given.append(k), make(*a, **k))[1])
@@ -74,7 +74,7 @@ def test_concurrent_reads_of_a_record_count_once():
     def read(position):
         reads[position] += 1
         if position == 0:
-            together.wait(HANG_LIMIT_S)  # all four read it before any has cached it
+            together.wait(HANG_LIMIT_S)  # all four read it before any of them has cached it
         return record(position)
     cache = RecordCache(read, 300)
     with ThreadPoolExecutor(4) as pool:

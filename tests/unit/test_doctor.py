@@ -40,12 +40,12 @@ def facts(rank, host, **changes):
 
 
 def rows(h1_changes=None, **h2_changes):
-    """Two hosts of two ranks, with changes of each host."""
+    """Return facts of two ranks on each of two hosts, with changes per host."""
     return [*(facts(r, 'h1', **h1_changes or {}) for r in (0, 1)), *(facts(r, 'h2', **h2_changes) for r in (2, 3))]
 
 
-def check(name, made, **requested):
-    return next(c for c in check_facts(made, **requested) if c.name == name)
+def check(name, gathered, **requested):
+    return next(c for c in check_facts(gathered, **requested) if c.name == name)
 
 
 def cgroup(**allowed):
@@ -60,7 +60,7 @@ def processor(uses):
     return {'processor': {**EPYC, 'has': uses, 'uses': uses}}
 
 
-def test_good_machines_pass():
+def test_suitable_hosts_pass():
     checks = check_facts(rows(), 'cpu', 'bfloat16', 2, 2, 10**9)
     assert not has_failed(checks)
     assert render_checks(checks, is_quiet=True) == 'doctor: 22 checks passed, 0 failed, 0 warnings'
@@ -91,7 +91,7 @@ CASES = [
      'fewer ranks'),
     ('threads', {'omp_num_threads': ''}, {}, 'warning', 'OMP_NUM_THREADS is not set on h2', 'launch/'),
     ('threads', cgroup(quota_cpus=6.5), {}, 'warning', '8 threads on the 6.5 CPUs available to the ranks of h2', ''),
-    # A rank has at least one thread, so the check of CPUs warns instead.
+    # A rank has at least one thread, so the CPU check warns instead.
     ('threads', {**cgroup(quota_cpus=1.5), 'omp_num_threads': '1'}, {}, 'ok', '4 per rank', ''),
     ('CPUs', {}, {}, 'ok', '2 ranks may use 8 of the 16 CPUs of h1', ''),
     ('CPUs', {'cpus': [3]}, {}, 'warning', '2 ranks may use 1 of the 16 CPUs of h2', 'at most 1 there'),  # taskset
@@ -119,7 +119,7 @@ CASES = [
 
 @pytest.mark.parametrize('name, changes, requested, status, found, fix', CASES,
                          ids=[f'{number} {case[0]}' for number, case in enumerate(CASES)])
-def test_host_that_differs(name, changes, requested, status, found, fix):
+def test_differences_between_hosts_are_reported(name, changes, requested, status, found, fix):
     c = check(name, rows(**changes), **requested)
     assert (c.status, found in c.found, fix in c.fix) == (status, True, True), c
 
@@ -131,16 +131,16 @@ def test_problems_of_rank_0_and_of_single_ranks():
     assert check('run folder', rows(read_only)).status == 'failed'
     assert check('run folder', rows({'run_folder_problem': None})).status == 'not needed'
     assert check('open files', rows(ulimit(open_files=None), **ulimit(open_files=None))).found.startswith('unlimited')
-    alone = [facts(r, f'h{r}', local_rank=0, local_size=1, shared_memory_free_bytes=0) for r in range(2)]
-    assert check('shared memory', alone).status == 'not needed'
+    single_ranks = [facts(r, f'h{r}', local_rank=0, local_size=1, shared_memory_free_bytes=0) for r in range(2)]
+    assert check('shared memory', single_ranks).status == 'not needed'
 
 
 def test_limits_of_this_process(monkeypatch, tmp_path):
     monkeypatch.setenv('TMPDIR', str(tmp_path))
-    found = limit_facts()
-    assert (found['tmp_dir'], found['tmp_dir_problem']) == (str(tmp_path), '')
-    assert found['cpus'] == sorted(os.sched_getaffinity(0)) and found['memory_available_bytes'] > 0
-    assert found['ulimits']['open_files'] > 0 and not list(tmp_path.iterdir())
+    limits = limit_facts()
+    assert (limits['tmp_dir'], limits['tmp_dir_problem']) == (str(tmp_path), '')
+    assert limits['cpus'] == sorted(os.sched_getaffinity(0)) and limits['memory_available_bytes'] > 0
+    assert limits['ulimits']['open_files'] > 0 and not list(tmp_path.iterdir())
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(os, 'posix_fallocate', Mock(side_effect=full))
     assert limit_facts()['tmp_dir_problem'] == 'No space left on device'
@@ -155,6 +155,6 @@ def test_ranks_refuse_a_full_session_folder_of_open_mpi(monkeypatch, tmp_path):
     env = {'OMPI_MCA_orte_tmpdir_base': str(base)}
     with pytest.raises(ConfigError, match='has 9.4 MB free, expected 10 MB for files of Open MPI'):
         check_session(env)
-    check_session({})  # horovodrun and srun need none
+    check_session({})  # horovodrun and srun do not use this folder
     (base / 'segment').write_bytes(bytes(2 << 20))
     check_session(env)  # the files already exist

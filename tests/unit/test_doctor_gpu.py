@@ -41,9 +41,9 @@ def row(mxnet=WHEELS, gpus=(), host='h1', device=0, libcuda='12020', **changes):
 
 
 def test_kind_of_mxnet_build():
-    # The last is a host on which ssh starts a rank without the container's variables.
-    found = [CPU, WHEELS, CONTAINER, CUSTOM, mxnet_facts({'mxnet': '1.9.1'}, {}, '', True, True)]
-    assert [(m['kind'], m['release'], cuda_major(m)) for m in found] == [
+    # In the last case, ssh starts a rank without the variables of the container.
+    builds = [CPU, WHEELS, CONTAINER, CUSTOM, mxnet_facts({'mxnet': '1.9.1'}, {}, '', True, True)]
+    assert [(m['kind'], m['release'], cuda_major(m)) for m in builds] == [
         ('cpu', '', 11), ('wheels', 'mxnet-cu117', 11), ('container', '24.06', 12), ('other', '', 12),
         ('container', '', 12)]
     assert WHEELS['libraries'] == {'libcudart': '11.8.89', 'libcudnn': '8'}
@@ -74,8 +74,8 @@ def test_cards_and_drivers(mxnet, card, driver, libcuda, status, found, fix):
 TWO = [gpu(V100, uuid='GPU-a'), gpu(H100, uuid='GPU-b')]
 
 
-@pytest.mark.parametrize('made, status, found', [
-    ([row(gpus=TWO)], 'ok', '1 x Tesla V100'),  # no rank takes the H100
+@pytest.mark.parametrize('gathered, status, found', [
+    ([row(gpus=TWO)], 'ok', '1 x Tesla V100'),  # no rank uses the H100
     ([row(gpus=TWO), row(gpus=TWO, device=1, host='h2')], 'failed', 'NVIDIA H100 80GB HBM3 on h2'),
     ([row(gpus=TWO, device=None)], 'failed', 'NVIDIA H100 80GB HBM3 on h1'),
     ([row(gpus=[TWO[0]] * 2), row(gpus=[TWO[0]]), row(gpus=[gpu(V100, uuid='GPU-c')], host='h2')], 'ok', '2 x Tesla'),
@@ -83,10 +83,10 @@ TWO = [gpu(V100, uuid='GPU-a'), gpu(H100, uuid='GPU-b')]
     ([row()], 'failed', 'the driver on h1 lists no GPU'),
     ([row(visible='')], 'failed', 'no GPU is visible on h1 (CUDA_VISIBLE_DEVICES=)'),
     ([row(gpus=TWO[:1], device=None, device_problem='run.ranks_per_device: got 1')], 'failed', 'run.ranks_per_device')])
-def test_check_covers_the_gpus_in_use(made, status, found):
-    check = check_gpus(made, 'gpu')
+def test_check_covers_the_gpus_in_use(gathered, status, found):
+    check = check_gpus(gathered, 'gpu')
     assert (check.status, check.found.startswith(found)) == (status, True), check
-    assert check_gpus(made, 'cpu').status == 'not needed'
+    assert check_gpus(gathered, 'cpu').status == 'not needed'
 
 
 def test_libraries_match_the_cuda_version():
@@ -131,7 +131,7 @@ def test_successful_trial_batches():
     assert check_trial([row()]).status == 'not needed'
 
 
-# --- the facts -----------------------------------------------------------------------------------------------
+# --- gathering of facts --------------------------------------------------------------------------------------
 
 def config(**train):
     data = DataConfig(num_train=20, num_val=8, num_classes=3, image_size=32, resize_shorter=32, synthetic=True)
@@ -142,16 +142,16 @@ def test_one_batch_of_each_kind_is_tried(monkeypatch, thin_resnets):
     seen, eval_net = [], doctor_facts.Trainer.eval_net.fget
     monkeypatch.setattr(doctor_facts.Trainer, 'eval_net', property(
         lambda trainer: lambda images: seen.append(images.shape) or eval_net(trainer)(images)))
-    found = doctor_facts.try_batches(config(eval_batch_size=5), 1, 0, None)
-    assert (found['what'], found['problem'], seen) == ('an evaluation', '', [(5, 3, 32, 32)]) and found['seconds'] > 0
+    trial = doctor_facts.try_batches(config(eval_batch_size=5), 1, 0, None)
+    assert (trial['what'], trial['problem'], seen) == ('an evaluation', '', [(5, 3, 32, 32)]) and trial['seconds'] > 0
 
 
 def test_error_of_a_kernel_is_one_line(monkeypatch, thin_resnets):
     def refuse(*_):
         raise mx.MXNetError(REFUSED)
     monkeypatch.setattr(doctor_facts.Trainer, 'forward', refuse)
-    found = doctor_facts.try_batches(config(), 1, 0, None)
-    assert found['what'] == 'a training pass' and found['problem'].endswith('CUDNN_STATUS_NOT_SUPPORTED')
+    trial = doctor_facts.try_batches(config(), 1, 0, None)
+    assert trial['what'] == 'a training pass' and trial['problem'].endswith('CUDNN_STATUS_NOT_SUPPORTED')
     wrong = Config(train=TrainConfig(global_batch_size=7))
     assert 'global_batch_size' in doctor_facts.try_batches(wrong, 2, 0, None)['problem']
 
@@ -164,14 +164,14 @@ def test_rank_with_a_gpu_tries_it_and_one_without_reports_the_reason(monkeypatch
                            ('try_batches', lambda c, size, rank, device_id: {'device': device_id}),
                            ('_horovod_facts', lambda *_: {})):
         monkeypatch.setattr(doctor_facts, name, stand_in)
-    [found] = doctor_facts.gather_facts(config(device='gpu'), True, Comm())
-    assert (found['device'], found['device_problem'], found['mxnet']['kind']) == (device, problem, 'cpu')
-    assert found['trial'] == (None if problem else {'device': 0})
+    [facts] = doctor_facts.gather_facts(config(device='gpu'), True, Comm())
+    assert (facts['device'], facts['device_problem'], facts['mxnet']['kind']) == (device, problem, 'cpu')
+    assert facts['trial'] == (None if problem else {'device': 0})
 
 
 def test_device_option_applies_without_a_configuration(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     _, checks = doctor_facts.examine(config(device='gpu', precision='float16'), False, Comm())
-    [found] = [c for c in checks if c.name == 'GPU']
-    assert found.status == 'failed' and 'is a CPU build' in found.found
+    [check] = [c for c in checks if c.name == 'GPU']
+    assert check.status == 'failed' and 'is a CPU build' in check.found
     assert {'GPU environment', 'trial batches'} <= {c.name for c in checks}

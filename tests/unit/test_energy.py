@@ -18,17 +18,17 @@ from mlperf_rn50.mllog.sidecar.energy import NO_COUNTERS, NO_TELEMETRY, read_ene
 
 
 def line(time_s, **values):
-    """Telemetry line of a node whose clock is 7 s ahead of the log."""
+    """Return a telemetry line of a node whose clock is 7 s ahead of the log."""
     return json.dumps({'time_ms': round(1e3 * (START_S + 7 + time_s)), **values})
 
 
 def reading(time_s, cpu=None, gpu=None, **values):
-    found = {kind: v if isinstance(v, dict) else {'0': v} for kind, v in (('cpu', cpu), ('gpu', gpu)) if v is not None}
-    return line(time_s, energy_j=found, **values)
+    joules = {kind: v if isinstance(v, dict) else {'0': v} for kind, v in (('cpu', cpu), ('gpu', gpu)) if v is not None}
+    return line(time_s, energy_j=joules, **values)
 
 
 def steady(start_s=-10, stop_s=30, clock_s=0.0, run_s=0, **watts):
-    """One reading a second of devices at constant power, of which they draw 40 % until 4 s before run_start."""
+    """Return a reading per second of devices at constant power, and at 40 % of it until 4 s before run_start."""
     def joules(t, w):
         return w * (0.4 * (min(t, run_s - 4) - start_s) + max(0.0, t - run_s + 4))
     rows = [(start_s - 0.1, line(start_s - 0.1, event='start')),
@@ -58,14 +58,14 @@ def energy_of(log, **nodes):
 
 
 def test_joules_cover_only_the_run(log):
-    found = energy_of(log, n1=steady(cpu=100, gpu=300))
-    assert (found.seconds, found.measured, found.reasons) == (22.0, ('cpu', 'gpu'), {})
-    assert [found.cpu_joules, found.gpu_joules, found.joules] == pytest.approx([2200, 6600, 8800])
-    assert found.nodes == {'n1': {'cpu': {'0': pytest.approx(2200)}, 'gpu': {'0': pytest.approx(6600)}}}
+    energy = energy_of(log, n1=steady(cpu=100, gpu=300))
+    assert (energy.seconds, energy.measured, energy.reasons) == (22.0, ('cpu', 'gpu'), {})
+    assert [energy.cpu_joules, energy.gpu_joules, energy.joules] == pytest.approx([2200, 6600, 8800])
+    assert energy.nodes == {'n1': {'cpu': {'0': pytest.approx(2200)}, 'gpu': {'0': pytest.approx(6600)}}}
 
 
 def readings(pairs):
-    """Telemetry lines with the start of the run and (seconds, joules) of a CPU."""
+    """Return telemetry lines with the start of the run and (seconds, joules) of a CPU."""
     return [line(0, event='run_start', clock_s=0.0), *(reading(t, cpu=j) for t, j in pairs)]
 
 
@@ -76,7 +76,7 @@ HOSTILE += [line(12.5, energy_j=[1]), line(12.5, energy_j={'cpu': [1], 'gpu': 7}
             reading(12.5, cpu={'x' * 65: 1.0}), '[' * 100_000]
 STEADY, NO_ENERGY = steady(cpu=100), [line(0, event='run_start', clock_s=0.0), line(1, cpu_percent=3.0)]
 BOOTED = [*STEADY, reading(31, event='stop', boot='b1', cpu=9e4)]
-# Killed at 15 s with a checkpoint of 10 s, and resumed a thousand seconds later.
+# Killed at 15 s with a checkpoint from 10 s, and resumed 1,000 s later.
 RESUMED = steady(start_s=990, run_s=1000, stop_s=1013, clock_s=10.0, cpu=200)
 
 
@@ -106,28 +106,28 @@ RESUMED = steady(start_s=990, run_s=1000, stop_s=1013, clock_s=10.0, cpu=200)
     (1, {'n1': [*steady(stop_s=6, cpu=100), *RESUMED]},
      'n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s')])
 def test_cpu_joules_or_the_reason_for_none(tmp_path, num_nodes, nodes, expected):
-    found = energy_of(write_log(tmp_path, nodes=num_nodes), **nodes)
+    energy = energy_of(write_log(tmp_path, nodes=num_nodes), **nodes)
     if isinstance(expected, str):
-        assert (found.reasons['cpu'], found.cpu_joules, found.joules) == (expected, None, None)
+        assert (energy.reasons['cpu'], energy.cpu_joules, energy.joules) == (expected, None, None)
     else:
-        assert found.cpu_joules == pytest.approx(expected) and 'cpu' not in found.reasons
+        assert energy.cpu_joules == pytest.approx(expected) and 'cpu' not in energy.reasons
 
 
 def test_number_of_devices_is_bounded(log):
-    found = energy_of(log, n1=readings((t, {str(k): 1.0 + t for k in range(1000)}) for t in range(-1, 24)))
-    assert len(found.nodes['n1']['cpu']) == 64
+    energy = energy_of(log, n1=readings((t, {str(k): 1.0 + t for k in range(1000)}) for t in range(-1, 24)))
+    assert len(energy.nodes['n1']['cpu']) == 64
 
 
 def test_energy_of_a_running_run_covers_the_time_so_far(tmp_path):
     log = write_log(tmp_path, nodes=2, status=None)
-    found = energy_of(log, n1=steady(stop_s=18, cpu=100), n2=steady(stop_s=15, cpu=100))
-    assert found.seconds == 15 and found.cpu_joules == pytest.approx(3000)
+    energy = energy_of(log, n1=steady(stop_s=18, cpu=100), n2=steady(stop_s=15, cpu=100))
+    assert energy.seconds == 15 and energy.cpu_joules == pytest.approx(3000)
     assert read_energy(read_run(log), until_s=5.0).cpu_joules == pytest.approx(1000)
 
 
 @pytest.fixture
 def studies(tmp_path):
-    """Systems 1x1 with two measured runs, 2x1 with a node missing in one, 4x1 without telemetry, 8x1 without energy."""
+    """Systems: 1x1 measured in two runs, 2x1 with a node missing in one, 4x1 without telemetry, 8x1 without energy."""
     for nodes in (1, 2, 4, 8):
         for number in (0, 1):
             write_log(tmp_path / f's/{nodes}x1', number, nodes)
@@ -138,7 +138,7 @@ def studies(tmp_path):
 
 
 def rows_of(text):
-    """The cells of each line."""
+    """Return the cells of each line."""
     return [re.split(' {2,}', line.strip()) for line in text.splitlines()]
 
 
@@ -157,7 +157,7 @@ def test_tables_have_columns_of_known_values(studies, tmp_path):
     assert [h for h in heads if h in render_table(studies(2))] == ['node-hours', 'cost']
 
 
-def test_json_and_csv_are_null_where_unmeasured(studies):
+def test_unmeasured_values_are_null_in_json_and_csv(studies):
     first, second, third, fourth = json.loads(render_json(studies(3.6)))['systems']
     assert first['cost'] == pytest.approx(0.022) and first['node_hours'] == pytest.approx(22 / 3600)
     assert first['cpu_kwh'] == pytest.approx(3300 / 3.6e6) and first['energy_not_measured'] == {}

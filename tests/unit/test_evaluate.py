@@ -16,8 +16,8 @@ def batch(logits, labels, num_valid=None) -> Batch:
 
 
 def counts(*args):
-    made = batch(*args)
-    return [int(n) for n in correct_counts(made.images, made.labels, made.num_valid).asnumpy()]
+    evaluated = batch(*args)
+    return [int(n) for n in correct_counts(evaluated.images, evaluated.labels, evaluated.num_valid).asnumpy()]
 
 
 def test_counts_match_sorting():
@@ -78,8 +78,8 @@ def test_confusions_are_sorted_by_frequency_then_class():
     assert matrix.largest(3, 'xyz') == [
         Confusion('y', 'x', 2, 2 / 3), Confusion('z', 'y', 2, 2 / 3), Confusion('x', 'y', 1, 1 / 2)]
     assert [c.num_images for c in matrix.largest(100, 'xyz')] == [2, 2, 1, 1]
-    [found] = matrix_of(batch(np.full((2, 3), np.nan), [1, 1])).largest(5, 'xyz')
-    assert found == Confusion('y', NO_CLASS, 2, 1.0)
+    [confusion] = matrix_of(batch(np.full((2, 3), np.nan), [1, 1])).largest(5, 'xyz')
+    assert confusion == Confusion('y', NO_CLASS, 2, 1.0)
 
 
 def test_sum_over_ranks_is_exact():
@@ -92,7 +92,7 @@ def test_sum_over_ranks_is_exact():
 
 
 def test_likeliest_classes_of_logits():
-    found = likeliest(np.array([0, 1000, 1, 1000, -5, 999], np.float32), 'abcdef')
-    assert [(g.name, g.number) for g in found] == [('b', 1), ('d', 3), ('f', 5), ('c', 2), ('a', 0)]
-    assert found[0].probability == pytest.approx(1 / (2 + np.exp(-1))) and found[4].probability == 0
+    guesses = likeliest(np.array([0, 1000, 1, 1000, -5, 999], np.float32), 'abcdef')
+    assert [(g.name, g.number) for g in guesses] == [('b', 1), ('d', 3), ('f', 5), ('c', 2), ('a', 0)]
+    assert guesses[0].probability == pytest.approx(1 / (2 + np.exp(-1))) and guesses[4].probability == 0
     assert len(likeliest(np.zeros(3, np.float32), 'abc')) == 3

@@ -10,7 +10,7 @@ from mlperf_rn50.doctor.facts import _run_folder_problem
 
 
 class Rank:
-    """One of two ranks in threads, with the part of Comm that the doctor uses."""
+    """One of two ranks in threads, with the methods of Comm that the doctor uses."""
 
     def __init__(self, rank, meeting, values):
         self.rank, self.meeting, self.values = rank, meeting, values
@@ -18,9 +18,9 @@ class Rank:
     def gather_object(self, value):
         self.values[self.rank] = value
         self.meeting.wait(60)
-        found = list(self.values)
+        gathered = list(self.values)
         self.meeting.wait(60)
-        return found
+        return gathered
 
     def barrier(self):
         self.meeting.wait(60)
@@ -28,7 +28,7 @@ class Rank:
 
 @pytest.fixture
 def problems(monkeypatch):
-    """Return the problems that two ranks on the given hosts find with their run folders."""
+    """Function that returns the run folder problems of two ranks on the given hosts."""
     names = threading.local()
     monkeypatch.setattr(platform, 'node', lambda: names.own)
 
@@ -59,11 +59,11 @@ def test_unshared_run_folder_is_reported(problems, tmp_path):
     assert not (tmp_path / 'h1').exists()
 
 
-def test_unwritable_run_folder_is_reported_by_rank_0_alone(problems, tmp_path):
+def test_only_rank_0_reports_unwritable_run_folder(problems, tmp_path):
     (tmp_path / 'file').touch()
     problem_0, problem_1 = problems([tmp_path / 'file/run'] * 2)
     assert problem_0 == f'{tmp_path}/file/run: {os.strerror(20)}' and problem_1 == ''
 
 
-def test_single_host_needs_no_check(problems, tmp_path):
+def test_single_host_is_not_checked(problems, tmp_path):
     assert problems([tmp_path / 'run'] * 2, hosts=('h1', 'h1')) == [None, None]

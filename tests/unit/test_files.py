@@ -138,12 +138,12 @@ def test_walk_matches_the_standard_library(tmp_path):
 
 @pytest.fixture
 def deep(tmp_path):
-    """Create nested folders of a name; the deepest is the working folder until the test ends."""
+    """Function that creates nested folders of a name; the deepest is the working folder until the test ends."""
     here = os.getcwd()
 
     def deep(name):
         os.chdir(tmp_path)
-        for _ in range(1500):  # deeper than the recursion limit of Python
+        for _ in range(1500):  # deeper than Python's recursion limit
             os.mkdir(name)
             os.chdir(name)
         return tmp_path / name
@@ -158,5 +158,5 @@ def test_logs_in_deeply_nested_folders_are_read(deep, command, text):
     write_set('.', 2)
     done = call(command, top)
     assert done.stderr == '' and text in done.stdout
-    done = call(command, deep('ddd'))  # longer than any system allows
+    done = call(command, deep('ddd'))  # path longer than any system allows
     assert done.returncode in (1, 2) and 'File name too long' in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Fused norms: detection, and the same numbers and names as unfused ones; channels last."""
+"""Fused norms: detection, numbers and names equal to unfused norms, and channels last."""
 import json
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def with_model(**keys) -> Config:
 
 @pytest.fixture
 def nvidia(monkeypatch):
-    """MXNet with NVIDIA's two operators, made of plain ones; this BatchNorm has one more key."""
+    """MXNet with NVIDIA's two operators built from plain ones, including one more BatchNorm key."""
     for space in (mx.nd, mx.sym):
         def batch_norm(*arrays, act_type=None, plain=space.BatchNorm, relu=space.Activation, **keys):
             y = plain(*arrays, **keys)
@@ -53,7 +53,7 @@ def nvidia(monkeypatch):
 
 # --- detection --------------------------------------------------------------------------------------
 
-def test_this_mxnet_has_no_fused_operators():
+def test_missing_fused_operators_are_refused():
     assert fusion_of(GPU) == PLAIN and str(fusion_of(GPU)) == 'fused operators: none'
     assert not fused.runs_nvidias_kernels(GPU)
     for key, operator in (('fused_bn_relu', 'BatchNorm with act_type'), ('fused_bn_add_relu', 'BatchNormAddRelu')):
@@ -65,11 +65,11 @@ def test_this_mxnet_has_no_fused_operators():
     (GPU, BOTH), (with_model(fused_bn_relu=True, fused_bn_add_relu=True), BOTH),
     (with_model(fused_bn_relu=False), Fusion(None, NormAddRelu)),
     (with_model(fused_bn_add_relu=False), Fusion(NormRelu, None)),
-    # Without the kernels, the operators would omit the sum and the ReLU.
+    # Without these kernels, the operators would omit the sum and the ReLU.
     (with_model(layout='NCHW'), PLAIN), (replace(GPU, train=replace(GPU.train, precision='float32')), PLAIN),
     (replace(GPU, train=replace(GPU.train, device='cpu')), PLAIN),
     (replace(CPU, model=ModelConfig(fused_bn_relu=True)), Fusion(nn.BatchNormReLU))])
-def test_fused_operators_are_used_where_a_kernel_exists(nvidia, config, expected):
+def test_fused_operators_are_used_if_a_kernel_exists(nvidia, config, expected):
     assert fusion_of(config) == expected
     has_kernels = expected.norm_relu is NormRelu or expected.norm_add_relu is NormAddRelu
     assert fused.runs_nvidias_kernels(config) is has_kernels
@@ -88,7 +88,7 @@ def test_options_without_a_kernel_are_refused(right, wrong, message):
         check_values(wrong)
 
 
-# --- the same network -------------------------------------------------------------------------------
+# --- equality of the networks -----------------------------------------------------------------------
 
 def make_net(fusion, name, **model) -> ResNet:
     mx.random.seed(3)
@@ -98,7 +98,7 @@ def make_net(fusion, name, **model) -> ResNet:
 
 
 def trained(net, is_hybrid):
-    """Outputs, gradients and statistics of two passes."""
+    """Return outputs, gradients and statistics of two passes."""
     if is_hybrid:
         net.hybridize(static_alloc=True, static_shape=True)
     random = np.random.default_rng(0)
@@ -146,7 +146,7 @@ def test_norms_stay_float32_in_float16(nvidia):
 
 
 def test_saved_weights_are_used_without_fused_operators(nvidia):
-    """Evaluations, exports and other machines use plain operators."""
+    """Evaluation and export, also on other machines, use plain operators."""
     config = with_model(fused_bn_relu=True, fused_bn_add_relu=True)
     net = build_model(config, mx.cpu(), 0)
     arrays = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
@@ -168,7 +168,7 @@ def steps_of_two_passes() -> dict[str, bytes]:
     return {n: a.tobytes() for n, a in trainer.snapshot().items()}
 
 
-def test_gradients_are_added_explicitly_where_a_kernel_does_not(monkeypatch):
+def test_gradients_are_added_explicitly_if_the_kernel_does_not(monkeypatch):
     added = steps_of_two_passes()
     seen = []
     monkeypatch.setattr(trainers, 'runs_nvidias_kernels', lambda config: seen.append(config) or True)
@@ -178,7 +178,7 @@ def test_gradients_are_added_explicitly_where_a_kernel_does_not(monkeypatch):
 # --- channels last ----------------------------------------------------------------------------------
 
 def test_evaluation_network_has_no_norm_in_either_layout():
-    """cuDNN refuses inference with a norm of 65,536 rows or more, which any batch with channels last has."""
+    """cuDNN refuses inference with a norm of 65,536 rows or more, which every batch with channels last exceeds."""
     flops = []
     for layout in ('NCHW', 'NHWC'):
         config = with_model(name='resnet50', layout=layout)

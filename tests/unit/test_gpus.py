@@ -24,7 +24,7 @@ def gpu(number):
 
 
 class FakeNvml:
-    """Three cards a, b, c; c1 is an instance of c."""
+    """NVML of three cards a, b, c; c1 is a MIG instance of c."""
 
     def __getattr__(self, name):
         return lambda *_: {'nvmlSystemGetDriverVersion': b'535.129.03', 'nvmlDeviceGetCudaComputeCapability': (8, 0),
@@ -52,15 +52,15 @@ def test_visible_devices_count_up_to_the_first_invalid_entry(monkeypatch, visibl
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
     if visible is not None:
         monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
-    found = find_visible_gpus()
-    assert [g.uuid for g in found] == uuids
-    assert gpu(0) in found or 'GPU-a0' not in uuids
-    assert all(g.bus_id == '0000:2b:00.0' for g in found if g.uuid == 'MIG-c1')
+    gpus = find_visible_gpus()
+    assert [g.uuid for g in gpus] == uuids
+    assert gpu(0) in gpus or 'GPU-a0' not in uuids
+    assert all(g.bus_id == '0000:2b:00.0' for g in gpus if g.uuid == 'MIG-c1')
 
 
 def test_without_a_driver_there_is_no_gpu(monkeypatch):
-    for found in ((None, []), (SimpleNamespace(), ['a handle NVML fails for'])):
-        monkeypatch.setattr(gpus_module, 'find_gpus', lambda found=found: found)
+    for gpus in ((None, []), (SimpleNamespace(), ['a handle NVML fails for'])):
+        monkeypatch.setattr(gpus_module, 'find_gpus', lambda gpus=gpus: gpus)
         assert find_visible_gpus() == []
     assert [linux_bus_id(t) for t in ('00000001:3B:00.0', '[N/A]', '')] == ['0001:3b:00.0', '', '']
 
@@ -70,24 +70,24 @@ def views(*uuids_of_ranks, hosts=None, visible=None):
 
 
 def numbered(*visible):
-    """Views of ranks on one host that see a GPU each, without facts from the driver."""
+    """Return views of ranks on one host that see one GPU each, without facts from the driver."""
     return [make_view('h1', [], 1, v) for v in visible]
 
 
-@pytest.mark.parametrize('made, per_device, numbers', [
+@pytest.mark.parametrize('rank_views, per_device, numbers', [
     (views('a b c d', 'a b c d', 'a b c d', 'a b c d'), 1, [0, 1, 2, 3]),  # all ranks see all GPUs
     (views('a b', 'a b', 'a b', 'a b'), 3, [0, 0, 0, 1]),
-    (views('a', 'b', 'c', 'd'), 1, [0, 0, 0, 0]),  # one GPU per task, which is number 0 for each
+    (views('a', 'b', 'c', 'd'), 1, [0, 0, 0, 0]),  # one GPU per task, always number 0
     (views('a', 'a', 'b', 'b', 'c'), 2, [0] * 5),
-    (views('a', 'b', 'b', 'c', 'c'), 2, [0] * 5),  # with NCCL, another check refuses uneven nodes
+    (views('a', 'b', 'b', 'c', 'c'), 2, [0] * 5),  # with NCCL, a later check refuses uneven nodes
     (views('a b', 'a b', 'c d', 'c d', hosts=['h1', 'h1', 'h2', 'h2']), 1, [0, 1, 0, 1]),
-    (views('a b', 'c d'), 1, [0, 0]),  # several per task, of which a rank takes the first
+    (views('a b', 'c d'), 1, [0, 0]),  # several GPUs per task, of which a rank uses the first
     (numbered('0', '1'), 1, [0, 0])])
-def test_ranks_divide_the_visible_gpus(made, per_device, numbers):
-    assert choose_gpus(made, per_device) == numbers
+def test_ranks_divide_the_visible_gpus(rank_views, per_device, numbers):
+    assert choose_gpus(rank_views, per_device) == numbers
 
 
-@pytest.mark.parametrize('made, per_device, message', [
+@pytest.mark.parametrize('rank_views, per_device, message', [
     (views('GPU-a', 'GPU-a', visible='0'), 1, 'run.ranks_per_device: got 1 with 2 ranks on h1 that see 1 GPU '
      r'\(CUDA_VISIBLE_DEVICES=0\); all see GPU-a; expected at least 2, or a GPU for each rank'),
     (views(*['a b'] * 5), 2, 'got 2 with 5 ranks on h1 that see 2 GPUs; all see a, b; expected at least 3'),
@@ -96,9 +96,9 @@ def test_ranks_divide_the_visible_gpus(made, per_device, numbers):
     (views('a', '', visible=''), 1, 'rank 1 on h1 sees no GPU .CUDA_VISIBLE_DEVICES=.; make one visible'),
     (views('a', 'b', 'a', 'b'), 2, '^run.ranks_per_device: got 2, but ranks 0 and 2 on h1, which are not consecutive'),
     (numbered(None, None), 1, 'got 1 with 2 ranks on h1 that see 1 GPU; expected at least 2')])
-def test_unintended_sharing_is_refused(made, per_device, message):
+def test_unintended_sharing_is_refused(rank_views, per_device, message):
     with pytest.raises(ConfigError, match=message):
-        choose_gpus(made, per_device)
+        choose_gpus(rank_views, per_device)
 
 
 def test_variable_in_a_message_is_escaped_and_shortened():
@@ -107,17 +107,17 @@ def test_variable_in_a_message_is_escaped_and_shortened():
     assert '\x1b' not in str(e.value) and '\n' not in str(e.value) and len(str(e.value)) < 500
 
 
-@pytest.mark.parametrize('found, num_gpus, visible, uuids', [
+@pytest.mark.parametrize('gpus, num_gpus, visible, uuids', [
     ([gpu(0)], 1, None, ('GPU-a0',)), ([], 2, None, ('number 0 of h1', 'number 1 of h1')),
     ([], 1, '3,1', ('number 3 of h1',)),  # a GPU for each task, and no NVML
     ([], 1, 'GPU-a', ('number 0 of h1',)),
-    ([gpu(0), gpu(1)], 1, None, ('number 0 of h1',))])  # CUDA reports another number
-def test_without_uuids_devices_are_identified_by_number_and_host(found, num_gpus, visible, uuids):
-    assert make_view('h1', found, num_gpus, visible).uuids == uuids
+    ([gpu(0), gpu(1)], 1, None, ('number 0 of h1',))])  # CUDA reports a different number of GPUs
+def test_without_uuids_devices_are_identified_by_number_and_host(gpus, num_gpus, visible, uuids):
+    assert make_view('h1', gpus, num_gpus, visible).uuids == uuids
 
 
 def take(monkeypatch, seen, num_gpus):
-    """Return the devices that ranks on one host choose, given the GPUs that each sees and the number from CUDA."""
+    """Return the devices that ranks on one host choose, given the GPUs visible to each and their number in CUDA."""
     config, taken = Config(train=TrainConfig(device='gpu'), run=RunConfig(ranks_per_device=1)), []
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
     monkeypatch.setattr(mx.context, 'num_gpus', Mock(return_value=num_gpus))
@@ -166,7 +166,7 @@ def test_cards_of_a_host_are_read_from_sys(tmp_path):
 
 
 @pytest.mark.parametrize('num_used, num_cards, counted', [
-    (4, 4, 0),  # one GPU per task, so this rank can open only some
+    (4, 4, 0),  # one GPU per task, so this rank can open only some of them
     (1, 4, 1), (7, 1, 1),  # instances of one card
     (4, 0, 1)])  # unknown number of cards
 def test_partly_visible_gpus_of_a_node_are_not_metered(monkeypatch, tmp_path, num_used, num_cards, counted):

@@ -12,7 +12,7 @@ from mlperf_rn50.system.environment import find_hardware, find_networks, parse_c
 from mlperf_rn50.system.processor import check_precision, find_processor, parse_processor
 
 
-def test_lscpu():
+def test_lscpu_output_is_parsed():
     fields = {'Model name:': 'Xeon 8174', 'Socket(s):': '2', 'Core(s) per socket:': '24', 'Thread(s) per core:': '2',
               'CPU max MHz:': '3900.0000', 'L1d cache:': '1.5 MiB (48 instances)', 'L3 cache:': '66 MiB (2 instances)'}
     text = json.dumps({'lscpu': [{'field': k, 'data': v} for k, v in fields.items()]})
@@ -20,7 +20,7 @@ def test_lscpu():
                                'max_mhz': 3900.0, 'caches': 'L1d 1.5 MiB (48 instances), L3 66 MiB (2 instances)'}
 
 
-def test_lsblk():
+def test_lsblk_output_is_parsed():
     text = json.dumps({'blockdevices': [
         {'name': 'nvme0n1', 'type': 'disk', 'size': 1920, 'rota': False, 'tran': 'nvme', 'model': 'PM9A3 '},
         {'name': 'sda', 'type': 'disk', 'size': 8000, 'rota': True, 'tran': 'sata', 'model': None},
@@ -29,11 +29,11 @@ def test_lsblk():
         {'name': 'zram0', 'type': 'disk', 'size': 0}, {'name': 'loop0', 'type': 'loop', 'size': 5}]})
     assert [(d['kind'], d['model'], d['bytes']) for d in parse_storage(text)] == [
         ('NVMe SSD', 'PM9A3', 1920), ('HDD', None, 8000), ('SSD', 'S4510', 960), ('virtual disk', None, 100)]
-    for nothing in ('', '[]'):  # without the programs
-        assert parse_storage(nothing) == [] and set(parse_cpu(nothing).values()) == {None}
+    for output in ('', '[]'):  # if the programs are missing
+        assert parse_storage(output) == [] and set(parse_cpu(output).values()) == {None}
 
 
-def test_networks(tmp_path):
+def test_network_rates_are_read_from_sys(tmp_path):
     write_files(tmp_path, {'class/net/eth0/speed': 25000, 'class/net/eth1/speed': -1, 'class/net/lo/speed': '',
                            'class/infiniband/mlx5_0/ports/1/rate': '100 Gb/sec (4X EDR)'})
     for name in ('eth0', 'eth1'):
@@ -42,9 +42,9 @@ def test_networks(tmp_path):
                                        {'name': 'mlx5_0', 'rate': '100 Gb/sec (4X EDR)'}]
 
 
-def test_this_machine_has_a_processor_and_memory():
-    found = find_hardware()
-    assert found['cpu']['sockets'] >= 1 and found['memory_bytes'] > 2**28 and find_processor().has != 'no SSE4.1'
+def test_hardware_of_local_machine_is_found():
+    hardware = find_hardware()
+    assert hardware['cpu']['sockets'] >= 1 and hardware['memory_bytes'] > 2**28 and find_processor().has != 'no SSE4.1'
 
 
 def test_invalid_bytes_from_a_driver_are_replaced(tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_invalid_bytes_from_a_driver_are_replaced(tmp_path, monkeypatch):
 
 @pytest.fixture
 def container(tmp_path, monkeypatch):
-    """Packages as in a container: MXNet in a separate folder, Open MPI as a program."""
+    """Packages as in a container, with MXNet in a separate folder and Open MPI as a program."""
     folder = tmp_path / 'opt/mxnet'
     write_files(folder, {'libinfo.py': "# version\n__version__ = '1.9.1+nv24.06'"})
     write_files(tmp_path / 'bin', {'mpirun': '#!/bin/sh\necho "mpirun (Open MPI) 4.1.7a1"'}, mode=0o755)
@@ -89,34 +89,34 @@ BF16 = f'{AVX512} avx512_vnni avx512_bf16'
 
 
 def processor(flags, **environment_variables):
-    one = ('processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t: 1\nmodel name\t: EPYC\n'
-           f'flags\t: {flags}\n')
-    return parse_processor(f'{one}\n{one.replace("EPYC", "other")}', environment_variables)
+    entry = ('processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t: 1\nmodel name\t: EPYC\n'
+             f'flags\t: {flags}\n')
+    return parse_processor(f'{entry}\n{entry.replace("EPYC", "other")}', environment_variables)
 
 
 @pytest.mark.parametrize('flags, has', [
     ('fpu sse2', 'no SSE4.1'), (AVX2, 'AVX2'),
-    # Knights Landing has other parts of AVX-512, which are not enough for bfloat16 in oneDNN.
+    # The parts of AVX-512 in Knights Landing do not suffice for bfloat16 in oneDNN.
     (f'{AVX2} avx512f avx512cd avx512er avx512pf', 'AVX2'),
     (AVX512, 'AVX-512'), (BF16, 'AVX-512 BF16'), (f'{BF16} amx_tile amx_int8 amx_bf16', 'AMX')])
 def test_instruction_sets(flags, has):
-    found = processor(flags)
-    assert (found.vendor, found.family, found.model, found.has, found.uses) == ('AuthenticAMD', 25, 1, has, has)
-    assert found.can_train_bfloat16 == has.startswith(('AVX-512', 'AMX'))
+    cpu = processor(flags)
+    assert (cpu.vendor, cpu.family, cpu.model, cpu.has, cpu.uses) == ('AuthenticAMD', 25, 1, has, has)
+    assert cpu.can_train_bfloat16 == has.startswith(('AVX-512', 'AMX'))
 
 
 @pytest.mark.parametrize('limit, uses', [
     ('AVX512_MIC', 'AVX2'), ('AVX512_CORE', 'AVX-512'), ('AVX512_CORE_AMX', 'AVX-512 BF16'), ('ALL', 'AVX-512 BF16'),
     ('avx2', 'AVX-512 BF16')])  # oneDNN ignores lower case
 def test_limit_of_onednn(limit, uses):
-    found = processor(BF16, DNNL_MAX_CPU_ISA=limit)
-    assert (found.has, found.uses) == ('AVX-512 BF16', uses)
-    assert processor(AVX2, DNNL_MAX_CPU_ISA=limit).uses == 'AVX2'  # a limit adds no instruction set
+    cpu = processor(BF16, DNNL_MAX_CPU_ISA=limit)
+    assert (cpu.has, cpu.uses) == ('AVX-512 BF16', uses)
+    assert processor(AVX2, DNNL_MAX_CPU_ISA=limit).uses == 'AVX2'  # a limit does not add instruction sets
 
 
 def test_other_architectures_have_no_instruction_set():
-    found = parse_processor('processor: 0\nFeatures: fp asimd\n', {})
-    assert (found.vendor, found.family, found.has) == ('', None, 'no SSE4.1') and not found.can_train_bfloat16
+    cpu = parse_processor('processor: 0\nFeatures: fp asimd\n', {})
+    assert (cpu.vendor, cpu.family, cpu.has) == ('', None, 'no SSE4.1') and not cpu.can_train_bfloat16
 
 
 def test_bfloat16_without_avx512_is_refused_with_advice():

@@ -1,4 +1,4 @@
-"""Setup of a rank before its part of a command."""
+"""Set-up of a rank before it runs a command."""
 import os
 
 import pytest
@@ -30,5 +30,5 @@ def test_missing_controller_of_horovod_is_named(env, has_mpi, has_gloo, message)
     with pytest.raises(ConfigError, match=message):
         check_controller(env, has_mpi, has_gloo)
     check_controller(env, True, True)
-    check_controller({}, False, False)  # one process needs neither
+    check_controller({}, False, False)  # a single process uses neither
     check_controller({'HOROVOD_CONTROLLER': 'gloo'}, False, True)

@@ -32,7 +32,7 @@ def test_end_of_a_schedule_is_in_epochs_or_in_steps_after_the_warm_up():
         assert end == pytest.approx(epochs, abs=0.01)
     assert recipe({'opt_name': 'sgd'}).decay_epochs is None
     assert recipe({**V07, 'sgd_opt_learning_rate_decay_steps': 1e9}).decay_epochs is None  # implausibly long
-    # With other data the value is in steps, and an epoch of digits has 12 steps of batch 128.
+    # For data other than ImageNet the value is in steps; an epoch of digits has 12 steps of batch 128.
     assert make_recipe(V07 | {'sgd_opt_learning_rate_decay_steps': 132}, 128, 1437, None, []).decay_epochs == 11 + 5
 
 

@@ -1,5 +1,4 @@
-"""Kubernetes manifests: schemas of the API, one-line errors, and agreement between their parts."""
-
+"""Kubernetes manifests: API schemas, one-line errors, and agreement between their parts."""
 import jsonschema
 import kubernetes_validate
 import pytest
@@ -27,7 +26,7 @@ def job_of(*words):
 
 
 def templates_of(job):
-    """The pod templates of the launcher and of the workers."""
+    """Return the pod templates of the launcher and the workers."""
     return [job['spec']['mpiReplicaSpecs'][role]['template'] for role in ('Launcher', 'Worker')]
 
 
@@ -45,16 +44,16 @@ def test_manifests_match_the_api_schemas(words, version):
 
 
 def closed(schema):
-    """Return a copy of the schema of a custom resource that refuses unnamed keys."""
+    """Return a copy of a custom resource schema that refuses unknown keys."""
     if isinstance(schema, list):
         return [closed(s) for s in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: closed(value) for key, value in schema.items()}
+    strict = {key: closed(value) for key, value in schema.items()}
     is_object = isinstance(schema.get('properties'), dict) and schema.get('type') == 'object'
     if is_object and 'additionalProperties' not in schema and not schema.get('x-kubernetes-preserve-unknown-fields'):
-        made['additionalProperties'] = False
-    return made
+        strict['additionalProperties'] = False
+    return strict
 
 
 @pytest.mark.needs_mpijob_schema
@@ -86,7 +85,7 @@ def test_parts_of_an_mpijob_and_the_image_agree():
     assert {'name': 'shm', 'emptyDir': {'medium': 'Memory', 'sizeLimit': '500Mi'}} in pods[-1]['spec']['volumes']
     assert {m['metadata']['namespace'] for m in manifests} == {'lab'}
     assert {m['metadata']['name'] for m in manifests} == {'rn50'}
-    # The launcher finds the hostfile, and the port and the key of the workers.
+    # The launcher uses the hostfile, and the port and key of the workers.
     spec = manifests[-1]['spec']
     client = dict(line.split(None, 1) for line in (ROOT / 'launch/kubernetes/ssh_config').read_text().splitlines()
                   if not line.lstrip().startswith('#'))

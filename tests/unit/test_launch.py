@@ -1,4 +1,4 @@
-"""Launchers: hosts, options, attempts, failures, the lock, and the end of an engine."""
+"""Launchers: hosts, options, attempts, failures, lock, and the end of an engine."""
 import functools
 import io
 import json
@@ -41,7 +41,7 @@ def options(*words, script='mpirun'):
 def test_hosts_of_an_option_and_of_a_file_and_their_common_slots():
     assert parse_hosts('h1, h2') == [Host('h1'), Host('h2')]
     assert parse_hostfile('# all\nh1 slots=4 # big\n\nh2 max_slots=9 slots=4\n', 'f') == [Host('h1', 4), Host('h2', 4)]
-    assert parse_hostfile('h1\nh1\nh2\nh2\n', 'f') == [Host('h1', 2), Host('h2', 2)]  # a line per rank, as PBS has it
+    assert parse_hostfile('h1\nh1\nh2\nh2\n', 'f') == [Host('h1', 2), Host('h2', 2)]  # a line per rank, as in PBS
     assert common_slots([Host('h1', 4), Host('h2', 4)]) == 4
     assert common_slots([Host('h1'), Host('h2')]) is None
     with pytest.raises(ConfigError, match=r'slots=2 for h2 and slots=4 for h1, .* set --ranks-per-node'):
@@ -68,7 +68,7 @@ def test_hostfile_is_a_file_with_hosts(tmp_path):
         options('--hostfile', tmp_path / 'pipe')
 
 
-def test_this_machine_needs_no_ssh(monkeypatch):
+def test_local_host_is_reached_without_ssh(monkeypatch):
     monkeypatch.setenv('PATH', '')
     assert silent_hosts(['localhost', os.uname().nodename, 'h9']) == ['h9']
     assert silent_hosts([]) == []
@@ -117,14 +117,14 @@ def test_end_of_an_earlier_attempt_is_ignored(tmp_path):
     keep(run, 8)
     write(run, {'event': 'train', 'step': 8}, {'event': 'end', 'status': 'interrupted'})
     before = read_progress(tmp_path)
-    attempt = read_attempt(tmp_path, before, 2, is_resumed=True)  # the resume fails at once
+    attempt = read_attempt(tmp_path, before, 2, is_resumed=True)  # the resume fails immediately
     assert attempt == Attempt(0, 2, None, gained=False, can_resume=True)
     write(run, {'event': 'resumed', 'step': 8}, {'event': 'train', 'step': 12}, {'event': 'end', 'status': 'converged'})
     keep(run, 12)
     assert read_attempt(tmp_path, before, 0, is_resumed=True) == Attempt(0, 0, 'converged', True, can_resume=True)
 
 
-def test_attempt_that_began_no_run(tmp_path):
+def test_attempt_without_a_run_is_recorded(tmp_path):
     write(begin(tmp_path), {'event': 'end', 'status': 'converged'})
     before = read_progress(tmp_path)
     assert read_attempt(tmp_path, before, 1, is_resumed=False).run is None
@@ -152,11 +152,11 @@ def test_torn_and_hostile_lines_are_ignored(tmp_path):
 
 
 @pytest.mark.parametrize('attempt, is_stop_requested, restarts_left, num_stuck, expected', [
-    # A run with a logged end is not restarted.
+    # A run that logged its end is not restarted.
     (Attempt(0, 1, 'converged', True, True), False, 9, 0, ('end', 0)),
     (Attempt(0, 1, 'failed', True, True), False, 9, 0, ('end', 1)),
     (Attempt(0, 1, 'interrupted', True, True), False, 9, 0, ('end', 75)),
-    # A run that was cut short is restarted while it gains steps.
+    # An interrupted run is restarted as often as it gains steps.
     (Attempt(0, 1, None, True, True), False, 1, 0, ('again', 0)),
     (Attempt(0, 1, None, True, True), False, 0, 0, ('end', 1)),
     (Attempt(0, 1, None, False, True), False, 9, 2, ('again', 0)),
@@ -164,7 +164,7 @@ def test_torn_and_hostile_lines_are_ignored(tmp_path):
     (Attempt(0, 2, None, False, True), False, 9, 1, ('end', 2)),
     (Attempt(0, 1, None, True, True), True, 9, 0, ('end', 75)),
     (Attempt(None, 1, None, False, False), True, 9, 1, ('end', 1))])
-def test_next_step_after_an_attempt(attempt, is_stop_requested, restarts_left, num_stuck, expected):
+def test_restart_decision_after_an_attempt(attempt, is_stop_requested, restarts_left, num_stuck, expected):
     verdict = judge(attempt, is_stop_requested, restarts_left, num_stuck)
     assert (verdict.what, verdict.exit_code) == expected
 
@@ -203,7 +203,7 @@ def test_second_launcher_is_refused_and_a_crash_releases_the_lock(tmp_path):
     with folder_lock(folder), pytest.raises(ConfigError, match=rf'is in use by process {os.getpid()} on '), \
             folder_lock(folder):
         pass
-    assert not (tmp_path / 'a').exists()  # as it was found
+    assert not (tmp_path / 'a').exists()  # as before
     code = f'''import time; from pathlib import Path; from mlperf_rn50.launch.__main__ import folder_lock
 with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
     with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE) as holder:
@@ -211,7 +211,7 @@ with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
         with pytest.raises(ConfigError, match='is in use by'), folder_lock(folder):
             pass
         holder.kill()
-    with folder_lock(folder):  # the file of the killed process is still there
+    with folder_lock(folder):  # the lock file of the killed process still exists
         (folder / 'result_0.txt').touch()
     assert [p.name for p in folder.iterdir()] == ['result_0.txt']
     # The lock follows no link.
@@ -230,7 +230,7 @@ with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
     ([EngineEvent.LOST], Stage.TERMINATING), ([EngineEvent.LATE], Stage.TERMINATING),
     ([EngineEvent.LOST, EngineEvent.LATE, EngineEvent.STOP], Stage.KILLING),
     ([EngineEvent.STOP, EngineEvent.LATE, EngineEvent.LATE, EngineEvent.LATE], Stage.KILLING)])
-def test_stages_of_a_stop(events, expected):
+def test_stop_stages(events, expected):
     assert functools.reduce(react, events, Stage.RUNNING) is expected
 
 
@@ -256,7 +256,7 @@ class ScriptedSignals:
 
 @pytest.fixture
 def run_shell(tmp_path, monkeypatch):
-    """Run a shell script as an engine; return its exit code and the remaining processes of the job."""
+    """Function that runs a shell script as an engine; returns its exit code and remaining processes of the job."""
     def run_shell(script, *events, is_late=False, **keys):
         (tmp_path / 'up').unlink(missing_ok=True)
         signals = ScriptedSignals(tmp_path, events, is_late)
@@ -267,13 +267,13 @@ def run_shell(tmp_path, monkeypatch):
                           dict(os.environ, MLPERF_RN50_JOB=job), signals, job, **keys)
         tries = iter(range(100))
         while (left := processes_of(job)) and next(tries, None) is not None:
-            time.sleep(0.05)  # killed processes disappear after a moment
+            time.sleep(0.05)  # killed processes disappear with a delay
         return code, left
     return run_shell
 
 
 WAITS = 'trap "exit 75" USR1; trap "exit 15" TERM; UP; while :; do sleep 0.02; done'
-IGNORES = 'trap "" USR1 TERM; setsid sleep 600 & UP; while :; do wait; done'  # with a process in another group
+IGNORES = 'trap "" USR1 TERM; setsid sleep 600 & UP; while :; do wait; done'  # with a process in a separate group
 
 
 def test_stop_request_is_forwarded(run_shell):
@@ -309,7 +309,7 @@ INT, TERM, HUP, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGU
     (signal.SIG_DFL, [(HUP, 0), (signal.SIGUSR1, 9)], ['STOP', 'STOP']),
     (signal.SIG_IGN, [(HUP, 0), (INT, 9)], [None, 'STOP'])], ids=['once more', 'hangup', 'nohup'])
 def test_events_of_signals_even_of_those_ignored_before(monkeypatch, before, sent, expected):
-    """This process receives each signal at the given time."""
+    """Send signals to this process at given times."""
     with own_signals():
         for number, handler in ((INT, signal.SIG_IGN), (signal.SIGUSR1, signal.SIG_IGN), (HUP, before)):
             signal.signal(number, handler)
@@ -346,7 +346,7 @@ def test_guard_forwards_a_stop_request_to_ranks_with_a_handler():
         print('\nstop', file=guard.stdin, flush=True)
         assert ready.wait() == 75
         assert starting.poll() is None and engine.poll() is None
-    # The launcher of the guard is gone.
+    # The end of its input tells the guard that the launcher has ended.
     assert (starting.wait(), engine.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
 
 
@@ -374,7 +374,7 @@ def test_slow_start_is_reported(capfd, monkeypatch):
                                       '120 s); stopped\n')
 
 
-CONFIG = ['/r', '2', '3', '7.5', 'cpu']  # run.dir, nodes, ranks per node, start limit and device of the configuration
+CONFIG = ['/r', '2', '3', '7.5', 'cpu']  # run.dir, nodes, ranks per node, start limit and device
 
 
 @pytest.mark.parametrize('words, config, expected', [
@@ -423,7 +423,7 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
         folder.mkdir(parents=True)
     with subprocess.Popen(['sh', '-c', 'echo up; cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           env={**os.environ, 'MLPERF_RN50_JOB': job}) as process:
-        assert process.stdout.readline() == b'up\n'  # before exec is over, a process has no environment
+        assert process.stdout.readline() == b'up\n'  # before exec, a process lacks the new environment
         remove_leftovers([tmp_path, tmp_path / 'nothing'])
     assert sorted(tmp_path.iterdir()) == sorted([full, mps, running])
 
@@ -437,7 +437,7 @@ class Quick(SignalQueue):
         print('waits', flush=True)
         return super().next(min(timeout_s, 0.2))
 
-job, engine = 'terminal', 'trap "echo asked; exit 75" USR1; while [ ! -e {0} ]; do sleep 0.05; done; exit 7'
+job, engine = 'terminal', 'trap "echo stopping; exit 75" USR1; while [ ! -e {0} ]; do sleep 0.05; done; exit 7'
 code = run_engine(['bash', '-c', engine], dict(os.environ, MLPERF_RN50_JOB=job), Quick(LAUNCHER_SIGNALS), job)
 print('ended', code, flush=True)
 """
@@ -445,7 +445,7 @@ print('ended', code, flush=True)
 
 @pytest.mark.parametrize('has_interrupt', [False, True])
 def test_ctrl_z_and_fg_on_a_terminal(has_interrupt, tmp_path):
-    """A pause, even beyond the deadline of a wait, sends no stop request to the engine; Ctrl-C after it does."""
+    """A pause sends no stop request to the engine, even beyond the deadline of a wait; a later Ctrl-C does."""
     (tmp_path / 'launcher.py').write_text(ON_A_TERMINAL.format(tmp_path / 'end'))
     pid, terminal = pty.fork()
     if not pid:
@@ -462,16 +462,16 @@ def test_ctrl_z_and_fg_on_a_terminal(has_interrupt, tmp_path):
         read_to('waits')
         os.write(terminal, b'\x1a')
         read_to('Stopped')
-        time.sleep(0.3)  # longer than a wait
-        os.write(terminal, b'fg; exit\n')  # exit, so that reading ends with the launcher
+        time.sleep(0.3)  # longer than one wait
+        os.write(terminal, b'fg; exit\n')  # exit ends the output with the launcher
         read_to('launcher.py')
         read = ''.join(read_to('waits') for _ in range(3))
         if has_interrupt:
             os.write(terminal, b'\x03')
         else:
             (tmp_path / 'end').touch()
-        assert 'asked' not in read
-        assert ('asked' in read_to('ended ')) == has_interrupt
+        assert 'stopping' not in read
+        assert ('stopping' in read_to('ended ')) == has_interrupt
         read_to('75' if has_interrupt else '7')
     finally:
         os.kill(pid, signal.SIGKILL)

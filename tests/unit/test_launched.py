@@ -42,7 +42,7 @@ def test_binding_accepts_nested_threads_and_refuses_an_invalid_number():
 
 
 def test_line_of_a_rank_is_one_write_in_unbuffered_python():
-    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # every write is a message
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # each write is a message
     code = 'from mlperf_rn50.system.launcher_env import say; say("rank 0"); say("rank 1")'
     assert subprocess.run([sys.executable, '-u', '-c', code], stderr=writer).returncode == 0
     assert [reader.recv(100), reader.recv(100)] == [b'rank 0\n', b'rank 1\n']
@@ -56,7 +56,7 @@ SRUN = {'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_LOCALID
     ({'OMPI_COMM_WORLD_RANK': ' 3 ', 'OMPI_COMM_WORLD_SIZE': '8', 'OMPI_COMM_WORLD_LOCAL_RANK': '1',
       'OMPI_COMM_WORLD_LOCAL_SIZE': '2'}, (3, 8, (1, 2))),
     ({'HOROVOD_RANK': '6', 'HOROVOD_SIZE': '8', 'HOROVOD_LOCAL_RANK': '0', 'HOROVOD_LOCAL_SIZE': '4'}, (6, 8, (0, 4))),
-    (SRUN, (0, None, (0, 1))),  # a program started by hand within a job
+    (SRUN, (0, None, (0, 1))),  # a program started manually within a job
     ({**SRUN, 'PMIX_RANK': '7'}, (7, 8, (3, 4)))])
 def test_place_of_a_rank_by_launcher(monkeypatch, variables, expected):
     for name in (*launcher_env._RANK, *launcher_env._SIZE, *launcher_env._LOCAL_RANK, *launcher_env._LOCAL_SIZE):
@@ -72,7 +72,7 @@ def test_place_of_a_rank_by_launcher(monkeypatch, variables, expected):
 GPU = {DEVICE_VARIABLE: 'gpu'}
 
 
-def test_existing_settings_are_kept_and_cpus_get_none():
+def test_existing_settings_are_kept_and_cpu_runs_get_none():
     assert missing_settings({**GPU, 'PATH': '/bin'}) == {**SETTINGS, SET_VARIABLE: ','.join(SETTINGS)}
     added = missing_settings({**GPU, 'HOROVOD_CYCLE_TIME': '1', 'MXNET_ENABLE_CUDA_GRAPHS': ''})
     assert added.keys() == SETTINGS.keys() - {'HOROVOD_CYCLE_TIME', 'MXNET_ENABLE_CUDA_GRAPHS'} | {SET_VARIABLE}

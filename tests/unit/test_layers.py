@@ -9,10 +9,10 @@ from closure import closure, imports
 from helpers import ROOT
 
 PACKAGE = ROOT / 'mlperf_rn50'
-# A module may import from its own room and from those below it.
+# Rooms from top to bottom; a module may import from its room and from lower rooms.
 ROOMS = [{'__main__'}, {'cli'}, {'bench', 'doctor', 'launch'}, {'train'}, {'analysis'},
          {'mllog', 'data', 'model', 'system'}, {'options'}, {'config'},
-         {'data.options', 'model.options', 'train.options'},  # declared by components, combined by config
+         {'data.options', 'model.options', 'train.options'},  # declared in components and combined by config
          {'bounds', 'jsonl', 'locks', 'parser', 'table'}, {'files', 'npz', 'text'}, {'errors'}]
 HEAVY = {'mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'sklearn', 'rich'}
 LIGHT_ROOMS = ('cli', 'mllog', 'analysis/sets', 'analysis/recipe')
@@ -23,14 +23,14 @@ MAX_MODULES, MAX_LINES, MIN_LINES = 12, 300, 40
 
 
 def modules() -> dict[str, Path]:
-    """Return dotted name below the package and file of every module except __init__.py."""
+    """Return the file of every module except __init__.py by its dotted name in the package."""
     return {'.'.join(p.relative_to(PACKAGE).with_suffix('').parts): p for p in PACKAGE.rglob('*.py')
             if p.name != '__init__.py'}
 
 
-def import_graph(found: dict[str, Path]) -> dict[str, set[str]]:
+def import_graph(paths: dict[str, Path]) -> dict[str, set[str]]:
     """Return the imports of each module among the given modules."""
-    return {name: {m.removeprefix('mlperf_rn50.') for m in imports(path)} & set(found) for name, path in found.items()}
+    return {name: {m.removeprefix('mlperf_rn50.') for m in imports(path)} & set(paths) for name, path in paths.items()}
 
 
 def level(name: str) -> int:
@@ -47,7 +47,7 @@ def cycle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def folder_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Return the imports between folders; a module directly in a room counts as a folder."""
+    """Return the imports between folders; modules directly in a room count as folders."""
     def place(name: str) -> str:
         return name.rpartition('.')[0] if name.count('.') > 1 else name
     folders: dict[str, set[str]] = {}
@@ -72,12 +72,12 @@ def test_one_module_of_training_imports_the_analysis():
 
 
 def test_folders_and_modules_are_small():
-    found = modules()
-    folders = Counter(str(path.parent.relative_to(PACKAGE)) for path in found.values())
+    paths = modules()
+    folders = Counter(str(path.parent.relative_to(PACKAGE)) for path in paths.values())
     assert {f: n for f, n in folders.items() if n > MAX_MODULES and f != 'cli'} == {}
-    num_lines = {name: len(path.read_text().splitlines()) for name, path in found.items()}
+    num_lines = {name: len(path.read_text().splitlines()) for name, path in paths.items()}
     assert {name: n for name, n in num_lines.items() if n > MAX_LINES} == {}
-    users = Counter(i for imported in import_graph(found).values() for i in imported)
+    users = Counter(i for imported in import_graph(paths).values() for i in imported)
     assert {name: n for name, n in num_lines.items() if n < MIN_LINES and users[name] == 1} == {}
 
 

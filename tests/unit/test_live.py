@@ -1,4 +1,4 @@
-"""State of a run folder at every stage of a run, and with hostile content."""
+"""State of a run folder at each stage of a run and with hostile content."""
 import json
 import os
 import shutil
@@ -30,12 +30,12 @@ def test_folder_without_a_run_is_waiting_and_runs_below_it_are_named(tmp_path):
 
 
 def test_running_run(tmp_path):
-    # More correct answers than images are no evaluation.
+    # A record with more correct answers than images is ignored.
     run = look(write_live(tmp_path, train(10), evaluation(1, 20), evaluation(2, 101), train(30), train(40)))
     assert shown(run, 'status', 'number', 'quiet_s', 'dataset', 'target') == ('running', 0, 3.0, 'digits', 0.749)
     assert shown(run, 'epoch', 'max_epochs', 'step', 'images_per_s') == (2.0, 10, 40, 128.0)
     assert run.evaluations == (LiveEvaluation(1, 0.2, 10.0),)
-    # An epoch is 20 steps of 0.5 s; 8 epochs are left, less 3 s since the last report.
+    # An epoch has 20 steps of 0.5 s. 8 epochs are left, less 3 s since the last record.
     assert shown(run, 'epoch_s', 'left_s', 'time_s') == (10.0, 77.0, 23.0)
     assert shown(run, 'node_hours', 'node_hours_at_end') == pytest.approx((2 * 23 / 3600, 2 * 100 / 3600))
 
@@ -49,7 +49,7 @@ def test_finished_run_without_metrics_has_the_values_of_the_log(tmp_path):
 
 
 @pytest.mark.parametrize('reason, is_over', [('aborted', True), ('interrupted', False)])
-def test_interrupted_run_is_not_over_because_it_can_be_resumed(tmp_path, reason, is_over):
+def test_interrupted_run_is_not_over(tmp_path, reason, is_over):
     log = write_live(tmp_path, evaluation(1, 20)) / 'result_0.txt'
     stop = json.loads(run_lines((0.2,), status='aborted')[-1].partition(' ')[2])
     stop['metadata']['reason'] = reason
@@ -57,7 +57,7 @@ def test_interrupted_run_is_not_over_because_it_can_be_resumed(tmp_path, reason,
     assert shown(look(tmp_path), 'status', 'is_over') == (reason, is_over)
 
 
-def test_killed_run_has_a_quiet_time_and_the_attempts_of_the_launcher(tmp_path):
+def test_killed_run_has_quiet_time_and_launcher_attempts(tmp_path):
     folder = write_live(tmp_path, train(10), age_s=5000.0)
     write_metrics(folder / 'attempts.jsonl',
                   {'job': 'j', 'run': None, 'exit_code': 2, 'end': None, 'gained': False, 'can_resume': False},
@@ -66,7 +66,7 @@ def test_killed_run_has_a_quiet_time_and_the_attempts_of_the_launcher(tmp_path):
                   {'job': 'j', 'run': 0, 'exit_code': 0, 'end': 'converged', 'gained': True, 'can_resume': True})
     run = look(folder, NOW_S + 2 * 86400)
     assert shown(run, 'status', 'has_end', 'is_over', 'left_s') == ('failed', False, False, None)
-    # The last record is an evaluation in the log at 11 s.
+    # The last record is an evaluation at 11 s in the log.
     assert shown(run, 'quiet_s', 'time_s') == (5000.0 + 2 * 86400, 11.0)
     assert run.attempts == (
         'cut short (exit code 137), can be resumed', 'failed (exit code 1), cannot be resumed',
@@ -81,7 +81,7 @@ def test_newest_run_is_shown_and_the_others_are_named(tmp_path):
     assert shown(run, 'number', 'status', 'others') == (0, 'converged', ((10, 'running'),))
 
 
-def test_folder_that_disappears_and_returns(tmp_path):
+def test_deleted_and_recreated_folder_is_followed(tmp_path):
     folder = write_live(tmp_path / 'run', train(10))
     follower = Follower(folder)
     assert follower.look(NOW_S).step == 10
@@ -119,7 +119,7 @@ def test_band_and_verdict_of_the_reference_and_first_warning_of_a_run_behind(tmp
     assert run.band == (BandPoint(1, 0.5, 0.45, 0.55),)  # without a reference record
 
 
-def test_skew_is_of_the_compute_times_of_ranks(tmp_path):
+def test_skew_comes_from_compute_times_of_ranks(tmp_path):
     ranks = {'event': 'ranks', 'epoch': 1, 'time_s': 1.0, 'stragglers': [],
              'ranks': [rank(0, 1.0), rank(1, 1.0), rank(2, 1.5, 'n2')]}
     run = look(write_live(tmp_path, ranks))
@@ -154,7 +154,7 @@ def test_growing_file_is_read_incrementally_and_a_replaced_file_anew(tmp_path, i
     tail = Tail(path, dict)
     assert tail.read() == (False, [{'a': 1}])
     with open(path, 'a') as f:
-        f.write('2}\n')  # the rest of a torn line
+        f.write('2}\n')  # the second part of a torn line
     assert tail.read() == (False, [{'a': 2}]) and tail.read() == (False, [])
     new = write_metrics(tmp_path / 'new' if is_replaced else path, *({'a': v} for v in values))
     new.replace(path)
@@ -168,7 +168,7 @@ def test_invalid_and_too_long_lines_are_skipped(tmp_path):
     tail = Tail(path, dict)
     assert tail.read() == (False, [{'a': 1}])
     with open(path, 'ab') as f:
-        f.write(b'{"a": 2}\n{"a": 3}\n')  # the first is the rest of the long line
+        f.write(b'{"a": 2}\n{"a": 3}\n')  # the first line completes the long line
     assert tail.read() == (False, [{'a': 3}])
 
 

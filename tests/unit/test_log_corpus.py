@@ -1,6 +1,6 @@
 """Log corpus: each folder of tests/logs is a tree of logs with the expected facts in expected.json.
 
-A new case is a new folder. `pytest --update tests/unit/test_log_corpus.py` writes every expected.json.
+To add a case, add a folder. `pytest --update tests/unit/test_log_corpus.py` writes every expected.json.
 """
 import dataclasses
 import fcntl
@@ -26,7 +26,7 @@ CASES = sorted(p for p in LOGS.iterdir() if p.is_dir())
 
 
 def facts_of_run(run: Run) -> dict:
-    """Return the facts of a run that have a value; of a warning, the line and whether it is a contradiction."""
+    """Return the known facts of a run; warnings are reduced to their line and whether they are contradictions."""
     facts = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)} | {
         'path': run.path.name, 'age_s': None, 'optimizer': dict(run.optimizer), 'lines': dict(run.lines),
         'sources': {k: [s.basis, s.line] for k, s in run.sources.items()},
@@ -50,7 +50,7 @@ def facts_of(case: Path) -> object:
 @pytest.mark.parametrize('case', CASES, ids=lambda p: p.name)
 def test_facts_of_a_log(case, request):
     facts, path = facts_of(case), case / 'expected.json'
-    if request.config.getoption('--update'):  # a list of values takes one line
+    if request.config.getoption('--update'):  # a list of values is on one line
         text = re.sub(r'\[\n[^][{}]+\]', lambda m: re.sub(r'\n *', ' ', m[0]), json.dumps(facts, indent=1))
         path.write_text(text + '\n')
     assert facts == json.loads(path.read_text())
@@ -92,10 +92,10 @@ def test_count_in_a_description_is_a_whole_number_of_nine_digits(value, count):
     assert _count(value) == count
 
 
-# A log without an end belongs to a running run or to a killed one.
+# A log without an end belongs to a running or a killed run.
 @pytest.fixture
 def unended(tmp_path):
-    """Write a log with its last event at 22 s of the run and its modification time `written_s` later."""
+    """Function that writes a log with its last event at 22 s and its modification time `written_s` later."""
     def unended(written_s=0.0, **keys):
         path = write_lines(tmp_path / 'result_0.txt', run_lines(status=None, **keys))
         os.utime(path, (START_S + 22 + written_s,) * 2)
@@ -136,7 +136,7 @@ def test_lock_of_a_run_decides_the_status(unended, k, lock):
         run = read_run(log, now_s=START_S + 10**7)
         assert run.status == 'running' and run.age_s > 10**6
     assert read_run(log, now_s=START_S + 23).status == 'failed'  # released on this machine
-    path.write_text('process 7 on another-machine\n')
+    path.write_text('process 7 on other-machine\n')
     assert read_run(log, now_s=START_S + 23).status == 'running'
     assert read_run(log, now_s=START_S + 10**7).status == 'failed'
 

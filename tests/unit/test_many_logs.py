@@ -19,7 +19,7 @@ from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry
 @pytest.fixture
 def two_processors(monkeypatch):
     monkeypatch.setattr(load, '_num_processors', lambda: 2)
-    # Earlier tests may have left threads in this process, and load does not fork a process with threads.
+    # Earlier tests may have left threads in this process, and load does not fork a process that has threads.
     monkeypatch.setattr(load.threading, 'active_count', lambda: 1)
 
 
@@ -31,8 +31,8 @@ def path_and_pid(path):
 def test_many_logs_are_read_by_other_processes_in_order(two_processors, monkeypatch, num, threads, is_local):
     monkeypatch.setattr(load.threading, 'active_count', lambda: threads)
     monkeypatch.setattr(load, '_load_run', path_and_pid)
-    found = load._load_runs(range(num))
-    assert [item for item, _ in found] == list(range(num)) and (os.getpid() in {pid for _, pid in found}) == is_local
+    items, pids = zip(*load._load_runs(range(num)))
+    assert items == tuple(range(num)) and (os.getpid() in pids) == is_local
 
 
 PARENT_PID = os.getpid()
@@ -89,8 +89,8 @@ def test_telemetry_files_are_found_by_node(tmp_path):
     assert find_telemetry(tmp_path / 'none') == {}
 
 
-def test_pictures_of_many_runs_scan_the_folder_once(tmp_path, monkeypatch):
-    """One scan per run took minutes, because the folder grows with the number of runs."""
+def test_plots_of_many_runs_scan_the_folder_once(tmp_path, monkeypatch):
+    """One scan per run would take minutes, because the folder grows with the number of runs."""
     study = study_of(write_set(tmp_path / '1x4', 20))
     scans, scan = [], os.scandir
     monkeypatch.setattr(os, 'scandir', lambda path='.': scans.append(str(path)) or scan(path))

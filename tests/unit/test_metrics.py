@@ -1,4 +1,4 @@
-"""Metrics beside a run's log: learning rates, bytes read by each node, stragglers."""
+"""Metrics in the folder of a log: learning rates, bytes read by each node, stragglers."""
 import json
 
 import pytest
@@ -23,7 +23,7 @@ def ranks(*stragglers):
 
 @pytest.fixture
 def run_of(tmp_path):
-    """Return a function that writes a log and metrics beside it, and reads the log."""
+    """Function that writes a log and its metrics, and reads the log."""
     def make(*lines):
         (tmp_path / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
         return read_run(write_lines(tmp_path / 'result_0.txt', [

@@ -7,7 +7,7 @@ import pytest
 from helpers import HANG_LIMIT_S, ROOT, run, skip_for, write_files
 
 SCRIPT = ROOT / 'launch/mps.sh'
-# Append the calls to the file CALLS, and act as a service once started.
+# Appends its calls to the file CALLS, and acts as a service once started.
 CONTROL = '''#!/bin/sh
 if [ "$1" = -d ]; then
     echo "start in $CUDA_MPS_PIPE_DIRECTORY, log in $CUDA_MPS_LOG_DIRECTORY" >>"$CALLS"
@@ -67,7 +67,7 @@ def writable_by_all(folder: Path) -> str:
 
 
 def owned_by_another(folder: Path) -> str:
-    skip_for('' if os.geteuid() == 0 else 'only root can give a folder away')
+    skip_for('' if os.geteuid() == 0 else 'only root can change the owner of a folder')
     folder.mkdir(mode=0o700)
     os.chown(folder, 4242, 4242)
     return 'owner 4242, mode 700'
@@ -77,13 +77,13 @@ def owned_by_another(folder: Path) -> str:
                                           (owned_by_another, '')])
 def test_untrusted_folder_is_refused_and_unchanged(environment, plant, slash):
     folder = Path(environment['CUDA_MPS_PIPE_DIRECTORY'])
-    found = plant(folder)
+    problem = plant(folder)
     environment['CUDA_MPS_PIPE_DIRECTORY'] += slash
     before = sorted((p, p.read_bytes() if p.is_file() else b'') for p in folder.parent.rglob('*'))
     for command in ('start', 'stop'):
         done = run([SCRIPT, command], env=environment)
         assert done.returncode == 2 and done.stdout == ''
-        assert found in done.stderr and 'set CUDA_MPS_PIPE_DIRECTORY' in done.stderr and done.stderr.count('\n') == 1
+        assert problem in done.stderr and 'set CUDA_MPS_PIPE_DIRECTORY' in done.stderr and done.stderr.count('\n') == 1
     assert sorted((p, p.read_bytes() if p.is_file() else b'') for p in folder.parent.rglob('*')) == before
     assert not calls(environment)
 

@@ -19,13 +19,13 @@ from mlperf_rn50.mllog.run import TARGET
 
 
 def summarize(home, system, ruleset):
-    """Return the scores of the tool's first run, which computes the factor, and the second, which applies it."""
+    """Return the scores of the summarizer's first run, which computes the factor, and second run, which applies it."""
     return [_summarize(home, ruleset, home.parent / 'summary.csv')[0].get(system) for _ in range(2)]
 
 
 @pytest.fixture
 def tree_of(tmp_path):
-    """Return a function that writes a submission of 34 epochs at batch 1632, where the reference takes 35."""
+    """Function that writes a submission of 34 epochs at batch 1632, for which the reference has 35."""
     def make(round_name, division='closed'):
         home = tmp_path / round_name / 'us'
         config = closed(LARS) if division == 'closed' else LARS
@@ -59,16 +59,16 @@ def test_score_matches_the_official_summarizer_on_published_logs(tmp_path):
             summarize(home, system.name, '0.7.0'))
 
 
-def test_official_score_is_shown_beside_the_score(tree_of):
+def test_official_score_is_shown_with_the_score(tree_of):
     home, system = tree_of('v4.0')
     score, official = system.score_minutes, official_score_minutes(system)
     done = call('report', home)
     assert 'the score is scaled by 1.0294' in done.stdout
     note = f'box: the official score is {official:.2f} min = {score:.2f} min x 1.0294 because the runs took'
     assert note in done.stdout
-    found = json.loads(call('report', home, '--format', 'json').stdout)['systems'][0]
-    assert (found['score_minutes'], found['official_score_minutes']) == (score, official)
-    assert any(w.startswith(note) for w in found['warnings'])
+    row = json.loads(call('report', home, '--format', 'json').stdout)['systems'][0]
+    assert (row['score_minutes'], row['official_score_minutes']) == (score, official)
+    assert any(w.startswith(note) for w in row['warnings'])
 
 
 def test_unscaled_round_reports_the_factor_that_would_apply(tree_of):

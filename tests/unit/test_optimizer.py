@@ -32,7 +32,7 @@ def set_grads(params, seed, scale=1.0):
 
 
 def reference(config, weights, all_grads, lrs, fractions=None, new_batch_at=None):
-    """Update tensor by tensor in float64. `fractions` are the filled parts of each step's global batch."""
+    """Update tensor by tensor in float64. `fractions` are the filled parts of the global batch per step."""
     weights = {n: w.astype(np.float64) for n, w in weights.items()}
     velocity = {n: np.zeros_like(w) for n, w in weights.items()}
     last = None
@@ -50,7 +50,7 @@ def reference(config, weights, all_grads, lrs, fractions=None, new_batch_at=None
             kept, change = momentum * velocity[n], rate * (g + wd * w)
             velocity[n] = kept - change
             weights[n] = w + velocity[n]
-            if config.nesterov:  # the operator's velocity sees the weight after the step
+            if config.nesterov:  # the operator computes its velocity from the weight after the step
                 weights[n] = w + config.momentum * velocity[n] - change
                 velocity[n] = kept - rate * (g + wd * weights[n])
     return weights
@@ -80,7 +80,7 @@ def test_float16_weights_follow_their_float32_masters(config):
     params = make_params('float16')
     start = {n: p.data().asnumpy() for n, p in params.items()}
     optimizer = Optimizer(params, config, 2)
-    lrs = [1e-4] * 20  # steps too small for float16 alone
+    lrs = [1e-4] * 20  # steps too small for float16 weights
     grads = []
     for step, lr in enumerate(lrs):
         grads.append(set_grads(params, step, 8.0))
@@ -116,7 +116,7 @@ def test_bucket_boundaries():
         assert cut_buckets(sizes, kinds, num) == expected
 
 
-# --- groups and overflows: the same bits as single updates -----------------------------------------------
+# --- groups and overflows --------------------------------------------------------------------------------
 
 LRS, FRACTIONS = (0.1, 0.5, 0.5, 0.05), (1.0, 0.25, 1.0, 0.5)
 BOTH = pytest.mark.parametrize('config', [
@@ -130,7 +130,7 @@ def bits_of(optimizer) -> dict[str, bytes]:
 
 
 def run(config, dtype, size, num_buckets=1, is_checked=False):
-    """Bits after four steps, each checked for overflows or not."""
+    """Return the bits after four steps, optionally with overflow checks."""
     params = make_params(dtype)
     optimizer = Optimizer(params, config, num_buckets)
     optimizer.group_size = size
@@ -194,7 +194,7 @@ def test_loss_scale_is_halved_once_for_all_steps_in_flight():
     for used, is_finite in [(1024, True), (1024, False), (1024, False), (1024, True), (512, False), (256, True)]:
         scale.read(used, is_finite)
     assert scale == LossScale(256.0, 1)
-    scale.read(1024, False)  # from a step before the last changes
+    scale.read(1024, False)  # from a step before the most recent changes
     assert scale == LossScale(256.0, 1)
 
 

@@ -17,12 +17,12 @@ def log(tmp_path_factory):
 
 
 def arguments_of(log, command):
-    """Return a command with output that fits a buffer, or with more than any buffer holds."""
+    """Return a command whose output fits a buffer, or whose output is larger than any buffer."""
     return {'little': ['report', log], 'large': ['check', *[log] * 400], 'help': ['report', '--help']}[command]
 
 
 def run_into(stdout, arguments, stderr=subprocess.PIPE):
-    # Buffered, as for users, because argparse ignores write errors of an unbuffered help text.
+    # Buffered, as usual, because argparse ignores write errors of unbuffered help texts.
     buffered = {k: v for k, v in os.environ.items() if k != 'PYTHONUNBUFFERED'}
     return subprocess.run([*CLI, *map(str, arguments)], stdout=stdout, stderr=stderr, text=True, timeout=HANG_LIMIT_S,
                           env=buffered)
@@ -49,7 +49,7 @@ def test_unwritable_errors_keep_the_exit_code():
         assert run_into(subprocess.PIPE, ['report', '/nonexistent'], full).returncode == 2
 
 
-def test_closed_output_is_no_error(log):
+def test_closed_output_is_not_an_error(log):
     code = f'import os, sys; os.close(1); os.execv(sys.executable, {[*CLI, "report", str(log)]!r})'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=HANG_LIMIT_S)
     assert (done.returncode, done.stderr) == (0, '')

@@ -1,4 +1,4 @@
-"""Parts of the step time from clocks set by hand; stragglers and diverging ranks."""
+"""Parts of the step time from given clock readings; stragglers and diverging ranks."""
 import mxnet as mx
 import pytest
 from helpers import HANG_LIMIT_S
@@ -18,7 +18,7 @@ def test_parts_of_a_step():
     assert timer.take().num_steps == 0
 
 
-def test_steps_are_counted_not_passes():
+def test_timer_counts_steps_and_not_passes():
     timer = StepTimer()
     timer.start()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Submission trees: built from five logs or refused by a rule, and rechecked when finished."""
+"""Submission trees: builds from five logs, refusals, and checks of finished trees."""
 import json
 import os
 import shutil
@@ -41,13 +41,13 @@ def append(path, *lines):
 
 @pytest.fixture(scope='module')
 def good(tmp_path_factory):
-    """Accepted package of the real runs, in a folder whose name is a glob pattern."""
+    """Accepted package of real runs, in a folder whose name is a glob pattern."""
     return package.make_package(runs_of(DIGITS), order(tmp_path_factory.mktemp('a[b]{c,d}')))
 
 
 @pytest.fixture
 def tree(tmp_path, good):
-    """Tree of one system that the checkers accept."""
+    """Tree of one system that passes the checkers."""
     return shutil.copytree(good.home, tmp_path / 'out/us')
 
 
@@ -59,11 +59,11 @@ def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
         'heading', '  logs                5 of 5 pass the rules of 4.0.0', '  system description  passed',
         '  package_checker     found no errors (4.0.0)', f'  result_summarizer   {score:.2f} min',
         f'  report score        {score:.2f} min', '  note: the system description comes from the logs']))
-    found = package.package_as_json(good, score)
-    assert found['passed'] and found['tree'] == str(home) and found['score_minutes'] == score
-    assert {'checker': 'package_checker', 'text': 'found no errors (4.0.0)'} in found['findings']
-    assert label in found['notes'] and json.loads((home / 'systems/box.json').read_text())['sw_notes'] == label
-    assert any('the system description lacks ' in n and 'cooling' in n for n in found['notes'])
+    report = package.package_as_json(good, score)
+    assert report['passed'] and report['tree'] == str(home) and report['score_minutes'] == score
+    assert {'checker': 'package_checker', 'text': 'found no errors (4.0.0)'} in report['findings']
+    assert label in report['notes'] and json.loads((home / 'systems/box.json').read_text())['sw_notes'] == label
+    assert any('the system description lacks ' in n and 'cooling' in n for n in report['notes'])
     for k in range(5):
         assert (home / f'results/box/resnet/result_{k}.txt').read_bytes() == (DIGITS / f'result_{k}.txt').read_bytes()
     assert label in (home / CODE / 'README.md').read_text()
@@ -95,19 +95,19 @@ def rewrite(folder, source, target, old, new):
      ['result_4.txt is a duplicate of result_3.txt: all ']),
     ({'ends': ['aborted']}, lambda folder: append(result(folder, 0), mllog('opt_name', 0, 'adam/../../../tmp/x')),
      ["result_0.txt: opt_name: got 'adam/../../../tmp/x', expected"]),
-    ({'config': closed(LARS)}, None,  # by package_checker, after the tree was built
+    ({'config': closed(LARS)}, None,  # refused by package_checker, after the tree was built
      ['package_checker: RCP Test Failed: Missing RCP, please submit RCP with BS = 64'])])
 def test_refused_set_leaves_no_files(tmp_path, keys, damage, rules):
     folder = write_five(tmp_path / 'runs', **keys)
     if damage:
         damage(folder)
-    made = package.make_package(runs_of(folder), order(tmp_path))
-    assert made.home is None and not list((tmp_path / 'out').rglob('*'))
-    found = [text for text in made.refusals if 'RCP' in text or not text.startswith('package_checker')]
-    assert len(found) == len(rules) and all(text.startswith(rule) for text, rule in zip(found, rules)), made.refusals
+    tree = package.make_package(runs_of(folder), order(tmp_path))
+    assert tree.home is None and not list((tmp_path / 'out').rglob('*'))
+    texts = [text for text in tree.refusals if 'RCP' in text or not text.startswith('package_checker')]
+    assert len(texts) == len(rules) and all(text.startswith(rule) for text, rule in zip(texts, rules)), tree.refusals
 
 
-def test_state_of_the_runs_is_judged(tmp_path):
+def test_unsuitable_runs_are_refused(tmp_path):
     runs = runs_of(DIGITS)
     os.mkfifo(tmp_path / 'pipe')
     for change, rule in [({'num_resumes': 1}, 'result_0.txt: the run was resumed, expected one timed run'),
@@ -128,13 +128,13 @@ def test_one_failed_run_is_accepted_and_is_the_first_warning(tmp_path):
 
 
 def test_score_is_scaled_by_reference_convergence_points(tmp_path):
-    """34 epochs at a batch of 1632, where the reference has 35."""
+    """The runs take 34 epochs at batch 1632, for which the reference has 35."""
     runs = runs_of(write_five(tmp_path / 'runs', closed(LARS), accuracies=(0.5,) * 16 + (0.7595,), batch=1632))
     minutes = sum(sorted(r.time_to_train_s for r in runs)[1:4]) / 3 / 60
-    made = package.make_package(runs, order(tmp_path))
-    assert made.refusals == () and made.official_score_minutes == pytest.approx(minutes * 35 / 34, rel=1e-6)
-    assert ('scaling', f'{35 / 34:.4f} for box: faster than the reference, within its bounds') in made.findings
-    assert len(list((made.home / 'results/box/resnet').iterdir())) == 5
+    tree = package.make_package(runs, order(tmp_path))
+    assert tree.refusals == () and tree.official_score_minutes == pytest.approx(minutes * 35 / 34, rel=1e-6)
+    assert ('scaling', f'{35 / 34:.4f} for box: faster than the reference, within its bounds') in tree.findings
+    assert len(list((tree.home / 'results/box/resnet').iterdir())) == 5
 
 
 def test_gaps_in_the_submitted_description_are_filled_from_the_machine(tmp_path):
@@ -154,15 +154,15 @@ def test_gaps_in_the_submitted_description_are_filled_from_the_machine(tmp_path)
         '2', '4', 'V100', '32510 MiB', '2', '20', '40', '512 GB', '2x NVMe SSD', '2x 1600 GB', 'mlx5_0 100 Gb/sec',
         'Debian GNU/Linux 12', 'MXNet 1.9.1 Gluon']
     built['sw_notes'] = logged['sw_notes'] = 'a label'
-    found, notes = merge_description(base, built, logged)
-    assert [found[k] for k in ('host_processor_model_name', 'cooling', 'other_software_stack', 'extra',
-                               'number_of_nodes', 'submitter', 'system_name', 'division', 'status',
-                               'host_memory_capacity')] == [
+    merged, notes = merge_description(base, built, logged)
+    assert [merged[k] for k in ('host_processor_model_name', 'cooling', 'other_software_stack', 'extra',
+                                'number_of_nodes', 'submitter', 'system_name', 'division', 'status',
+                                'host_memory_capacity')] == [
         'EPYC', 'water', {'a': '1'}, 'x', '3', 'us', 'box', 'open', built['status'], '512 GB']
     env, logs = notes[0].split('; from the logs: ')
     assert env.startswith('the system description is systems/node.json; from env.json: ')
     assert 'host_memory_capacity' in env and 'hw_notes' in logs
-    assert 'cooling' not in notes[0] and 'sw_notes' not in notes[0] and found['sw_notes'] == 'a label'
+    assert 'cooling' not in notes[0] and 'sw_notes' not in notes[0] and merged['sw_notes'] == 'a label'
     assert notes[1:] == [
         'number_of_nodes is 3 in systems/node.json, but 2 in the logs; the two must agree',
         'division is closed in systems/node.json, but open in the logs, which is used']
@@ -177,9 +177,9 @@ def test_malformed_description_and_env_json_are_tolerated(tmp_path, submitted, e
     (tmp_path / 'systems/node.json').write_text(submitted)
     base = find_base(tmp_path / 'results/node/resnet/result_0.txt')
     built = describe_system((), env, 'us', 'box', 'v4.0', base)
-    made = merge_description(base, built, built)[0] if base else built
-    assert all(isinstance(made[k], type(v)) for k, v in built.items() if k != 'other_software_stack')
-    assert made['division'] == 'open' and json.dumps(made) and (base is None) == submitted.startswith('[')
+    merged = merge_description(base, built, built)[0] if base else built
+    assert all(isinstance(merged[k], type(v)) for k, v in built.items() if k != 'other_software_stack')
+    assert merged['division'] == 'open' and json.dumps(merged) and (base is None) == submitted.startswith('[')
 
 
 def test_code_comes_from_the_commit_of_the_runs_or_else_the_checkout(tmp_path):
@@ -192,7 +192,7 @@ def test_code_comes_from_the_commit_of_the_runs_or_else_the_checkout(tmp_path):
         for words in (['init', '-q'], ['add', '-A'], ['-c', 'user.name=x', '-c', 'user.email=x', 'commit', '-qm', 'x']):
             assert run(['git', '-C', home, *words]).returncode == 0
         return run(['git', '-C', home, 'rev-parse', 'HEAD']).stdout.strip()
-    part, whole = commit('launch/setup.sh'), commit(*_CALLED)  # all that a submission needs
+    part, whole = commit('launch/setup.sh'), commit(*_CALLED)  # all files that a submission requires
     (home / 'launch/setup.sh').write_text('now')
     for i, (name, text) in enumerate([(whole, 'old'), (part, 'now'), ('HEAD', 'now'), ('$(touch evil)', 'now')]):
         assert copy_code(tmp_path / str(i), {'git_commit': name}, home) == (
@@ -254,11 +254,11 @@ def test_errors_in_a_finished_tree_are_reported(tree, damage, problem):
 
 
 def test_empty_field_prevents_submission_and_a_summarizer_crash_is_reported(tmp_path):
-    """The summarizer expects numbers and crashes on an empty env.json, but neither command fails."""
-    made = build(write_five(tmp_path / 'runs', env={}), tmp_path)
-    assert made.returncode == 0 and made.stdout.startswith(f'{tmp_path}/out/us: box, v4.0, {OPEN}\n'), made.stdout
-    assert "  - systems/box.json: host_processors_per_node is '', expected a whole number" in made.stdout.splitlines()
-    assert "  result_summarizer   crashed: ValueError: invalid literal for int() with base 10: ''" in made.stdout
+    """The summarizer expects numbers and crashes on an empty env.json, but both commands succeed."""
+    done = build(write_five(tmp_path / 'runs', env={}), tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith(f'{tmp_path}/out/us: box, v4.0, {OPEN}\n'), done.stdout
+    assert "  - systems/box.json: host_processors_per_node is '', expected a whole number" in done.stdout.splitlines()
+    assert "  result_summarizer   crashed: ValueError: invalid literal for int() with base 10: ''" in done.stdout
     assert call('package', '--check', tmp_path / 'out/us').stdout.startswith(f'{tmp_path}/out/us: v4.0, {OPEN}\n')
 
 
@@ -270,11 +270,11 @@ def test_hanging_checker_is_stopped(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('official, scored, is_shown', [(0.44, 0.48, True), (0.44, 0.4401, False), (0.44, None, False)])
 def test_differing_scores_are_reported(tmp_path, official, scored, is_shown):
-    made = package.Package(tmp_path, warnings=('result_0.txt: x',), official_score_minutes=official)
+    tree = package.Package(tmp_path, warnings=('result_0.txt: x',), official_score_minutes=official)
     text = '  warning: the scores differ: 0.44 min from result_summarizer, 0.48 min from report; '
-    rendered = package.render_package(made, 'x', scored)
+    rendered = package.render_package(tree, 'x', scored)
     assert (text in rendered) == rendered.endswith('see the warnings above') == ('differ' in rendered) == is_shown
-    scaled = replace(made, findings=(('scaling', '1.1 for box'),))
+    scaled = replace(tree, findings=(('scaling', '1.1 for box'),))
     assert 'differ' not in package.render_package(scaled, 'x', scored)
 
 
@@ -293,7 +293,7 @@ def test_missing_mlperf_logging_is_a_one_line_error(tmp_path, monkeypatch):
     for name in [n for n in sys.modules if n.startswith('mlperf_logging.')]:
         monkeypatch.delitem(sys.modules, name)
     for words, code in [(['package', DIGITS, '--org', 'us', '--system', 'box', '--out', tmp_path / 'out'], 2),
-                        (['check', DIGITS], 2), (['check', DIGITS, '--ruleset', 'v0.5'], 0)]:  # needs no mlperf-logging
+                        (['check', DIGITS], 2), (['check', DIGITS, '--ruleset', 'v0.5'], 0)]:  # v0.5 works without
         done = call(*words)
         assert done.returncode == code and not (tmp_path / 'out').exists()
         if code:

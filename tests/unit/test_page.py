@@ -1,4 +1,4 @@
-"""HTML page and pictures: self-contained, and safe from hostile log contents."""
+"""HTML page and plots: self-contained, and safe from hostile log contents."""
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -29,7 +29,7 @@ def page_of(studies, folder='.'):
 
 
 def bare_page_of(studies):
-    """Render the page without pictures, which take the longest."""
+    """Render the page without plots, which take the longest."""
     return render_html(studies, [[] for _ in studies], Path('.'))
 
 
@@ -80,12 +80,12 @@ def test_refused_set_is_a_row_with_its_reason_and_no_number(sweep):
     assert set(lines[0].split()) == {'2x4', '-'} and lines[1].startswith('2x4: refused: num_nodes')
 
 
-def test_official_score_has_a_column_only_where_it_differs(sweep, monkeypatch):
+def test_official_score_has_a_column_only_if_it_differs(sweep, monkeypatch):
     study = study_of(sweep)
     factors = {'1x4': 1.0044, '2x4': 1.0}
     monkeypatch.setattr(rcp, 'official_score_minutes', lambda s: s.score_minutes * factors[s.name])
-    found = texts_of(answer_table(study))
-    assert [found[n]['official score, min'] for n in ('1x4', '2x4')] == ['2.04', '1.20']
+    texts = texts_of(answer_table(study))
+    assert [texts[n]['official score, min'] for n in ('1x4', '2x4')] == ['2.04', '1.20']
     assert '2.03 min (MLPerf score), official score 2.04 min' in Elements(bare_page_of([study])).text
     factors['1x4'] = 1.0
     assert 'official score, min' not in answer_table(study).head
@@ -98,7 +98,7 @@ def test_shared_note_names_all_its_systems(tmp_path):
 
 
 def check_headings(page):
-    """Headings are nested, and the heading of the sweep appears once."""
+    """Assert that headings are nested and that the heading of the sweep appears once."""
     headings = re.findall(r'<h([1-6])[^>]*>(.*?)</h', page)
     levels = [int(level) for level, _ in headings]
     assert levels.count(1) == 1 and all(b <= a + 1 for a, b in zip(levels, levels[1:]))
@@ -126,12 +126,12 @@ def test_table_of_all_systems_precedes_the_studies(sweep, tmp_path):
     assert re.search(r'<a href="#study-2">box</a>', page)
     assert render_table(studies).startswith('All systems\n===========\n\nsystem')
     assert render_markdown(studies).startswith('## All systems\n\n| system')
-    alone = studies_of(sweep)
-    assert overview_table(alone) is None
-    assert 'All systems' not in bare_page_of(alone) + render_table(alone) + render_markdown(alone)
+    single = studies_of(sweep)
+    assert overview_table(single) is None
+    assert 'All systems' not in bare_page_of(single) + render_table(single) + render_markdown(single)
 
 
-def test_answer_comes_first_and_numbers_link_to_log_lines(sweep):
+def test_page_begins_with_results_and_numbers_link_to_log_lines(sweep):
     page = page_of(studies_of(sweep), sweep)
     check_headings(page)
     text, elements = Elements(page).text, Elements(page).found
@@ -163,16 +163,16 @@ def test_log_and_folder_cannot_inject_html(tmp_path):
     assert '<script>alert(1)' in elements.text.replace('<_', '</')
 
 
-def test_names_in_logs_are_no_file_names_and_reports_are_reproducible(tmp_path):
+def test_file_names_do_not_come_from_logs_and_reports_are_reproducible(tmp_path):
     for nodes in (1, 2):
         write_set(tmp_path / f'logs/../logs/{nodes}$(y)', 2, nodes=nodes, ranks=4 * nodes, epoch_s=9.0 / nodes,
                   platform='../../evil', org='/etc/evil')
     for name in ('a', 'b'):
         dump_report(studies_of(tmp_path / 'logs'), tmp_path / name)
-    found = {p.name: p.read_bytes() for p in (tmp_path / 'a').iterdir()}
-    assert set(found) == {'report.html', 'report.json', 'report.csv', 'report.md', 'report_evaluations.csv',
+    files = {p.name: p.read_bytes() for p in (tmp_path / 'a').iterdir()}
+    assert set(files) == {'report.html', 'report.json', 'report.csv', 'report.md', 'report_evaluations.csv',
                           *(f'{p}.{s}' for p in PICTURES for s in ('svg', 'png'))}
-    assert found == {p.name: p.read_bytes() for p in (tmp_path / 'b').iterdir()}
+    assert files == {p.name: p.read_bytes() for p in (tmp_path / 'b').iterdir()}
     assert sorted(p.name for p in tmp_path.iterdir()) == ['a', 'b', 'logs']
 
 
@@ -182,7 +182,7 @@ def test_unwritable_folder_is_an_error(sweep, tmp_path):
         dump_report(studies_of(sweep), tmp_path / 'file/out')
 
 
-def test_every_mark_in_pictures_has_a_title_with_its_value(sweep):
+def test_marks_in_plots_have_titles_with_values(sweep):
     pictures = {p.name: render_svg(p) for p in draw_study(study_of(sweep))}
     assert sorted(pictures) == PICTURES
     titles = {name: [t.text for t in ElementTree.fromstring(svg).iter('{http://www.w3.org/2000/svg}title')]

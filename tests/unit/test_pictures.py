@@ -1,4 +1,4 @@
-"""Appearance of pictures: consistent colours, axes, and limits on the number of marks."""
+"""Plots: consistent colours, axes, and limits on the number of marks."""
 import re
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -15,18 +15,18 @@ SVG = '{http://www.w3.org/2000/svg}'
 
 
 def pictures_of(*folders, **changes):
-    """Return the pictures of a study by name, with some of its fields changed."""
+    """Return the plots of a study by name, with some fields of the study changed."""
     return {p.name: p for p in draw_study(replace(study_of(*folders), **changes))}
 
 
 def marks_of(picture):
-    """Return the title of every mark with the colours of the mark or its group."""
-    found = []
+    """Return the title of each mark with the colours of the mark or its group."""
+    marks = []
     for group in ElementTree.fromstring(render_svg(picture)).iter(f'{SVG}g'):
         if group.get('id', '').startswith('tip'):
             colours = set(re.findall('#[0-9a-f]{6}', ElementTree.tostring(group).decode())) - {GRID}
-            found += [(t.text, colours) for t in group.iter(f'{SVG}title')]
-    return found
+            marks += [(t.text, colours) for t in group.iter(f'{SVG}title')]
+    return marks
 
 
 @pytest.fixture(scope='module')
@@ -45,7 +45,7 @@ def pictures(sweep):
     return pictures_of(sweep)
 
 
-def test_system_has_one_exclusive_colour_in_all_pictures(pictures):
+def test_system_has_one_exclusive_colour_in_all_plots(pictures):
     others = {colour for _, _, colour, _ in bars._PARTS} | {d[0] for d in curves._DEVICES}
     assert not others & set(COLOURS)
     colours = {}
@@ -86,8 +86,8 @@ def test_heading_is_in_the_file_but_not_in_the_page(pictures):
 
 def test_refused_system_is_named_but_not_drawn(sweep):
     study = study_of(sweep)
-    refused = replace(study.systems[1], refusal='made up')
-    drawn = pictures_of(sweep, systems=(study.systems[0], refused, study.systems[2]))
+    refused = replace(study.run_sets[1], refusal='made up')
+    drawn = pictures_of(sweep, run_sets=(study.run_sets[0], refused, study.run_sets[2]))
     for name, picture in drawn.items():
         assert 'Not drawn because they are refused: 2 nodes' in picture.caption
         assert not [t for t, _ in marks_of(picture) if t.startswith(('2 nodes', '2x4'))], name
@@ -110,7 +110,7 @@ def test_status_of_a_run_is_marked(sweep, pictures):
 def test_number_of_drawn_runs_is_limited_and_noted(tmp_path):
     write_set(tmp_path / '1x4', 300, epoch_s=lambda k: 60.0 + k / 7, accuracies=(0.2, 0.5, 0.6, 0.7, 0.76))
     pictures = pictures_of(tmp_path)
-    assert max(len(p.tips) for p in pictures.values()) < 10  # artists do not grow with the number of runs
+    assert max(len(p.tips) for p in pictures.values()) < 10  # more runs do not add artists
     times = [t for t, _ in marks_of(pictures['time_to_train'])]
     assert len(times) == 1 + bars._MAX_RUNS < 300
     assert {'1x4/result_0.txt', '1x4/result_299.txt'} <= {t.partition(':')[0] for t in times}  # fastest and slowest

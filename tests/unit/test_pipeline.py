@@ -1,4 +1,4 @@
-"""DALI pipeline: every sample once over all ranks, correct pixels, and memory that stays valid."""
+"""DALI pipeline: every sample once over all ranks, correct pixels, and valid memory."""
 import ctypes
 import os
 import threading
@@ -31,11 +31,11 @@ from mlperf_rn50.model.options import ModelConfig
 
 @pytest.fixture(scope='module')
 def numbered(tmp_path_factory):
-    """Configurations of 21 to 24 numbered images, around multiples of the batches below."""
+    """Configurations with 21 to 24 numbered images, close to multiples of the batch sizes below."""
     return {n: make_config(tmp_path_factory.mktemp('numbered') / str(n), ramp(n), num_val=n) for n in (21, 22, 23, 24)}
 
 
-# Property tests prove that the shards partition the data for every world and size; these show that DALI follows them.
+# Property tests check that shards partition the data for any number of ranks and images; these tests check DALI.
 
 @pytest.mark.parametrize('nodes', [(0,), (0, 0, 1)], ids=['one rank', 'two nodes'])
 def test_epoch_contains_every_sample_once(numbered, nodes):
@@ -84,14 +84,14 @@ def test_batches_count_the_bytes_read(numbered, nodes):
     assert (batch.num_bytes, batch.num_new_bytes) == (records.num_bytes(batch.labels.asnumpy()), 0)
 
 
-def test_building_reads_no_image(numbered, monkeypatch):
+def test_building_the_pipeline_reads_no_image(numbered, monkeypatch):
     reads, read = [], RecordFile.read
     monkeypatch.setattr(RecordFile, 'read', lambda self, position: (reads.append(position), read(self, position))[1])
     before, shard = set(threading.enumerate()), Shard(21, 0, 1, 5)
     with patch.object(pipeline, 'build_pipeline', wraps=pipeline.build_pipeline) as build:
         train, evaluation = train_batches(numbered[21], shard, 1, 0, None), eval_batches(numbered[21], shard, None)()
     assert build.call_count == 2
-    # The only thread so far draws the order of the first epoch.
+    # The only new thread draws the order of the first epoch.
     [thread] = set(threading.enumerate()) - before
     thread.join(0.2)
     assert thread.name == 'ahead_0' and not reads
@@ -169,7 +169,7 @@ def test_only_triangular_interpolation_averages_shrunk_pixels(tmp_path, interpol
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     config = make_config(tmp_path, [pixels], image_size=8, resize_shorter=8, interpolation=interpolation)
     image = next(eval_batches(config, Shard(1, 0, 1, 1), None)()).images.asnumpy()[0].transpose(1, 2, 0)
-    between = [4 * np.arange(8) + i for i in (1, 2)]  # the pixels beside the centre of each output pixel
+    between = [4 * np.arange(8) + i for i in (1, 2)]  # the pixels next to the centre of each output pixel
     linear = np.mean([pixels[np.ix_(y, x)].astype(float) for y in between for x in between], axis=0)
     assert (np.abs(image - linear).max() <= 1) == (interpolation == 'linear')
 
@@ -216,7 +216,7 @@ def test_damaged_image_is_a_one_line_error(tmp_path):
 
 
 @pytest.mark.parametrize('label', [-1, 2])
-def test_label_that_is_no_class_is_named(label):
+def test_label_out_of_range_is_named(label):
     record = Record(np.zeros(1, np.uint8), label, 0)
     with pytest.raises(DataError, match=f'train.rec: got a label of {label}, expected 0 to 1'):
         batches._fill([record], Request(np.zeros(1), np.zeros(1)), DataConfig(num_classes=2), 'train.rec')
@@ -239,7 +239,7 @@ def counting_pipe(depth=2, **keys):
         images, labels = fn.external_source(source=batches, num_outputs=2, batch=True, no_copy=True, ndim=[3, 1],
                                             dtype=[dali_types.UINT8, dali_types.INT32])
         images = fn.crop_mirror_normalize(images, dtype=dali_types.FLOAT16, mean=[0.0] * 3, std=[1.0] * 3)
-        pipe.set_outputs(images, labels + 0)  # in DALI's memory, not the source's
+        pipe.set_outputs(images, labels + 0)  # in memory of DALI, not of the source
     pipe.build()
     return pipe
 
@@ -269,20 +269,20 @@ class GateProp(mx.operator.CustomOpProp):
 @pytest.mark.parametrize('keys', EXECUTORS)
 @pytest.mark.parametrize('depth', [1, 3])
 def test_batch_is_not_overwritten_while_the_network_reads_it(keys, depth):
-    """The network reads the first batch only after all were requested."""
+    """The network reads the first batch only after all batches were requested."""
     pipe = counting_pipe(depth, **keys)
     is_kept = keeps_outputs(pipe)
     Gate.is_open.clear()
     try:
-        late, found = mx.nd.Custom(mx.nd.zeros(1), op_type='gate_of_test_pipeline'), []
+        late, sums = mx.nd.Custom(mx.nd.zeros(1), op_type='gate_of_test_pipeline'), []
         for _ in range(12):
             images, labels = (to_mxnet(output, is_kept, mx.cpu()) for output in pipe.run())
-            found.append([mx.nd.broadcast_add(images.reshape((-1,)), late.astype('float16')),
-                          mx.nd.broadcast_add(labels.reshape((-1,)), late.astype('int32'))])
+            sums.append([mx.nd.broadcast_add(images.reshape((-1,)), late.astype('float16')),
+                         mx.nd.broadcast_add(labels.reshape((-1,)), late.astype('int32'))])
             del images, labels
     finally:
         Gate.is_open.set()
-    assert [[set(a.asnumpy().tolist()) for a in pair] for pair in found] == [[{i}, {i}] for i in range(12)]
+    assert [[set(a.asnumpy().tolist()) for a in pair] for pair in sums] == [[{i}, {i}] for i in range(12)]
 
 
 @pytest.mark.parametrize('keys', EXECUTORS)

@@ -70,7 +70,7 @@ def test_shuffle_by_node_is_in_the_shards_and_the_text():
     assert make_plan(config(global_batch_size=60), 4).train_shard().rotation_epochs is None
 
 
-# --- resuming with another number of ranks ------------------------------------------------------------
+# --- resume with a different number of ranks ----------------------------------------------------------
 
 @pytest.mark.parametrize('train, world_size, batch, scale', [
     ({'global_batch_size': 64}, 2, 64, 1.0),
@@ -111,7 +111,7 @@ def test_every_image_of_an_epoch_has_the_same_weight(num_train, ranks, local, pa
     filled = sum(plan.fraction(s) for s in range(shard.steps_per_epoch))
     assert filled * plan.global_batch_size == pytest.approx(num_train)
     for step in range(shard.steps_per_epoch):
-        # An image's weight in the gradient of a step, times the share of the learning rate that the step takes.
+        # Weight of an image in the gradient of a step, times the part of the learning rate that the step applies.
         weight = plan.loss_weight * plan.rescale(step) * plan.fraction(step)
         assert weight == pytest.approx(1 / plan.global_batch_size)
     assert plan.loss_weight == 1 / (local * passes)  # for any number of ranks

@@ -1,4 +1,4 @@
-"""Prediction model by hand and on published systems: recipes, doubts, tables and pictures."""
+"""Prediction model: hand calculations, published systems, recipes, doubts, tables and plots."""
 import json
 import math
 import re
@@ -43,21 +43,21 @@ TWO_NODES = replace(BASE, num_nodes=2, num_units=8)
 ONE, TWO, FOUR = (Layout(n, 4, RECIPE) for n in (1, 2, 4))
 
 
-@pytest.mark.parametrize('base, layout, link, other_s, parts', [  # compute, exchange, hidden, other; of the step
+@pytest.mark.parametrize('base, layout, link, other_s, parts', [  # parts of the step: compute, exchange, hidden, other
     (BASE, TWO, FAST, 0.006, (0.05, 0.014, 0, 0.006)),  # half the images per accelerator, over a ring of 8
     (BASE, TWO, replace(SLOW, gbit_s=1000.0, is_hidden=True), 0.0, (0.05, 0.0014, 0.0014, 0)),
-    (RANKS, TWO, replace(SLOW, is_hidden=True), 0.0, (0.05, 1.4, 2 / 3 * 0.05, 0)),  # behind the backward pass only
-    (TWO_NODES, ONE, FAST, 0.004, (2 * (0.1 - 0.014 - 0.004), 0, 0, 0)),  # one node exchanges nothing over the link
+    (RANKS, TWO, replace(SLOW, is_hidden=True), 0.0, (0.05, 1.4, 2 / 3 * 0.05, 0)),  # only behind the backward pass
+    (TWO_NODES, ONE, FAST, 0.004, (2 * (0.1 - 0.014 - 0.004), 0, 0, 0)),  # a single node does not use the link
     (replace(TWO_NODES, exchange_s=0.03, has_accelerators=False), TWO, SLOW, 0.0, (0.07, 0.03, 0, 0)),  # as measured
     (replace(TWO_NODES, exchange_s=0.03, has_accelerators=False), FOUR, SLOW, 0.0, (0.035, 1.5, 0, 0))])
-def test_parts_of_a_step_by_hand(base, layout, link, other_s, parts):
+def test_step_parts_match_hand_calculation(base, layout, link, other_s, parts):
     p = predict_layout(base, layout, link, replace(NO_COSTS, step_s=other_s))
     assert (p.compute_s, p.exchange_s, p.hidden_s, p.other_s) == pytest.approx(parts)
     assert p.step_s == pytest.approx(parts[0] + parts[1] - parts[2] + parts[3])
     assert p.images_per_s == pytest.approx(400 / p.step_s)
 
 
-def test_minutes_by_hand():
+def test_minutes_match_hand_calculation():
     p = predict_layout(BASE, TWO, FAST, replace(NO_COSTS, step_s=0.006))
     assert p.epochs.mean == 9  # evaluations after epochs 1, 3, ... and 9; the schedule ends after 10
     assert p.minutes == pytest.approx((9 * 100 * 0.07 + 5 * 8.0 / 2 + 5.0) / 60)
@@ -65,13 +65,13 @@ def test_minutes_by_hand():
 
 @pytest.mark.parametrize('wide', [{'epochs_low': 0.8}, {'step_spread_s': 0.002},
                                   {'outside_low_s': 1.0, 'outside_high_s': 60.0}])
-def test_each_doubt_widens_the_interval(wide):
+def test_uncertain_costs_widen_the_interval(wide):
     costs = replace(NO_COSTS, step_s=0.001, outside_s=5.0, outside_low_s=5.0, outside_high_s=5.0)
     p, q = (predict_layout(BASE, TWO, FAST, c) for c in (costs, replace(costs, **wide)))
     assert p.low_minutes == pytest.approx(p.minutes) and p.high_minutes == pytest.approx(p.minutes)
     assert q.minutes == p.minutes and q.low_minutes < p.low_minutes
     assert (q.high_minutes > p.high_minutes) == ('epochs_low' not in wide)  # the schedule limits the epochs
-    if 'step_spread_s' in wide:  # the subtracted costs of the nodes of the base are uncertain
+    if 'step_spread_s' in wide:  # the costs subtracted from the base are uncertain
         p = predict_layout(TWO_NODES, ONE, FAST, replace(costs, **wide))
         assert p.low_minutes < p.minutes < p.high_minutes
 
@@ -79,8 +79,8 @@ def test_each_doubt_widens_the_interval(wide):
 def test_spread_of_the_runs_of_the_base_widens_the_interval():
     rates = 9.0, 10.0, 11.0, 10.0, 10.0
     runs = tuple(replace(r, time_to_train_s=r.epochs_to_converge * s) for r, s in zip(DGX.runs, rates))
-    p = predict_layout(replace(BASE, known=replace(DGX, runs=runs)), ONE, SLOW, NO_COSTS)
-    share = 1.533 * math.sqrt(0.5) / 10  # Student's t of four degrees of freedom
+    p = predict_layout(replace(BASE, run_set=replace(DGX, runs=runs)), ONE, SLOW, NO_COSTS)
+    share = 1.533 * math.sqrt(0.5) / 10  # Student's t with four degrees of freedom
     assert (p.low_minutes, p.high_minutes) == pytest.approx((p.minutes * (1 - share), p.minutes * (1 + share)))
 
 
@@ -96,13 +96,13 @@ def test_unpredictable_layouts_are_refused(base, layout, link, message):
 
 def test_base_has_the_same_vendor_round_and_accelerator():
     many = SETS['dgxa100_n96_ngc20.06_mxnet']
-    assert base_for(many, load_published()).known is DGX
+    assert base_for(many, load_published()).run_set is DGX
     near = changed(DGX, global_batch_size=400)  # 50 images per accelerator, near the 45
-    assert base_for(many, [DGX, near]).known is near
+    assert base_for(many, [DGX, near]).run_set is near
     assert base_for(SETS['2xXE8545x4A100-SXM-80GB'], load_published()) is None
     assert base_for(many, [changed(DGX, round='v1.0')]) is base_for(many, [changed(DGX, org='Dell')]) is None
     many, unnamed = changed(many, accelerator=None), changed(DGX, accelerator=None)
-    assert base_for(many, [unnamed]).known is unnamed
+    assert base_for(many, [unnamed]).run_set is unnamed
     assert base_for(changed(many, num_accelerators=96 * 16), [unnamed]) is None
 
 
@@ -112,7 +112,7 @@ def test_duplicates_count_once(tmp_path):
         shutil.copytree(PUBLISHED / 'v0.7' / 'NVIDIA', tmp_path / org)
     validation = validate_systems(load_run_sets([tmp_path]))
     [judged] = validation.predicted
-    assert judged.target.round == 'v0.7+' and 'v0.6, v1.0' in judged.costs.source  # the folders lack the round
+    assert judged.target.round == 'v0.7+' and 'v0.6, v1.0' in judged.costs.source  # the folder names lack the round
     text = render_validation(validation)
     assert len(re.findall('left out: all logs are copies of those of another system', text)) == 2
 
@@ -150,7 +150,7 @@ def test_source_batch_must_be_divisible_by_the_ranks():
         PredictionRequest(()).batch(replace(RANKS, global_batch_size=401), 2)
 
 
-def test_recipe_of_other_data_comes_from_the_source_at_this_batch_only():
+def test_recipe_of_other_data_comes_only_from_the_source_batch():
     assert measured_epochs(known(epochs=(3, 4, None))) == Epochs(3.5, 3, 4, '3 to 4, measured in 2 runs of 1x2')
     source = source_of(known(), known(2, 128, epochs=(5,)), known(4, 256, epochs=(None,)))
     assert source_recipe(source, 64, None, None).epochs.mean == 3.5
@@ -188,19 +188,19 @@ def test_base_is_predicted_as_measured_and_layout_without_a_recipe_has_only_a_st
 
 @pytest.mark.parametrize('optimizer, target, is_compared', [('sgd', None, True), ('lars', None, False),
                                                             ('sgd', 0.749, False)])
-def test_time_of_another_recipe_or_target_is_not_compared(optimizer, target, is_compared):
-    source = load_source([A100])  # the set of two nodes was trained with SGD to 75.9 %
+def test_times_of_different_recipes_and_targets_are_not_compared(optimizer, target, is_compared):
+    source = load_source([A100])  # its set of two nodes was trained with SGD to 75.9 %
     [row] = answer_of(source, (2, 8), is_strong=True, optimizer=optimizer, target=target).rows
     assert (row.measured_minutes is not None) is (row.error is not None) is is_compared
     assert row.minutes and row.step_error == pytest.approx(-0.033, abs=0.001)
 
 
 def test_logs_without_a_schedule_predict_only_one_node():
-    one, two = answer_of(load_source(['dgx1_ngc18.11_mxnet']), (1, 8), (2, 8), is_strong=True).rows
-    assert one.minutes and two.refusal.startswith('the source logs declare no schedule')
+    single, two = answer_of(load_source(['dgx1_ngc18.11_mxnet']), (1, 8), (2, 8), is_strong=True).rows
+    assert single.minutes and two.refusal.startswith('the source logs declare no schedule')
 
 
-def test_knee_is_where_costs_start_to_exceed_the_time_saved():
+def test_knee_is_last_layout_that_saves_more_time_than_it_costs():
     pairs = (1, 100.0), (2, 52.0), (4, 28.0), (8, 22.0), (16, None)
     rows = tuple(Prediction(BASE, Layout(n, 2, RECIPE), minutes=m) for n, m in pairs)
     answer = Answer(20.0, source_of(known()), None, rows)
@@ -209,18 +209,18 @@ def test_knee_is_where_costs_start_to_exceed_the_time_saved():
 
 
 @pytest.mark.parametrize('source, splits, options, doubted', [
-    (A100, ((2, 8), (4, 8)), {'is_strong': True}, [0, 1]),  # 102 images where 408 were measured
-    ('v0.6/NVIDIA/dgx1_ngc19.05_mxnet', ((2, 4), (1, 8)), {}, [1, 0]),  # nodes of another size
-    ('dgxa100_n2_ngc20.06_mxnet', ((1, 8), (2, 8)), {'is_strong': True}, [1, 0]),  # worked back from two nodes
+    (A100, ((2, 8), (4, 8)), {'is_strong': True}, [0, 1]),  # 102 images per accelerator, measured with 408
+    ('v0.6/NVIDIA/dgx1_ngc19.05_mxnet', ((2, 4), (1, 8)), {}, [1, 0]),  # nodes of a different size
+    ('dgxa100_n2_ngc20.06_mxnet', ((1, 8), (2, 8)), {'is_strong': True}, [1, 0]),  # extrapolated from two nodes to one
     (known(), ((1, 1), (1, 4)), {'is_strong': True}, [0, 1]),  # ranks that share a node
     (known(epochs=(3,)), ((1, 2),), {}, [1]), (known(epochs=(3, 3)), ((1, 2),), {}, [0])])  # single runs
-def test_each_extrapolation_is_a_doubt(source, splits, options, doubted):
+def test_extrapolations_have_doubts(source, splits, options, doubted):
     source = load_source([source]) if isinstance(source, str) else source_of(source)
     assert [len(r.doubts) for r in answer_of(source, *splits, **options).rows] == doubted
 
 
 def test_tables_of_ranks_on_other_data():
-    """All columns, notes and sources of ImageNet are in docs/predict.md, which test_predict_cli compares."""
+    """docs/predict.md shows all columns, notes and sources for ImageNet; test_predict_cli checks it."""
     answer = answer_of(source_of(known(), known(2, 128, 0.11)), (1, 2), (2, 2), (4, 2), price=3.0)
     [refused] = answer_of(answer.source, (2, 3), global_batch_size=64).rows
     lines = render_tables(replace(answer, rows=(*answer.rows, refused))).splitlines()
@@ -236,14 +236,14 @@ def test_tables_of_ranks_on_other_data():
 
 def test_without_a_link_only_several_nodes_are_refused(tmp_path):
     answer = answer_of(source_of(known(), link=None), (1, 2), (2, 2), (2, 3))
-    found = json.loads(render_json(answer))
-    one, two, _ = found['predictions']
-    assert found['format'] == 'mlperf-rn50 predict 1' and found['link'] is found['validation'] is None
+    report = json.loads(render_json(answer))
+    one, two, _ = report['predictions']
+    assert report['format'] == 'mlperf-rn50 predict 1' and report['link'] is report['validation'] is None
     assert (one['layout'], one['refusal'], one['epochs'], one['measured_minutes']) == ('1x2', None, 3.5, 70 / 60)
     assert one['step_s'] == pytest.approx(0.1) and one['recipe']['base_lr'] == 0.02 and one['minutes']
     assert two['minutes'] is two['recipe'] is None
     assert two['refusal'].startswith('interconnect unknown; pass --link-gbit-s or a bench')
-    assert (found['fastest'], found['cheapest'], found['knee']) == ('1x2', '1x2', '1x2')
+    assert (report['fastest'], report['cheapest'], report['knee']) == ('1x2', '1x2', '1x2')
     refused = replace(answer, rows=answer.rows[1:])
     assert not refused.predicted and draw_prediction(refused) is None
     assert {p.name for p in dump_prediction(refused, tmp_path / 'a/b').iterdir()} == {
@@ -265,7 +265,7 @@ def titles_of(picture):
     return [t.text for t in svg.iter('{http://www.w3.org/2000/svg}title')]
 
 
-def test_picture_shows_measured_beside_predicted_values():
+def test_plot_shows_measured_and_predicted_values():
     source = source_of(known(), known(2, 128), known(64, 4096))
     titles = titles_of(draw_prediction(answer_of(source, (1, 2), (2, 2), (4, 2))))
     assert '2x2: 0.39 minutes predicted, 80 % interval 0.34 to 0.44' in titles
@@ -277,7 +277,7 @@ def test_picture_shows_measured_beside_predicted_values():
 
 
 @pytest.mark.filterwarnings('error')
-def test_picture_is_written_in_light_and_dark(tmp_path):
+def test_plot_is_written_in_light_and_dark(tmp_path):
     source = source_of(known(), known(2, 128))
     dump_prediction(answer_of(source, (1, 2), (2, 2), (2, 3), local_batch_size=32, price=2.5), tmp_path)
     light, dark = ((tmp_path / f'prediction{name}.svg').read_text() for name in ('', '_dark'))

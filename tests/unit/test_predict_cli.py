@@ -33,7 +33,7 @@ def dump(tmp_path):
 def test_published_system_is_found_by_name_or_its_last_part():
     source = load_source([f'V0.7/nvidia/{A100}'])
     assert source.base == load_source([A100]).base and source.link == PUBLISHED_LINK
-    assert [k.num_nodes for k in source.sets] == [1, 2, 96]  # its pairs in the validation
+    assert [k.num_nodes for k in source.sets] == [1, 2, 96]  # the systems that validation pairs with it
 
 
 @pytest.mark.parametrize('name, message', [
@@ -77,7 +77,7 @@ def test_power_of_a_node_comes_from_the_runs_or_is_unknown(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize('step_ms, is_hidden', [(1000.0, False), (650.0, True), (750.0, False), (None, False)])
-def test_step_of_one_rank_and_exchange_of_several(dump, step_ms, is_hidden):
+def test_step_and_exchange_come_from_bench_files(dump, step_ms, is_hidden):
     source = load_source([dump('a.json', bench_train()), dump('b.json', bench_allreduce(step_ms=step_ms))])
     base, link = source.base, source.link
     assert (base.step_s, base.exchange_s, base.global_batch_size, base.dataset) == (0.3, 0.0, 32, None)
@@ -91,8 +91,8 @@ def test_step_of_one_rank_and_exchange_of_several(dump, step_ms, is_hidden):
 def test_requested_link_takes_precedence_but_keeps_the_bytes(dump):
     step, exchange = dump('a.json', bench_train()), dump('b.json', bench_allreduce())
     small = dump('c.json', bench_train({'precision': 'float16', 'num_parameters': 1000}))
-    inside = dump('e.json', bench_allreduce(num_hosts=1))  # has no link between nodes
-    assert load_source([step]).link is None  # no published link of ranks without accelerators
+    inside = dump('e.json', bench_allreduce(num_hosts=1))  # without a link between nodes
+    assert load_source([step]).link is None  # there is no published link for ranks without accelerators
     source = load_source([step, inside])
     assert source.link is None and 'within one host' in source.notes[-1]
     measured = 'gradient size from bench allreduce'
@@ -107,7 +107,7 @@ def test_requested_link_takes_precedence_but_keeps_the_bytes(dump):
     assert gpu_source.link == PUBLISHED_LINK and gpu_source.notes[-1].startswith('Interconnect unknown: assuming 100')
 
 
-def test_exchange_alone_has_a_step(dump):
+def test_allreduce_file_without_train_file_has_a_step_time(dump):
     source = load_source([dump('b.json', bench_allreduce())])
     assert (source.base.step_s, source.base.num_nodes, source.base.num_units) == (1.0, 2, 2)
     with pytest.raises(UserError, match='step_ms is missing; pass a bench train file as well'):
@@ -118,8 +118,8 @@ def test_rows_of_few_hosts_and_the_requested_ranks_are_selected(dump):
     rows = [{'num_ranks': 4, 'step_ms': 400.0}, {'num_ranks': 8, 'num_hosts': 2}, {'num_ranks': 1, 'image_size': 32}]
     path = dump('a.json', bench_train(*rows))
     four, one = (load_source([path], per_node=n).base for n in (4, 1))
-    assert (four.num_units, four.exchange_s) == (4, pytest.approx(0.005))  # at most the time of the exchange alone
-    # Other image sizes and networks have only a step time.
+    assert (four.num_units, four.exchange_s) == (4, pytest.approx(0.005))  # at most the time of the exchange
+    # For other image sizes and networks only the step time is known.
     assert (one.num_units, one.dataset, one.evaluation_s) == (1, 'images of 32 pixels', None)
     path = dump('a.json', bench_train({'local_batch_size': 32}, {'local_batch_size': 64, 'model': 'vgg16'}))
     sixty_four = load_source([path], local_batch_size=64).base
@@ -141,7 +141,7 @@ ROW, GRADIENTS = ('tables', 0, 'rows', 0), ('tables', 1, 'rows', 0)
 
 
 def altered(*path, value):
-    """Return the content of a bench file with another value at a path."""
+    """Return the content of a bench file with the value at a path replaced."""
     content = place = bench_train() if path[:2] == ROW[:2] else bench_allreduce()
     for key in path[:-1]:
         place = place[key]
@@ -187,7 +187,7 @@ def test_options_change_the_prediction(study):
     assert [r['global_batch_size'] for r in rows(study, '--layouts', '1x2 1x4', '--strong')] == [128, 128]
     assert rows(study, '--layouts', '1x2', '--local-batch-size', 8)[0]['global_batch_size'] == 16
     assert rows(study, '--layouts', '1x2', '--global-batch-size', 64)[0]['minutes'] is None
-    assert rows(study, '--layouts', '1x2', '--target', 0.9)[0]['epochs'] is None  # no run trained that far
+    assert rows(study, '--layouts', '1x2', '--target', 0.9)[0]['epochs'] is None  # no run reached this accuracy
     assert rows(study, '--layouts', '1x2', '--optimizer', 'lars')[0]['epochs'] is None
     slow, fast = (rows(study, '--layouts', '2x2', '--link-gbit-s', x)[0]['exchange_s'] for x in (1, 10))
     assert (slow, 10 * fast) == pytest.approx([ring_s(102_228_128, 4, 1.0)] * 2)  # float32 gradients of ResNet-50

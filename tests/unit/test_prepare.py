@@ -1,4 +1,4 @@
-"""Preparation of data as RecordIO: every source, interruptions, and damage."""
+"""Preparation of data as RecordIO: all sources, interruptions and damage."""
 import gzip
 import hashlib
 import io
@@ -45,7 +45,7 @@ def write_files(folder, files: dict[str, bytes]):
 
 @pytest.fixture
 def pictures(tmp_path):
-    """source/{train,val}/<class>/<picture>, two classes."""
+    """Folder with two classes: source/{train,val}/<class>/<image>."""
     for split, num in (('train', 3), ('val', 2)):
         for label, name in enumerate(('n01', 'n02')):
             write_files(tmp_path / 'source' / split / name,
@@ -152,7 +152,7 @@ def tar_of(files: dict[str, bytes]) -> bytes:
 
 @pytest.fixture
 def imagenet_tars(tmp_path):
-    """The two tars of ILSVRC2012, with three synsets."""
+    """Both tar files of ILSVRC2012, with three synsets."""
     inner = {f'{s}.tar': tar_of({f'{s}_{i}.JPEG': picture(10 * k + i) for i in range(2)})
              for k, s in enumerate(('n03', 'n01', 'n02'))}
     val = {f'ILSVRC2012_val_{i:08d}.JPEG': picture(90 + i) for i in (2, 1, 3)}
@@ -167,7 +167,7 @@ def test_imagenet_from_tars(imagenet_tars, tmp_path):
     with pytest.raises(DataError, match='got 6 training and 3 validation images of 3 classes, expected 1,281,167'):
         prepare(*arguments)
     assert prepare(*arguments, '--allow-partial') == 0
-    # Labels follow the sorted synsets: n01 was the second tar, n02 the third, n03 the first.
+    # Labels follow the sorted synsets, and the tar files are in the order n03, n01, n02.
     assert contents(out, 'train') == [(k, picture(10 * t + i)) for k, t in ((0, 1), (1, 2), (2, 0)) for i in range(2)]
     assert contents(out, 'validation') == [(1, picture(91)), (0, picture(92)), (2, picture(93))]
 

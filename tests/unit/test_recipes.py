@@ -46,7 +46,7 @@ def config_of(folder: Path, tree) -> Path:
 
 
 def changed(**sections):
-    """Return the configuration of the DGX-1 recipe of v0.6 with other values."""
+    """Return the configuration of the v0.6 DGX-1 recipe with some values changed."""
     published = make_config(choose_recipe(1664, sets=[s for s in load_published() if s.round == 'v0.6']))
     return replace(published, **{name: replace(getattr(published, name), **keys) for name, keys in sections.items()})
 
@@ -75,7 +75,7 @@ def test_lower_target_counts_epochs_until_each_run_reached_it():
 @pytest.mark.parametrize('batch, opt_name, target, lr, epochs, source_batch', [
     (1664, None, None, 7.4, 35, 1664), (1664, None, 0.749, 7.4, 31, 1664), (1664, 'sgd', None, 0.6, 63, 1664),
     (3328, 'lars', None, 10.5, 35, 3264),  # 59 of 60 runs 2 % below, rather than 60 epochs of an older round
-    (4096, 'lars', None, 11.7, 35, 4080)])  # nearby; logs at this batch lack the end of the schedule
+    (4096, 'lars', None, 11.7, 35, 4080)])  # logs at batch 4096 lack the end of the schedule
 def test_published_recipe_of_a_batch_is_chosen(batch, opt_name, target, lr, epochs, source_batch):
     choice = choose_recipe(batch, opt_name, target)
     assert choice.kind == 'known' and choice.recipe.base_lr == lr and round(choice.epochs) == epochs
@@ -92,11 +92,11 @@ def altered(base_lr, epochs=35, batch=1664, failed=0):
 
 
 @pytest.mark.parametrize('batch, sets, base_lr', [
-    (1664, [altered(9.0, failed=1), altered(8.0, batch=1632)], 8.0),  # a reliable recipe of a nearby batch comes first
-    (1664, [altered(7.4), altered(8.0, batch=1632)], 7.4),  # of reliable ones the exact batch
-    (1632, [altered(5.0, batch=1632, failed=1), altered(7.4)], 7.4),  # 4 of 5 at the exact batch are too few
-    (1664, [altered(5.0, 38), altered(7.4)], 7.4),  # then the shorter one
-    (1664, [altered(5.0, 38), altered(5.0, 38), altered(7.4)], 5.0)])  # unless another one has more runs
+    (1664, [altered(9.0, failed=1), altered(8.0, batch=1632)], 8.0),  # a reliable recipe of a nearby batch is preferred
+    (1664, [altered(7.4), altered(8.0, batch=1632)], 7.4),  # of reliable recipes, the one with the exact batch
+    (1632, [altered(5.0, batch=1632, failed=1), altered(7.4)], 7.4),  # 4 of 5 runs at the exact batch are too few
+    (1664, [altered(5.0, 38), altered(7.4)], 7.4),  # then the shorter recipe
+    (1664, [altered(5.0, 38), altered(5.0, 38), altered(7.4)], 5.0)])  # unless a longer recipe has more runs
 def test_reliable_then_nearest_then_shortest_recipe_is_chosen(batch, sets, base_lr):
     assert choose_recipe(batch, sets=sets).recipe.base_lr == base_lr
 
@@ -124,7 +124,7 @@ def test_batch_outside_the_published_range_is_refused(batch, opt_name, target, s
 
 
 def test_interpolation_errors_match_the_documentation():
-    """Compare each published recipe with the one interpolated between its neighbours of the same family."""
+    """Compare each published recipe with an interpolation between its neighbours in the same family."""
     page, pairs = (ROOT / 'docs/recipes.md').read_text(), []
     for family in families([p for p in fold(load_published()) if p.is_whole]):
         sizes = sorted({p.recipe.global_batch_size for p in family})
@@ -165,7 +165,7 @@ def test_recipe_matches_the_stored_configuration_of_the_system(name, batch, opt_
     ({'data': {'dataset': 'digits'}, **HIGH}, None), ({'data': {'num_train': 1000}, **HIGH}, None),
     ({'data': {'synthetic': True}, **HIGH}, None), ({'model': {'name': 'resnet18'}, **HIGH}, None)])
 def test_deviation_is_one_line_with_both_values(sections, texts):
-    """Published values, and anything but ResNet-50 on ImageNet, have no deviation."""
+    """Published values, and runs other than ResNet-50 on ImageNet, have no deviation."""
     lines = find_deviations(changed(**sections), None)
     assert len(lines) == bool(texts) and all(text in lines[0] for text in texts or ())
 
@@ -196,9 +196,9 @@ def test_command_writes_a_file_that_a_dry_run_accepts(tmp_path):
     assert render_config(config, ['a\x1b[31m', 'b']).startswith('# a?[31m\n# b\n')
     done = call('train', '--config', out, '--dry-run')
     assert done.returncode == 0 and 'ranks                 8\n' in done.stdout and 'warning' not in done.stdout
-    found = json.loads(call('recipe', '--global-batch-size', 1664, '--format', 'json').stdout)
-    assert found['choice']['kind'] == 'known' and found['is_at_batch'] and found['comparison'] is None
-    assert found['choice']['recipe']['base_lr'] == 7.4 and len(found['choice']['sources'][0]['systems']) > 1
+    report = json.loads(call('recipe', '--global-batch-size', 1664, '--format', 'json').stdout)
+    assert report['choice']['kind'] == 'known' and report['is_at_batch'] and report['comparison'] is None
+    assert report['choice']['recipe']['base_lr'] == 7.4 and len(report['choice']['sources'][0]['systems']) > 1
     again = call('recipe', '--global-batch-size', 3264, '--out', out)
     assert again.returncode == 2 and 'exists already' in again.stderr and out.read_text() == text
     assert [p.name for p in tmp_path.iterdir()] == ['f.yaml']
@@ -225,9 +225,9 @@ def test_invalid_arguments_are_a_one_line_error(tmp_path, words, text, message):
 
 def test_command_reports_the_same_deviation_as_train(tmp_path):
     path = config_of(tmp_path, CASE)
-    found = json.loads(call('recipe', '--compare', path, '--format', 'json').stdout)
-    assert found['choice'] is None and len(found['deviations']) == 1 and found['version'] == mlperf_rn50.__version__
-    assert {row['key'] for row in found['comparison'] if row['is_alone']} == {
+    report = json.loads(call('recipe', '--compare', path, '--format', 'json').stdout)
+    assert report['choice'] is None and len(report['deviations']) == 1 and report['version'] == mlperf_rn50.__version__
+    assert {row['key'] for row in report['comparison'] if row['is_alone']} == {
         'schedule.decay', 'schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power'}
     lines = [' '.join(line.split()) for line in call('recipe', '--compare', path).stdout.splitlines()]
     assert 'A 1,664 v0.5 nvidia dgx1_ngc18.11_mxnet 1x8 74.9 % 63 63 63 63 63 5 of 5' in lines
@@ -237,7 +237,7 @@ def test_command_reports_the_same_deviation_as_train(tmp_path):
     dgx1 = json.loads(call('recipe', '--compare', ROOT / 'launch/configs/dgx1_v05.yaml', '--format', 'json').stdout)
     assert not any(row['is_alone'] for row in dgx1['comparison'] if row['key'].startswith('schedule'))  # also steps
     warning = call('train', '--config', path, '--dry-run').stdout.splitlines()[-1]
-    assert warning == f'warning: {found["deviations"][0]}'
+    assert warning == f'warning: {report["deviations"][0]}'
     assert warning.startswith('warning: schedule.decay: got poly (100 epochs)') and 'step (30 60 80 epochs)' in warning
 
 

@@ -1,4 +1,4 @@
-"""RecordIO files: reading intact and damaged ones."""
+"""Reads of intact and damaged RecordIO files."""
 import json
 import os
 from dataclasses import replace
@@ -82,7 +82,7 @@ def test_mapped_index_gives_the_same_records_without_the_text_index(tmp_path):
     assert [(r.image.tobytes(), r.label, r.sample_id) for r in read_all(path)] == expected
     assert RecordFile(path).num_bytes(some) == parsed.num_bytes(some)
     index_path(path).unlink()
-    path.with_suffix('.idx').write_text('\n'.join(lines[::-1]))  # in another order than the file
+    path.with_suffix('.idx').write_text('\n'.join(lines[::-1]))  # not in file order
     assert [r.sample_id for r in read_all(path)] == [100 + i for i in range(9)][::-1]
     assert RecordFile(path).num_bytes(np.arange(9)) == path.stat().st_size
 
@@ -141,7 +141,7 @@ def test_manifest_and_configuration_must_agree(tmp_path):
 
 
 @pytest.mark.parametrize('label', [-float('inf'), 1.5])
-def test_label_that_is_no_whole_number_is_named(tmp_path, label):
+def test_fractional_or_infinite_label_is_named(tmp_path, label):
     with pytest.raises(DataError, match=rf'train.rec, record 1: got the label {label}, expected a whole'):
         read_all(write(tmp_path, [b'a', b'b'], labels=[0, label]))
 

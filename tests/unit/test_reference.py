@@ -53,10 +53,10 @@ def reference(*curves, **keys):
 def test_same_recipe_precedes_a_similar_one(change, how):
     other = replace(RECIPE, **change)
     assert has_same_recipe(RECIPE, other) is has_same_recipe(other, RECIPE) is (how == 'same')
-    nearly = known(CURVE, recipe=replace(RECIPE, decay_epochs=43.0), name='like')  # similar to 40 and 42 epochs
-    found = find_published(RECIPE, [nearly, known(CURVE, recipe=other, name='other')])
+    nearly = known(CURVE, recipe=replace(RECIPE, decay_epochs=43.0), name='like')  # similar to 40 and 42
+    references = find_published(RECIPE, [nearly, known(CURVE, recipe=other, name='other')])
     expected = {'same': ['other'], 'like': ['like', 'other'], None: ['like']}
-    assert (found.how, [s.name for s in found.sets]) == (how or 'like', expected[how])
+    assert (references.how, [s.name for s in references.sets]) == (how or 'like', expected[how])
     assert not has_same_recipe(replace(RECIPE, opt_name=None), replace(RECIPE, opt_name=None))
     assert not has_same_recipe(STEPS, replace(STEPS, step_epochs=(30.0, 80.0)))
 
@@ -65,27 +65,27 @@ def test_band_is_the_mean_and_three_spreads_of_one_more_run():
     middle = band_at(reference(shifted(-0.01), CURVE, shifted(0.01)), 20)
     assert (middle.point, middle.mean, len(middle.values)) == (0.5, pytest.approx(0.6), 3)
     assert middle.mean - middle.low == middle.high - middle.mean == pytest.approx(3 * 0.01 * (1 + 1 / 3) ** 0.5)
-    same = [CURVE] * 4  # the spread is at least that of published runs, or of chance
+    same = [CURVE] * 4  # the spread is at least the published or the random spread
     assert band_at(reference(*same, spreads={5: 0.02}), 20).low == pytest.approx(0.6 - 0.06 * 1.25 ** 0.5)
     chance = (0.6 * 0.4 / 400) ** 0.5
     assert band_at(reference(*same, eval_samples=400), 20).low == pytest.approx(0.6 - 3 * chance * 1.25 ** 0.5)
 
 
 def test_reference_is_interpolated_between_evaluations_unless_the_rate_drops():
-    found = reference(CURVE, shifted(0.01))
-    assert band_at(found, 25).mean == pytest.approx(0.655)
-    assert band_at(found, 9) is band_at(found, 41) is None
-    assert band_at(found, 10).mean == pytest.approx(0.405) and band_at(found, 40).mean == pytest.approx(0.765)
+    runs = reference(CURVE, shifted(0.01))
+    assert band_at(runs, 25).mean == pytest.approx(0.655)
+    assert band_at(runs, 9) is band_at(runs, 41) is None
+    assert band_at(runs, 10).mean == pytest.approx(0.405) and band_at(runs, 40).mean == pytest.approx(0.765)
     curve = ((28, 0.45), (32, 0.68), (36, 0.69))
-    found = Reference('same', STEPS, (known(curve, curve, recipe=STEPS),))
-    assert band_at(found, 30) is None and band_at(found, 32).mean == 0.68 and band_at(found, 34).mean > 0.68
+    runs = Reference('same', STEPS, (known(curve, curve, recipe=STEPS),))
+    assert band_at(runs, 30) is None and band_at(runs, 32).mean == 0.68 and band_at(runs, 34).mean > 0.68
 
 
-def test_schedules_of_other_lengths_are_compared_at_the_same_fraction():
+def test_schedules_of_different_lengths_are_compared_at_the_same_fraction():
     longer = replace(RECIPE, decay_epochs=44.0)
-    found = Reference('like', longer, (known(CURVE, CURVE),))
-    assert band_at(found, 22).mean == pytest.approx(0.6) and band_at(found, 22).point == 0.5
-    assert target_epochs(found) == [44, 44]
+    references = Reference('like', longer, (known(CURVE, CURVE),))
+    assert band_at(references, 22).mean == pytest.approx(0.6) and band_at(references, 22).point == 0.5
+    assert target_epochs(references) == [44, 44]
 
 
 def test_spreads_are_pooled_by_fraction_of_the_schedule():
@@ -95,9 +95,9 @@ def test_spreads_are_pooled_by_fraction_of_the_schedule():
     assert by_drop == {-1: pytest.approx(0.1 / 2 ** 0.5), -2: pytest.approx(0.01 / 2 ** 0.5)}
 
 
-def standing_after(curve, found=None):
-    found = found or reference(CURVE, shifted(0.004), shifted(0.002), spreads=dict.fromkeys(range(11), 0.005))
-    return standing_of(found, band(found, range(60)), curve, 1000.0)
+def standing_after(curve, references=None):
+    references = references or reference(CURVE, shifted(0.004), shifted(0.002), spreads=dict.fromkeys(range(11), 0.005))
+    return standing_of(references, band(references, range(60)), curve, 1000.0)
 
 
 @pytest.mark.parametrize('curve, below, behind, text', [
@@ -113,15 +113,15 @@ def test_standing_on_course_below_and_behind(curve, below, behind, text):
     assert (standing.is_below, standing.is_behind, standing.seconds_left) == (below, behind, (1000.0, 1000.0))
 
 
-def test_standing_with_one_reference_run_or_another_target():
+def test_standing_with_one_reference_run_or_different_target():
     standing = standing_after([(10, 0.0), (20, 0.58)], reference(CURVE, spreads={5: 0.001}))
     assert standing.band.low is None and not standing.is_behind
     assert standing.text.startswith('2.0 points below the only reference run; an alarm needs 2; all')
     higher = replace(RECIPE, target_accuracy=0.763)
-    found = Reference('same', higher, (known(CURVE, shifted(0.004)),))
-    assert '1 of 2 reached 76.30 % at epoch 40' in standing_after([(20, 0.6)], found).text
+    references = Reference('same', higher, (known(CURVE, shifted(0.004)),))
+    assert '1 of 2 reached 76.30 % at epoch 40' in standing_after([(20, 0.6)], references).text
     assert 'none reached 90.00 %' in standing_after([(20, 0.6)], replace(
-        found, recipe=replace(RECIPE, target_accuracy=0.9))).text
+        references, recipe=replace(RECIPE, target_accuracy=0.9))).text
 
 
 def test_only_converged_runs_are_references():
@@ -131,7 +131,7 @@ def test_only_converged_runs_are_references():
     assert mixed.num_runs == len(mixed.sets) == len(band_at(mixed, 20).values) == 1
 
 
-def test_named_runs_of_another_recipe_are_accepted():
+def test_named_runs_of_different_recipe_are_accepted():
     slow = replace(RECIPE, base_lr=1.5, target_accuracy=0.75)
     found = find_named(slow, 'digits', 360, [known(CURVE, dataset='digits'), known(CURVE)], load_published())
     assert (found.how, found.num_runs, found.eval_samples, found.spreads) == ('named', 1, 360, {})
@@ -154,15 +154,15 @@ def test_recipe_of_a_configuration_matches_its_published_set():
                                                       target_accuracy=0.759))
     v07 = replace(v07, schedule=ScheduleConfig(7.4, 2, 'poly', 37), optimizer=replace(
         v07.optimizer, name='lars', weight_decay=1e-4))
-    found = find_published(recipe_of(v07, 1664), load_published())
-    assert (found.how, {s.org for s in found.sets}) == ('same', {'DellEMC', 'Fujitsu'})
+    references = find_published(recipe_of(v07, 1664), load_published())
+    assert (references.how, {s.org for s in references.sets}) == ('same', {'DellEMC', 'Fujitsu'})
     assert dataset_of(v07) is None
     assert dataset_of(replace(v07, data=DataConfig(synthetic=True))) == 'imagenet'
 
 
-def test_alarm_is_never_false_and_finds_faults_in_published_runs():
-    """Each system is compared with the others; only faults hidden by a rate drop raise no alarm."""
-    found = {how: (len(t.systems), t.runs, *(t.flagged[name] for name in ('good', *FAULTS)))
-             for how, t in replay(load_published()).items()}
-    assert found == {'same': (24, 118, 0, 118, 118, 118), 'like': (5, 24, 0, 24, 24, 24),
-                     'own': (6, 30, 0, 30, 30, 30), 'own, step': (3, 15, 0, 5, 14, 8)}
+def test_alarm_detects_faults_without_false_alarms_in_published_runs():
+    """Compare each system with the others; only faults hidden by a rate drop raise no alarm."""
+    counts = {how: (len(t.systems), t.runs, *(t.flagged[name] for name in ('good', *FAULTS)))
+              for how, t in replay(load_published()).items()}
+    assert counts == {'same': (24, 118, 0, 118, 118, 118), 'like': (5, 24, 0, 24, 24, 24),
+                      'own': (6, 30, 0, 30, 30, 30), 'own, step': (3, 15, 0, 5, 14, 8)}

@@ -17,7 +17,7 @@ HOSTILE = '<script>alert(1)</script>|`=1+1\x1b[31m"'
 
 @pytest.fixture
 def studies(tmp_path):
-    """Two systems; the first run of the second one ended after an evaluation."""
+    """Two systems; the first run of the second system was killed after an evaluation."""
     keys = {'target': 0.759, 'eval_s': 0.0}
     write_set(tmp_path / 'sweep/1x4', 2, epoch_s=lambda k: 60.0 + 6 * k, **keys)
     write_set(tmp_path / 'sweep/2x4', 2, nodes=2, ranks=8, batch=128, epoch_s=40.0, **keys,
@@ -29,7 +29,7 @@ def rows_of(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_the_answer_to_the_letter(studies):
+def test_report_table_matches_expected_text(studies):
     assert render_table(studies).startswith('''\
 sweep: Top-1 75.90 % on ImageNet
 ================================
@@ -57,7 +57,7 @@ def test_keys_match_the_documentation(studies):
                                      'other': 0.0}
 
 
-def test_row_is_a_run_with_the_fields_of_its_system(studies):
+def test_csv_has_a_row_per_run_with_system_fields(studies):
     rows = rows_of(render_csv(studies))
     assert [(r['system'], r['num_nodes'], r['file'][-12:], r['status'], r['epochs_to_converge'], r['num_evaluations'])
             for r in rows] == [
@@ -67,7 +67,7 @@ def test_row_is_a_run_with_the_fields_of_its_system(studies):
     assert not {'None', 'null', '[]', '{}'} & {value for row in rows for value in row.values()}
 
 
-def test_row_is_an_evaluation_with_its_run(studies):
+def test_evaluations_csv_has_a_row_per_evaluation(studies):
     rows = rows_of(render_evaluations_csv(studies))
     assert [(r['system'], r['seed'], r['epoch'], r['accuracy'], r['time_s']) for r in rows] == [
         ('1x4', '1', '1', '0.5', '60.0'), ('1x4', '1', '2', '0.76', '120.0'), ('1x4', '2', '1', '0.5', '66.0'),

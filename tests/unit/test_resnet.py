@@ -26,7 +26,7 @@ def net_of(num_classes=10, fusion=PLAIN, image_size=None, **model) -> ResNet:
 
 
 def set_trained_norms(net):
-    """Give the norms and the last layer values as after training."""
+    """Set norms and the last layer to values that are typical after training."""
     random = np.random.default_rng(1)
     for name, param in net.collect_params().items():
         if name.endswith(('gamma', 'running_var')):
@@ -65,7 +65,7 @@ def test_maps_of_one_pixel_as_a_row_give_the_same_results(name, side, fused):
         np.testing.assert_allclose(row, plain, rtol=1e-3, atol=1e-3 * abs(plain).max())
 
 
-def test_network_of_one_image_size_matches_a_plain_one():
+def test_network_of_fixed_image_size_matches_plain_network():
     config = Config(model=ModelConfig(name='resnet18'), data=DataConfig(num_classes=4, image_size=32))
     fixed, plain = build_model(config, mx.cpu(), 1), build_model(config, mx.cpu(), 1, is_plain=True)
     images = mx.nd.random.normal(shape=(2, 3, 32, 32))
@@ -76,10 +76,10 @@ def test_network_of_one_image_size_matches_a_plain_one():
     assert count_flops(plain, (3, 32, 32)) - count_flops(fixed, (3, 32, 32)) == 2 * unseen
 
 
-# --- an independent forward pass -------------------------------------------------------------------
+# --- forward pass in NumPy -------------------------------------------------------------------------
 
 def conv(x, w, stride):
-    """Cross-correlation with padding k // 2, by sliding windows: (n, c, h, w), (o, c, k, k)."""
+    """Cross-correlate (n, c, h, w) with (o, c, k, k), with padding k // 2, by sliding windows."""
     pad = w.shape[2] // 2
     x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], axis=(2, 3))[:, :, ::stride, ::stride]

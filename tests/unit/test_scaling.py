@@ -18,7 +18,7 @@ def test_scaling_efficiency_of_study_3_v100(units, rate, ideal, percent):
     assert (row.ideal, row.real, round(100 * row.efficiency)) == (ideal, rate, percent)
 
 
-# Study 1, with 4 V100 per node, gives epochs and speed-ups. Times follow from them for any time of one node.
+# Epochs and speed-ups of study 1 with 4 V100 per node, from which all times follow if the time of one node is given.
 STUDY_1 = {1: (61, 1.0), 2: (62, 1.8), 4: (65, 3.3), 8: (81, 4.9)}
 
 
@@ -28,10 +28,10 @@ def test_study_1_epochs_and_speedups(tmp_path):
         write_set(tmp_path / f'{nodes}x4', 1, nodes=nodes, ranks=4 * nodes, accuracies=(0.749,), period=epochs,
                   epoch_s=epoch_s, eval_s=0.0, batch=256 * nodes, target=0.749)
     study = study_of(tmp_path)
-    assert [(s.epochs_mean, round(c.speedup, 3)) for s, c in zip(study.systems, study.comparisons)] == [
+    assert [(s.epochs_mean, round(c.speedup, 3)) for s, c in zip(study.run_sets, study.comparisons)] == [
         *STUDY_1.values()]
     assert all(c.identity_error < 1e-6 for c in study.comparisons)
-    # 8 nodes are 4.9 times as fast; a quarter is lost to 81 instead of 61 epochs, the rest to hardware.
+    # 8 nodes are 4.9 times as fast. A quarter is lost because of 81 instead of 61 epochs, the rest to hardware.
     last = study.comparisons[-1]
     assert last.epoch_ratio == pytest.approx(61 / 81) and last.efficiency == pytest.approx(4.9 / 8, rel=1e-3)
     assert last.throughput_gain == pytest.approx(4.9 * 81 / 61, rel=1e-3)
@@ -87,7 +87,7 @@ def test_baseline_is_the_smallest_converged_or_the_named_system(tmp_path):
     with pytest.raises(UserError, match='--baseline: got 3n, expected one of: 1n, 2n, 4n'):
         study_of(tmp_path, baseline='3n')
     write_set(tmp_path / 't/4n', 1, nodes=4, ranks=16)
-    for name, text in (('4n', '4n, which matches 2 systems'), ('3n', 'expected one of: 1n, 2n, 4n$')):  # each name once
+    for name, text in (('4n', '4n, which matches 2 systems'), ('3n', 'expected one of: 1n, 2n, 4n$')):  # no duplicates
         with pytest.raises(UserError, match=text):
             studies_of(tmp_path, baseline=name)
 
@@ -96,27 +96,27 @@ def test_system_without_a_log_is_shown_with_its_study(tmp_path):
     write_set(tmp_path / '1x4', 2)
     write_lines(tmp_path / '2x4/result_0.txt', ['killed before the first line of a log'])
     study = study_of(tmp_path)
-    assert [s.name for s in study.systems] == ['1x4', '2x4'] and study.comparisons == (None, None)
+    assert [s.name for s in study.run_sets] == ['1x4', '2x4'] and study.comparisons == (None, None)
     assert {(s['baseline'], s['speedup'], s['efficiency']) for s in systems_of(study).values()} == {(None, None, None)}
     text = render_table([study])
     assert '2x4: 1 of 1 logs cannot be read, counted as not converged' in text
     assert 'speed-up' not in next(line for line in text.splitlines() if line.startswith('system'))
 
 
-@pytest.mark.parametrize('names, is_alike, is_one', [
+@pytest.mark.parametrize('names, is_alike, has_note', [
     (('unnamed', 'unnamed'), False, False), (('box', 'box'), True, True), (('1xbox', '2xbox'), True, False),
     (('2xDGX-1', '12xDGX-2H'), False, False)])
-def test_efficiency_of_unknown_accelerators_has_a_caution(tmp_path, names, is_alike, is_one):
+def test_efficiency_of_unknown_accelerators_has_a_caution(tmp_path, names, is_alike, has_note):
     for nodes, name in zip((1, 2), names):
         write_set(tmp_path / f's/{nodes}n', 1, nodes=nodes, ranks=4 * nodes, platform=name, number_of_nodes=nodes)
     study = study_of(tmp_path)
-    assert [s.num_nodes for s in study.systems] == [1, 2] and study.comparisons[1].efficiency
+    assert [s.num_nodes for s in study.run_sets] == [1, 2] and study.comparisons[1].efficiency
     caution = 'the accelerator of 1n, 2n is unknown; efficiency assumes that all accelerators are the same model'
     assert study.cautions == (() if is_alike else (caution,))
-    assert [n for n in study.notes if 'ran on' in n] == (['all systems ran on platform box'] if is_one else [])
+    assert [n for n in study.notes if 'ran on' in n] == (['all systems ran on platform box'] if has_note else [])
 
 
-def test_of_many_splits_only_the_widest_is_shown_with_a_note(tmp_path):
+def test_only_widest_of_many_splits_is_shown_with_a_note(tmp_path):
     def study_with(num_systems):
         for i in range(num_systems):
             write_set(tmp_path / f'{num_systems}/{i:02d}', 1, nodes=1 + i % 2, ranks=16, epoch_s=10.0 + (i * 7) % 11)
@@ -124,8 +124,8 @@ def test_of_many_splits_only_the_widest_is_shown_with_a_note(tmp_path):
     most = scaling.MAX_OF_SPLITS
     assert len(study_with(most).splits) == (most // 2) ** 2
     many = study_with(2 * most)
-    fastest = max(many.systems, key=lambda s: s.images_per_s)
-    slowest = min(s.images_per_s for s in many.systems if s.num_nodes != fastest.num_nodes)
+    fastest = max(many.run_sets, key=lambda s: s.images_per_s)
+    slowest = min(s.images_per_s for s in many.run_sets if s.num_nodes != fastest.num_nodes)
     assert [x.difference for x in many.splits] == [fastest.images_per_s / slowest - 1]
     assert ('of 16 systems with 16 accelerators, only the fastest is compared with the slowest on another number of '
             'nodes') in many.notes
@@ -151,7 +151,7 @@ CAUTION = '2n: A100, not V100 as in 1n; the speed-up compares different hardware
 
 @pytest.mark.parametrize('models, efficiency, cautions', [
     (('V100', 'A100'), None, [CAUTION]), (('A100', 'A100'), 1, []), (('A100', ''), 1, []), (('', ''), 1, [])])
-def test_accelerators_of_another_model_have_no_efficiency(tmp_path, models, efficiency, cautions):
+def test_different_accelerator_models_have_no_efficiency(tmp_path, models, efficiency, cautions):
     study = study_of(submission(tmp_path / 'v1.0/us', dict(zip((1, 2), models))))
     last = study.comparisons[1]
     assert last.speedup == pytest.approx(2) and last.efficiency == last.hardware_efficiency == (
@@ -177,7 +177,7 @@ def test_different_rules_are_cautions(tmp_path):
 
 @pytest.mark.needs_published
 def test_speedups_and_inconsistencies_of_published_rounds():
-    """test_known compares the figures of each system."""
+    """Check speed-ups; test_known checks the values of each system."""
     systems = systems_of(*studies_of(PUBLISHED))
     assert len(systems) == 6
     n2 = systems['dgxa100_n2_ngc20.06_mxnet']
@@ -186,7 +186,7 @@ def test_speedups_and_inconsistencies_of_published_rounds():
     for system in systems.values():
         product = system['throughput_gain'] * system['epoch_ratio'] * system['share_ratio']
         assert product == pytest.approx(system['speedup'])
-    # A description of 36 nodes, and logs of 32. The batch of a v0.5 log is that of one accelerator.
+    # The description has 36 nodes, but the logs have 32. A v0.5 log contains the batch of one accelerator.
     multi = systems['dgx2h_multi_ngc18.11_mxnet']
     assert any('36 nodes (entry.json), but 32 (32 cache_clear lines); 32 is used' in w for w in multi['warnings'])
     assert all(any('36 nodes' in w for w in r['warnings']) for r in multi['runs'])

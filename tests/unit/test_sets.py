@@ -26,7 +26,7 @@ REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt, exp
            'them separately')
 
 
-def only(folder):
+def load_set(folder):
     system, = load_run_sets([folder])
     return system
 
@@ -36,12 +36,12 @@ def only(folder):
     ([10, 2, 3, 4, None], 17 / 3),  # an unconverged run is the slowest; the fastest is still dropped
     ([1, 2, 3, None, None], None), ([None] * 5, None), ([1, 2, 3, 4], None), ([1, 2, 3, 4, 5, 6], None), ([], None)])
 def test_score_drops_fastest_and_slowest_of_five(times, score):
-    found = score_minutes([None if t is None else MINUTES * t for t in times])
-    assert found == (None if score is None else pytest.approx(score))
+    got = score_minutes([None if t is None else MINUTES * t for t in times])
+    assert got == (None if score is None else pytest.approx(score))
 
 
 def test_set_of_five(tmp_path):
-    system = only(write_set(tmp_path / 'study/box', epoch_s=lambda k: 10.0 + k, nodes=2, ranks=8))
+    system = load_set(write_set(tmp_path / 'study/box', epoch_s=lambda k: 10.0 + k, nodes=2, ranks=8))
     assert (system.name, system.study_name, len(system.converged)) == ('box', 'study', 5)
     assert (system.num_nodes, system.num_accelerators, system.num_units, system.global_batch_size) == (2, 8, 8, 64)
     assert system.epochs == (2,) * 5 and system.epochs_mean == 2
@@ -52,19 +52,20 @@ def test_set_of_five(tmp_path):
 
 
 def test_one_aborted_run_counts_as_the_slowest_and_two_make_the_set_invalid(tmp_path):
-    one = only(write_set(tmp_path / 'one', epoch_s=lambda k: 10.0 + k,
-                         status=lambda k: 'aborted' if k == 0 else 'success'))
+    one = load_set(write_set(tmp_path / 'one', epoch_s=lambda k: 10.0 + k,
+                             status=lambda k: 'aborted' if k == 0 else 'success'))
     # 24, 26, 28, 30 and the aborted run, which was fast but counts as the slowest; 26, 28 and 30 remain.
     assert one.score_minutes == pytest.approx(28 / 60) and [r.status for r in one.runs].count('aborted') == 1
     assert '1 of 5 runs did not converge' in set_warnings(one)
-    two = only(write_set(tmp_path / 'two', epoch_s=lambda k: 10.0 + k, status=lambda k: None if k < 2 else 'success'))
+    two = load_set(write_set(tmp_path / 'two', epoch_s=lambda k: 10.0 + k,
+                             status=lambda k: None if k < 2 else 'success'))
     assert two.score_minutes is None and two.time_s == pytest.approx(28)
 
 
 def test_fewer_than_five_runs_have_a_mean_and_a_spread(tmp_path):
-    system = only(write_set(tmp_path / 'three', 3, epoch_s=lambda k: 10.0 + k))
+    system = load_set(write_set(tmp_path / 'three', 3, epoch_s=lambda k: 10.0 + k))
     assert system.score_minutes is None and system.time_s == pytest.approx(24) and system.spread_s == pytest.approx(2)
-    single = only(write_set(tmp_path / 'single', 1, first_s=30, eval_s=2, accuracies=(0.5, 0.6, 0.76)))
+    single = load_set(write_set(tmp_path / 'single', 1, first_s=30, eval_s=2, accuracies=(0.5, 0.6, 0.76)))
     assert single.spread_s is None and single.parts == Parts(4, 30, 20, 6, 0) and single.parts.on_clock_s == 56
 
 
@@ -79,19 +80,19 @@ def test_fewer_than_five_runs_have_a_mean_and_a_spread(tmp_path):
     (5, {'status': lambda k: 'success' if k > 1 else 'aborted'}, [
         '2 of 5 runs did not converge', 'no MLPerf score: two or more runs without convergence make the set invalid'])])
 def test_warnings_of_weak_sets(tmp_path, num_runs, keys, expected):
-    assert set_warnings(only(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys))) == expected
+    assert set_warnings(load_set(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys))) == expected
 
 
-def test_file_that_is_no_log_is_an_unconverged_run(tmp_path):
+def test_unreadable_log_counts_as_unconverged_run(tmp_path):
     folder = write_set(tmp_path, 4)
     (folder / 'result_4.txt').write_text('Segmentation fault\n')
-    system = only(folder)
+    system = load_set(folder)
     assert [r.status for r in system.runs] == ['converged'] * 4 + ['unreadable'] and system.score_minutes is not None
     assert any(w.startswith('result_4.txt: no MLPerf log line in it') for w in set_warnings(system))
     with pytest.raises(UserError, match='result_4.txt: no MLPerf log line'):
         load_run_sets([folder / 'result_4.txt'])
     write_lines(folder / 'result_4.txt', run_lines()[:6])  # killed early
-    assert [r.status for r in only(folder).runs] == ['converged'] * 4 + ['failed']
+    assert [r.status for r in load_set(folder).runs] == ['converged'] * 4 + ['failed']
     write_lines(tmp_path / '2x1/result_0.txt', [])  # killed before its first line
     assert sorted(len(s.runs) for s in load_run_sets([tmp_path])) == [1, 5]
 
@@ -103,21 +104,21 @@ def test_file_that_is_no_log_is_an_unconverged_run(tmp_path):
     ('num_accelerators', {'ranks': lambda k: 4 if k else 8})])
 def test_different_runs_are_not_pooled(tmp_path, field, values):
     write_set(tmp_path, 3, **values)
-    assert re.match(f'{field} is .* in result_0.txt and .* in result_1.txt, .* report them', only(tmp_path).refusal)
+    assert re.match(f'{field} is .* in result_0.txt and .* in result_1.txt, .* report them', load_set(tmp_path).refusal)
     assert len(load_run_sets([tmp_path / 'result_1.txt'])) == 1
 
 
 def test_folders_of_other_benchmarks_are_left_out(tmp_path):
     write_set(tmp_path / 'v1.0/us/results/box/resnet', 2)
     write_lines(tmp_path / 'v1.0/us/results/box/bert/result_0.txt', [mllog('submission_benchmark', 0, 'bert')])
-    assert len(only(tmp_path).runs) == 2
+    assert len(load_set(tmp_path).runs) == 2
     with pytest.raises(UserError, match="benchmark 'bert', expected resnet"):
         load_run_sets([tmp_path / 'v1.0/us/results/box/bert'])
 
 
 def test_only_numbered_results_are_loaded(tmp_path):
-    write_lines(write_set(tmp_path, 2) / 'result_0_v0.6.txt', ['another form of result_0'])
-    assert [r.path.name for r in only(tmp_path).runs] == ['result_0.txt', 'result_1.txt']
+    write_lines(write_set(tmp_path, 2) / 'result_0_v0.6.txt', ['a v0.6 version of result_0'])
+    assert [r.path.name for r in load_set(tmp_path).runs] == ['result_0.txt', 'result_1.txt']
     (tmp_path / 'empty').mkdir()
     with pytest.raises(UserError, match='no result_<k>.txt in it'):
         load_run_sets([tmp_path / 'empty'])
@@ -125,7 +126,7 @@ def test_only_numbered_results_are_loaded(tmp_path):
 
 @pytest.fixture
 def tree(tmp_path):
-    """Study of two sets, and a folder between them whose runs differ in batch and end time."""
+    """Study of three sets, of which the middle one has runs with different batches."""
     for nodes in (1, 2, 4):
         write_set(tmp_path / f'study/{nodes}n', nodes=nodes, ranks=4 * nodes, epoch_s=40.0 / nodes,
                   batch=lambda k, nodes=nodes: 32 if nodes == 2 and k == 3 else 64 * nodes)
@@ -149,7 +150,7 @@ def test_refused_set_is_a_row_with_its_reason_and_others_are_reported(tree):
 
 def test_refused_set_is_not_compared(tree):
     study = study_of(tree)
-    assert [s.name for s in study.systems] == ['1n', '4n', '2n'] and study.baseline.name == '1n'
+    assert [s.name for s in study.run_sets] == ['1n', '4n', '2n'] and study.baseline.name == '1n'
     assert study.comparisons[2] is None and study.rates[2] is None and not study.splits
     with pytest.raises(UserError, match='--baseline: 2n is refused because global_batch_size is 128'):
         study_of(tree, baseline='2n')
@@ -160,18 +161,18 @@ def test_refused_set_is_not_compared(tree):
     assert done.returncode and REFUSAL in done.stdout + done.stderr and not (tree / 'out').exists()
 
 
-def test_duplicate_with_another_seed_is_not_counted(tmp_path):
+def test_duplicate_with_different_seed_is_not_counted(tmp_path):
     write_set(tmp_path, epoch_s=lambda k: 10.123 + k, eval_s=1.01)
     copied = (tmp_path / 'result_1.txt').read_text().replace('"key": "seed", "value": 2', '"key": "seed", "value": 77')
     (tmp_path / 'result_3.txt').write_text(copied)
-    system = only(tmp_path)
+    system = load_set(tmp_path)
     assert (len(system.runs), len(system.counted), len(system.converged), system.score_minutes) == (5, 4, 4, None)
     warnings = set_warnings(system)
     assert system.runs[3].seed == 77 and warnings[0].startswith('result_3.txt is a duplicate of result_1.txt')
     assert 'no MLPerf score: got 4 runs, expected 5' in warnings
     assert system.time_s == pytest.approx(2 * (10.123 + (0 + 1 + 2 + 4) / 4 + 1.01))
-    found = json.loads(call('report', tmp_path, '--format', 'json').stdout)['systems'][0]
-    assert (found['num_runs'], found['num_converged'], found['score_minutes']) == (5, 4, None)
+    row = json.loads(call('report', tmp_path, '--format', 'json').stdout)['systems'][0]
+    assert (row['num_runs'], row['num_converged'], row['score_minutes']) == (5, 4, None)
 
 
 def deny(monkeypatch, function, part):
@@ -188,9 +189,9 @@ def deny(monkeypatch, function, part):
 def test_unreadable_folder_is_refused(tree, monkeypatch):
     deny(monkeypatch, 'scandir', '2n')
     study = study_of(tree)
-    assert study.systems[2].refusal == 'the folder cannot be read: Permission denied'
+    assert study.run_sets[2].refusal == 'the folder cannot be read: Permission denied'
     assert study.baseline.name == '1n' and [c is None for c in study.comparisons] == [False, False, True]
-    done = call('report', tree / 'study/2n')  # also alone
+    done = call('report', tree / 'study/2n')  # the result is the same for this folder only
     assert (done.returncode, done.stderr) == (1, '')
     assert 'refused: the folder cannot be read: Permission denied' in done.stdout
 
@@ -198,13 +199,13 @@ def test_unreadable_folder_is_refused(tree, monkeypatch):
 def test_description_in_an_inaccessible_folder_is_ignored(tmp_path, monkeypatch):
     folder = write_set(tmp_path / 'us/results/box/resnet', 1)
     deny(monkeypatch, 'stat', 'systems')
-    assert any('box.json cannot be read: Permission denied; ignored' in w for w in set_warnings(only(folder)))
+    assert any('box.json cannot be read: Permission denied; ignored' in w for w in set_warnings(load_set(folder)))
 
 
 def test_warnings_are_sorted_by_severity(tmp_path):
     write_set(tmp_path, 4, epoch_s=lambda k: 10.123 + k, batch=lambda k: 64 if k else 32, train_samples=1437)
     (tmp_path / 'result_4.txt').write_text((tmp_path / 'result_2.txt').read_text())
-    refused = only(tmp_path)
+    refused = load_set(tmp_path)
     run = refused.runs[0]
     runs = [replace(run, path=tmp_path / f'result_{k}.txt', warnings=(LogWarning(1, 'odd'), LogWarning(k, 'no', True)))
             for k in range(2)]
@@ -219,7 +220,7 @@ def test_warnings_are_sorted_by_severity(tmp_path):
 
 def test_set_has_no_score_while_a_run_is_running(tmp_path):
     # Five runs of equal whole seconds and few accuracies are no duplicates, as a coarse clock produces them.
-    found = only(write_set(tmp_path, accuracies=[0.1] * 20 + [0.76]))
+    found = load_set(write_set(tmp_path, accuracies=[0.1] * 20 + [0.76]))
     system = replace(found, runs=(replace(found.runs[0], status='running'), *found.runs[1:]))
     assert found.score_minutes and system.score_minutes is None and len(system.converged) == 4
     assert set_warnings(system) == ['no MLPerf score yet: 1 of 5 runs still running']
@@ -236,7 +237,7 @@ def make_socket(path):
     (lambda p: os.symlink(p.name, p), 'Too many levels of symbolic links')])
 def test_special_files_do_not_block(tmp_path, monkeypatch, make, error):
     write_set(tmp_path / 'runs', 2)
-    monkeypatch.chdir(tmp_path)  # the name of a socket is short
+    monkeypatch.chdir(tmp_path)  # because a socket name must be short
     make(tmp_path / 'runs/result_2.txt')
     done = call('report', 'runs')
     assert done.returncode == 1 and f'result_2.txt: cannot read the log: {error}' in done.stdout
@@ -244,7 +245,7 @@ def test_special_files_do_not_block(tmp_path, monkeypatch, make, error):
     assert done.returncode == 2 and (f'result_2.txt: cannot read the log: {error}\n' in done.stderr or make is os.mkdir)
 
 
-def test_named_pipes_beside_a_log_do_not_block(tmp_path):
+def test_named_pipes_next_to_a_log_do_not_block(tmp_path):
     write_set(tmp_path / 'runs', 5)
     for name in ('env.json', 'metrics.jsonl', 'telemetry_0_alpha.jsonl'):
         os.mkfifo(tmp_path / 'runs' / name)
@@ -266,25 +267,25 @@ def test_invalid_paths_are_one_line_errors(tmp_path):
 
 
 @pytest.mark.parametrize('folder', ['logs', pytest.param('../shared/published', marks=pytest.mark.needs_published)])
-def test_no_real_log_is_a_duplicate(folder):
+def test_real_logs_are_not_duplicates(folder):
     runs = [r for s in load_run_sets([ROOT / folder]) for r in s.runs]
     assert len(runs) > 10 and find_copies(runs) == []
 
 
-def test_duplicate_of_another_system_is_reported(tmp_path):
-    for name, epoch_s in (('a', 10), ('c', 20)):  # whole seconds, and a curve of accuracies
+def test_duplicates_of_other_system_are_reported(tmp_path):
+    for name, epoch_s in (('a', 10), ('c', 20)):  # whole seconds and a curve of accuracies
         write_set(tmp_path / 's' / name, epoch_s=lambda k, e=epoch_s: e + k, accuracies=(0.1, 0.2, 0.3, 0.4, 0.76))
     for path in (tmp_path / 's/a').iterdir():
         write_lines(tmp_path / 's/b' / path.name, [path.read_text().replace('"seed", "value": ', '"seed", "value": 9')])
     study = study_of(tmp_path)
     doubt = 'all 5 logs have the same times as logs of a; they are duplicates, not runs of another system'
-    assert {s.name: s.doubts for s in study.systems} == {'a': (), 'b': (doubt,), 'c': ()}
+    assert {s.name: s.doubts for s in study.run_sets} == {'a': (), 'b': (doubt,), 'c': ()}
     assert f'- b: {doubt}' in render_table([study])
-    assert {s.name for s, c in zip(study.systems, study.comparisons) if c} == {'a', 'c'}  # a ratio is meaningless
-    assert {s.name for s, r in zip(study.systems, study.rates) if r} == {'a', 'c'}
+    assert {s.name for s, c in zip(study.run_sets, study.comparisons) if c} == {'a', 'c'}  # a ratio is meaningless
+    assert {s.name for s, r in zip(study.run_sets, study.rates) if r} == {'a', 'c'}
 
 
-def test_one_duplicate_log_of_another_system_is_named(tmp_path):
+def test_single_duplicate_log_of_other_system_is_named(tmp_path):
     for name, epoch_s in (('s', 10.123), ('other', 20.123)):
         write_set(tmp_path / name / 'a', epoch_s=lambda k, e=epoch_s: e + k)
     (tmp_path / 'other/a/result_3.txt').write_text((tmp_path / 's/a/result_1.txt').read_text())
@@ -297,16 +298,16 @@ def test_one_duplicate_log_of_another_system_is_named(tmp_path):
 @pytest.mark.parametrize('numbers, missing', [
     ((0, 1, 2, 3, 7), '4, 5, 6'), ((0, 1, 2, 3, 5), '4'), ((1, 2, 3, 4, 5), None), ((2, 3, 4, 5, 6), '1'), ((7,), None),
     ((0, 999_999_999), '1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more')])
-def test_gaps_in_the_numbers_are_reported(tmp_path, numbers, missing):
+def test_gaps_in_run_numbers_are_reported(tmp_path, numbers, missing):
     for k, number in enumerate(numbers):
         write_lines(tmp_path / f'result_{number}.txt', run_lines(seed=k, epoch_s=10.123 + k))
     text = f'result_<k>.txt is missing for k = {missing}; the numbering has a gap'
-    assert [w for w in set_warnings(only(tmp_path)) if 'missing' in w] == ([text] if missing else [])
+    assert [w for w in set_warnings(load_set(tmp_path)) if 'missing' in w] == ([text] if missing else [])
 
 
 def test_run_with_a_contradictory_clock_is_not_counted(tmp_path):
     path = write_set(tmp_path, epoch_s=lambda k: 100.123 + k) / 'result_4.txt'
     path.write_text(path.read_text().replace(mllog('run_start', 0), mllog('run_start', 60)))
-    found = only(tmp_path)
+    found = load_set(tmp_path)
     assert found.runs[4].status == 'failed'
     assert '1 of 5 runs not counted because of contradictions in the log' in set_warnings(found)

@@ -14,7 +14,7 @@ def call(function, folder, path):
 
 @pytest.fixture
 def container(tmp_path):
-    """Python with the packages of the container's, and the .venv of a checkout beside it with the same ones."""
+    """Container Python with its packages, and a checkout's .venv with the same packages."""
     for folder in (tmp_path / 'container', tmp_path / '.venv'):
         assert run([sys.executable, '-m', 'venv', '--without-pip', folder]).returncode == 0
         [packages] = folder.glob('lib/python3*/site-packages')
@@ -22,15 +22,15 @@ def container(tmp_path):
     return tmp_path
 
 
-def test_venv_of_the_checkout_is_not_the_containers_python(container):
-    found = call('find_container_python', container, f'{container}/.venv/bin:{container}/container/bin')
-    assert found.returncode == 0 and found.stdout.strip() == str(container / 'container/bin/python3'), found.stderr
-    found = call('find_container_python', container, f'{container}/.venv/bin')
-    assert found.returncode == 2 and 'got no python3 in PATH with mxnet' in found.stderr
+def test_container_python_is_not_taken_from_checkout_venv(container):
+    done = call('find_container_python', container, f'{container}/.venv/bin:{container}/container/bin')
+    assert done.returncode == 0 and done.stdout.strip() == str(container / 'container/bin/python3'), done.stderr
+    done = call('find_container_python', container, f'{container}/.venv/bin')
+    assert done.returncode == 2 and 'got no python3 in PATH with mxnet' in done.stderr
 
 
 def test_missing_program_of_the_container_is_named(tmp_path):
-    # The environment's own programs are not the container's.
+    # The programs in .venv are not from the container.
     codes = {'.venv/bin/mpirun': 2, '.venv/bin/horovodrun': 3, 'bin/mpirun': 0}
     write_files(tmp_path, {name: f'#!/bin/sh\nexit {code}' for name, code in codes.items()}, mode=0o755)
     path = f'{tmp_path}/.venv/bin:{tmp_path}/bin'

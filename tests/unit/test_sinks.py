@@ -1,4 +1,4 @@
-"""Event sinks on a full disk, and of a run resumed with another configuration."""
+"""Event sinks on a full disk, and of a run resumed with a changed configuration."""
 import json
 import logging
 import re

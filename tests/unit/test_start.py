@@ -56,22 +56,22 @@ def test_new_run_draws_a_seed_and_has_its_nodes(tmp_path):
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size, progress.last_lr) == (0, 32, 32, 0.0)
 
 
-def found_of(before):
+def loaded_from(before):
     return checkpoint.LoadedCheckpoint(Path('none/step_00000010'), before, {})
 
 
 def resume(before, now, num_ranks, *, is_elastic=False, allowed=(), nodes=None):
-    """Return plan and progress of a run that is resumed with a configuration."""
-    return plan_resumed(now, num_ranks, nodes or [0] * num_ranks, found_of(before), is_elastic, allowed)
+    """Return plan and progress of a run resumed with a configuration."""
+    return plan_resumed(now, num_ranks, nodes or [0] * num_ranks, loaded_from(before), is_elastic, allowed)
 
 
-def restored(found, progress, optimizer='sgd'):
+def restored(loaded, progress, optimizer='sgd'):
     """Return the trainer of a run restored from a checkpoint."""
-    shapes = {n: a.shape for n, a in found.arrays.items()}
+    shapes = {n: a.shape for n, a in loaded.arrays.items()}
     trainer = SimpleNamespace(restore=lambda arrays: None, array_shapes=lambda: shapes, loss_scale=LossScale(1.0),
                               optimizer=SimpleNamespace(_config=OptimizerConfig(optimizer), last_lr=None,
                                                         is_batch_new=False))
-    _restore(SimpleNamespace(comm=Comm(), progress=progress), trainer, found)
+    _restore(SimpleNamespace(comm=Comm(), progress=progress), trainer, loaded)
     return trainer
 
 
@@ -82,15 +82,15 @@ def test_momentum_with_half_the_ranks_follows_the_last_applied_rate(tmp_path, na
     plan, progress = resume(before, config, 2, is_elastic=True)
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size) == (20, 16, 32)
     assert (progress.last_lr, progress.num_resumes, plan.lr_scale) == (before.last_lr, 1, 0.5)
-    optimizer = restored(found_of(before), progress, name).optimizer
+    optimizer = restored(loaded_from(before), progress, name).optimizer
     factor = Optimizer._momentum(optimizer, plan.learning_rate(progress.step)) / 0.9
-    assert factor == pytest.approx(0.5, abs=2e-3) and factor != 0.5  # also a step further in the schedule
+    assert factor == pytest.approx(0.5, abs=2e-3) and factor != 0.5  # the schedule is also one step further
 
 
 def test_sgd_with_the_same_ranks_resumes_unchanged(tmp_path):
     config = make_config(tmp_path)
     before = replace(progress_of(config, 4, 10), loss_scale=512.0, num_finite_steps=7)
-    trainer = restored(found_of(before), resume(before, config, 4)[1])
+    trainer = restored(loaded_from(before), resume(before, config, 4)[1])
     assert Optimizer._momentum(trainer.optimizer, 0.1) == 0.9
     assert trainer.loss_scale == LossScale(512.0, 7)
 
@@ -103,7 +103,7 @@ def test_epoch_restarts_if_the_nodes_of_a_shuffle_by_node_change(tmp_path):
 
 
 class OtherRank(Comm):
-    """Rank 1 of two; `shared` are the values from rank 0, in order."""
+    """Rank 1 of two; `shared` has the values from rank 0 in order."""
 
     rank = 1
 
@@ -116,7 +116,7 @@ class OtherRank(Comm):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run folder with a log and two checkpoints, at steps 3 and 6."""
+    """Run folder with a log and two checkpoints, at steps 3 and 6."""
     folder = new_run(tmp_path)
     folder.result.touch()
     for step in (3, 6):
@@ -124,7 +124,7 @@ def run(tmp_path):
     return folder
 
 
-def test_rank_0_alone_reads_a_checkpoint_and_shares_it(run, monkeypatch):
+def test_only_rank_0_reads_a_checkpoint_and_shares_it(run, monkeypatch):
     older, newer = checkpoint.list_checkpoints(run.checkpoints)
     read = load_resumption(Comm(), run, run.checkpoints)
     assert (read.path, read.progress.step, set(read.arrays)) == (newer, 6, {'a'})
@@ -146,15 +146,15 @@ def test_converged_run_is_not_resumed_and_its_log_is_unchanged(run):
 def test_newest_intact_checkpoint_is_resumed_and_a_damaged_named_one_is_refused(run):
     older, newer = checkpoint.list_checkpoints(run.checkpoints)
     (newer / 'arrays.npz').write_bytes(b'x')
-    found = load_resumption(Comm(), run, run.checkpoints)
-    assert (found.path, found.progress.step) == (older, 3)
-    [(path, reason)] = found.damaged
+    loaded = load_resumption(Comm(), run, run.checkpoints)
+    assert (loaded.path, loaded.progress.step) == (older, 3)
+    [(path, reason)] = loaded.damaged
     assert path == newer and reason.startswith(f'{newer}: ') and 'arrays.npz is damaged' in reason
     with pytest.raises(UserError, match=f'the one before it is {older}: --resume {older}'):
         load_resumption(Comm(), run, newer)
     assert checkpoint.list_checkpoints(run.checkpoints) == [older, newer]  # nothing is changed yet
-    restored(found, found.progress)
-    assert checkpoint.list_checkpoints(run.checkpoints) == [older] and not found.arrays
+    restored(loaded, loaded.progress)
+    assert checkpoint.list_checkpoints(run.checkpoints) == [older] and not loaded.arrays
     assert (run.checkpoints / f'damaged_{newer.name}' / 'state.json').exists()
 
 
@@ -282,11 +282,11 @@ def test_checkpoints_of_a_resumed_run_are_the_newest(tmp_path, step, kept):
         checkpoint.save(tmp_path, replace(before, step=number), {}, 9)
     origin = tmp_path / ('step_00000040' if step == 40 else 'step_00000200')
     checkpoint.rewind(tmp_path, origin, replace(before, step=step), {})
-    found = checkpoint.list_checkpoints(tmp_path)
-    assert [checkpoint.load(p)[0].step for p in found] == kept
+    paths = checkpoint.list_checkpoints(tmp_path)
+    assert [checkpoint.load(p)[0].step for p in paths] == kept
 
 
-def test_new_keys_and_a_default_that_became_null_are_no_changes():
+def test_new_keys_and_defaults_changed_to_null_are_not_changes():
     before = to_tree(Config())
     del before['optimizer']['nesterov']
     assert not find_changes(before, Config())

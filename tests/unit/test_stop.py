@@ -1,4 +1,4 @@
-"""Stop signals: the first stop request ends a run in order, the second one at once."""
+"""Stop signals: the first stop request ends a run gracefully, the second one immediately."""
 import os
 import queue
 import shutil
@@ -17,7 +17,7 @@ from mlperf_rn50.train.watchdog import signals as stop_signals
 from mlperf_rn50.train.watchdog.signals import StopRequests
 
 INT, TERM, HUP, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
-# With ASKED it exits with 75 on a stop request, as a run does after its checkpoint; with STUCK it never stops itself.
+# STOPS makes it exit with 75 on a stop request, as a run does after its checkpoint; STUCK keeps it from stopping.
 PROGRAM = '''
 import ctypes, os, signal, sys, time
 from mlperf_rn50.cli import main
@@ -31,14 +31,14 @@ sys.modules['mlperf_rn50.cli.report'] = sys  # a made-up command
 sys.run = lambda _: in_rank(rank, Config(), can_stop={can_stop})
 sys.exit(main(['report']))
 '''
-ASKED = 'import itertools; next(time.sleep(0.1) for _ in itertools.count() if position.is_stop_requested); return 75'
+STOPS = 'import itertools; next(time.sleep(0.1) for _ in itertools.count() if position.is_stop_requested); return 75'
 # A native wait for a lock that is already taken, so that no Python handler runs.
 STUCK = 'lock = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mutex_lock(lock) for _ in range(2)]'
-WAIT_S = 1.1  # between two signals that count as two
+WAIT_S = 1.1  # minimum between signals that count separately
 
 
 def start(body, can_stop=True, command=(), ignored=(), **variables):
-    def set_signals():  # the tests may run with some of them ignored, as under nohup
+    def set_signals():  # the tests may run with some signals ignored, as under nohup
         for number in (INT, TERM, HUP, USR1):
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     code = PROGRAM.format(body=body, can_stop=can_stop)
@@ -56,7 +56,7 @@ def end(process):
 
 
 def insist(process):
-    """Send Ctrl-C until the process ends; it counts a second after the first one was handled."""
+    """Send Ctrl-C until the process ends; a second one counts from one second after the first was handled."""
     while process.poll() is None:
         process.send_signal(INT)
         with suppress(subprocess.TimeoutExpired):
@@ -67,7 +67,7 @@ def insist(process):
     ([(INT, 0)], [False]), ([(INT, 0), (INT, 0.9)], [False, False]), ([(INT, 0), (INT, 1.5)], [False, True]),
     ([(USR1, 0), (USR1, 60)], [False, False]), ([(USR1, 0), (INT, 2)], [False, True]),
     ([(TERM, 0), (HUP, 5), (TERM, 6)], [False, False, False])])
-def test_signals_that_force_the_end(signals, expected):
+def test_repeated_signals_force_the_end(signals, expected):
     requests = StopRequests()
     assert [requests.add(number, 100.0 + at_s) or requests.is_forced for number, at_s in signals] == expected
     assert requests.is_requested
@@ -75,7 +75,7 @@ def test_signals_that_force_the_end(signals, expected):
 
 @pytest.fixture
 def send_signals(monkeypatch):
-    """Send signals to this process, without a watcher, and yield the effect of each, 'ask' or 'end'."""
+    """Function that sends signals to this process, without a watcher; yields the effect of each, 'stop' or 'end'."""
     def send(can_stop, *sent):
         calls = queue.Queue()
         monkeypatch.setattr(stop_signals, 'end_at_once', lambda: calls.put('end'))
@@ -84,7 +84,7 @@ def send_signals(monkeypatch):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(INT, signal.SIG_IGN)  # as a shell in the background does
             stop_signals.catch(lambda *_: None, stop_signals.END_SIGNALS)
-            with stop_signals.handle_in_thread((lambda: calls.put('ask')) if can_stop else None):
+            with stop_signals.handle_in_thread((lambda: calls.put('stop')) if can_stop else None):
                 for number, now_s in sent:
                     clock = SimpleNamespace(monotonic=lambda now_s=now_s: now_s, sleep=lambda _: None)
                     monkeypatch.setattr(stop_signals, 'time', clock)
@@ -94,16 +94,16 @@ def send_signals(monkeypatch):
 
 
 @pytest.mark.parametrize('can_stop, sent, expected', [
-    # The first request stops a run in order, and ends a command with nothing to finish; the second ends it at once.
-    *((True, [(number, 0)], ['ask']) for number in (INT, TERM, HUP, USR1)),
+    # The first request stops a run gracefully, or ends a command that has nothing to finish; the second ends a run.
+    *((True, [(number, 0)], ['stop']) for number in (INT, TERM, HUP, USR1)),
     *((False, [(number, 0)], ['end']) for number in (INT, TERM, HUP)),
-    (True, [(INT, 0), (INT, 0.5), (INT, 1.5)], ['ask', 'ask', 'end'])])
-def test_effect_of_signals(send_signals, can_stop, sent, expected):
+    (True, [(INT, 0), (INT, 0.5), (INT, 1.5)], ['stop', 'stop', 'end'])])
+def test_first_signal_stops_and_second_ends(send_signals, can_stop, sent, expected):
     assert list(send_signals(can_stop, *sent)) == expected
 
 
 def test_first_request_stops_second_ends_and_nohup_ignores_a_hangup():
-    process = start(ASKED)
+    process = start(STOPS)
     process.send_signal(TERM)
     assert end(process) == (75, '')
     process = start(STUCK, ignored=[INT, HUP])
@@ -120,14 +120,14 @@ def test_watched_rank_ends_with_its_watcher():
     insist(process)
     assert end(process) == (130, '') and not rank.is_running()
     process = start(STUCK, can_stop=False, HOROVOD_RANK='0', HOROVOD_SIZE='1')
-    process.send_signal(USR1)  # ends at once because there is nothing to finish
+    process.send_signal(USR1)  # ends immediately, because there is nothing to finish
     assert end(process) == (130, '')
 
 
 def test_stop_as_the_first_process_of_a_container():
     skip_for('' if shutil.which('unshare') and not subprocess.run(['unshare', '-pf', 'true']).returncode
              else 'a process namespace takes root')
-    outer = start(ASKED, command=['unshare', '-pf', '--kill-child'])
+    outer = start(STOPS, command=['unshare', '-pf', '--kill-child'])
     [first] = psutil.Process(outer.pid).children()
     os.kill(first.pid, TERM)
     assert end(outer) == (75, '')

@@ -1,4 +1,4 @@
-"""Telemetry: samples of a node, energy counters, reading the files."""
+"""Telemetry: samples of a node, energy counters, and reads of the files."""
 import json
 import math
 import sys
@@ -28,11 +28,11 @@ def test_rates_are_in_bytes_per_second():
 
 def test_infiniband_counters_count_four_byte_words(tmp_path):
     write_files(tmp_path, {'class/infiniband/mlx5_0/ports/1/counters/port_rcv_data': 1000})
-    found = read_counters(tmp_path)
-    assert found['infiniband_receive'] == {'mlx5_0/1': 4000}
-    assert found['infiniband_send'] == {}  # unreadable, not 0
-    assert found['disk_read'] == {}  # no hardware block device in this tree
-    assert 'lo' in found['net_send']
+    counters = read_counters(tmp_path)
+    assert counters['infiniband_receive'] == {'mlx5_0/1': 4000}
+    assert counters['infiniband_send'] == {}  # unreadable, not 0
+    assert counters['disk_read'] == {}  # no hardware block device in this tree
+    assert 'lo' in counters['net_send']
 
 
 def test_host_names_become_valid_file_names():
@@ -97,8 +97,8 @@ def write_zone(sys_dir, zone, name, energy_uj):
 
 @pytest.fixture
 def node(tmp_path):
-    """A /sys tree with two packages, and zones that must not be counted."""
-    write_files(tmp_path, {'class/powercap/intel-rapl/enabled': 1})  # the control type itself
+    """Tree of /sys with two packages, and with zones that must not be counted."""
+    write_files(tmp_path, {'class/powercap/intel-rapl/enabled': 1})  # the control type
     first = write_zone(tmp_path, 'intel-rapl:0', 'package-0', 5_000_000)
     second = write_zone(tmp_path, 'intel-rapl:1', 'package-1', RANGE_UJ - 1_000_000)
     for zone, name in (('intel-rapl:0:0', 'core'), ('intel-rapl:0:1', 'dram'), ('intel-rapl:2', 'psys'),
@@ -151,7 +151,7 @@ def test_power_is_integrated_between_close_readings():
 
 
 def fake_nvml(counted=(0, 1), powered=(0, 1)):
-    """NVML of two GPUs, of which some have an energy counter; 50 W each, 3 J more at each reading."""
+    """Return an NVML with two GPUs, some with energy counters; 50 W each, and 3 J more at each reading."""
     millijoules = [10_000, 10_000]
 
     def refuse(*_):
@@ -195,8 +195,8 @@ def test_sampler_writes_energy_from_start_to_stop(node, tmp_path, monkeypatch):
     assert len(joules) >= 3 and joules == sorted(joules) and joules[0] == 3.0 and joules[-1] == 3.0 * len(joules)
     sample = next(r for r in lines if 'cpu_percent' in r)
     assert {'time_ms', 'memory_used_bytes', 'page_cache_bytes', 'net_send_bytes_per_s'} <= sample.keys()
-    found = read_node(path)
-    assert found.host == 'n1' and len(found.times_s) >= 2 and 0 <= found.times_s[0] < 30
+    recorded = read_node(path)
+    assert recorded.host == 'n1' and len(recorded.times_s) >= 2 and 0 <= recorded.times_s[0] < 30
 
 
 def test_energy_facts_count_devices(node, monkeypatch):

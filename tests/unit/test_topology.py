@@ -21,12 +21,12 @@ from mlperf_rn50.system.topology import (
 
 
 def node(number, first, num_cores, sibling=None):
-    """A NUMA node with cores first, first + 1, ...; second threads start at `sibling`."""
+    """Return a NUMA node with cores first, first + 1, ...; second threads start at `sibling`."""
     return NumaNode(number, tuple((first + i,) if sibling is None else (first + i, sibling + i)
                                   for i in range(num_cores)))
 
 
-# Two sockets of 20 cores with two threads each, two GPUs beside each.
+# Two sockets of 20 cores with two threads each, and two GPUs per socket.
 C4140 = Topology((node(0, 0, 20, 40), node(1, 20, 20, 60)), (0, 0, 1, 1))
 PLAIN = Topology((node(0, 0, 2),))
 
@@ -42,16 +42,16 @@ def test_rank_per_gpu_uses_socket_of_gpu():
     assert [(b.gpu, b.numa_node, b.num_threads) for b in bindings] == [(0, 0, 10), (1, 0, 10), (2, 1, 10), (3, 1, 10)]
     assert bindings[0].cpus == (*range(10), *range(40, 50))
     assert bindings[3].cpus == (*range(30, 40), *range(70, 80))
-    # One visible GPU per task, in another order, gives the cores of that GPU.
-    alone = [choose_binding(C4140, r, 4, 1, place) for r, place in enumerate((2, 0, 3, 1))]
-    assert [(b.cpus, b.numa_node) for b in alone] == [(bindings[p].cpus, bindings[p].numa_node) for p in (2, 0, 3, 1)]
+    # With one visible GPU per task, in a different order, a rank gets the cores of its GPU.
+    visible = [choose_binding(C4140, r, 4, 1, place) for r, place in enumerate((2, 0, 3, 1))]
+    assert [(b.cpus, b.numa_node) for b in visible] == [(bindings[p].cpus, bindings[p].numa_node) for p in (2, 0, 3, 1)]
     # A single rank on two sockets without GPUs uses both.
     assert choose_binding(Topology((node(0, 0, 4), node(1, 4, 4))), 0, 1, 1).cpus == tuple(range(8))
 
 
 def test_pinned_threads_use_physical_cores_first_and_avoid_neighbour_rank():
-    alone, shared = choose_binding(C4140, 1, 4, 1), choose_binding(C4140, 3, 8, 2)
-    assert alone.pinning == (*range(10, 20), *range(50, 60))
+    exclusive, shared = choose_binding(C4140, 1, 4, 1), choose_binding(C4140, 3, 8, 2)
+    assert exclusive.pinning == (*range(10, 20), *range(50, 60))
     assert shared.pinning == (*range(15, 20), *range(10, 15), *range(55, 60), *range(50, 55))
     crowded = [choose_binding(PLAIN, r, 5, 5) for r in range(5)]
     assert [b.pinning for b in crowded] == [(0, 1), (1, 0), (0, 1), (1, 0), (0, 1)]
@@ -84,8 +84,8 @@ def test_topology_is_read_from_sys(tmp_path):
     files = {f'devices/system/node/node{n}/cpulist': cpus for n, cpus in enumerate(('0-1,4-5', '2-3,6-7'))}
     files |= {f'devices/system/cpu/cpu{n}/topology/thread_siblings_list': f'{n % 4},{n % 4 + 4}' for n in range(8)}
     write_files(tmp_path, files | {'bus/pci/devices/0000:3b:00.0/numa_node': '1'})
-    found = find_topology(tmp_path, [0, 1, 2, 3, 4, 6, 7], ['0000:3b:00.0'])
-    assert found == Topology((NumaNode(0, ((0, 4), (1,))), NumaNode(1, ((2, 6), (3, 7)))), (1,))
+    topology = find_topology(tmp_path, [0, 1, 2, 3, 4, 6, 7], ['0000:3b:00.0'])
+    assert topology == Topology((NumaNode(0, ((0, 4), (1,))), NumaNode(1, ((2, 6), (3, 7)))), (1,))
     without_numa = find_topology(tmp_path / 'none', [0, 3], ['none'])
     assert without_numa == Topology((NumaNode(0, ((0,), (3,))),), (0,))
 
@@ -103,7 +103,7 @@ def test_threads_follow_share_of_cpu_quota(quota, local_size, threads):
 
 
 @pytest.mark.parametrize('num_cpus, local_size, limits, threads', [
-    (64, 4, Limits(), 16), (64, 4, Limits(quota_cpus=6.0), 1), (16, 4, Limits(), 16),  # bound by another program
+    (64, 4, Limits(), 16), (64, 4, Limits(quota_cpus=6.0), 1), (16, 4, Limits(), 16),  # bound by a different program
     (4, 2, Limits(cpuset=(0, 1, 2, 3)), 2), (2, 4, Limits(cpuset=(0, 1)), 1)])
 def test_threads_of_unbound_rank(num_cpus, local_size, limits, threads):
     assert unbound_threads(range(num_cpus), 64, local_size, limits) == threads

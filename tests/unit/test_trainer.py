@@ -38,7 +38,7 @@ def test_smoothed_cross_entropy_matches_reference(smoothing):
 
 @pytest.fixture
 def small_training(thin_resnets):
-    """A trainer of a small network, and batches of 8 of 20 images, so the third step of an epoch has 4."""
+    """Trainer of a small network, and batches of 8 from 20 images, so the third step of an epoch has 4."""
     data = DataConfig(num_train=20, num_val=8, num_classes=3, image_size=16, resize_shorter=16, synthetic=True)
     config = Config(data=data, model=ModelConfig(name='resnet18'), train=TrainConfig(local_batch_size=8))
     plan = make_plan(config, 1)
@@ -81,7 +81,7 @@ def test_loss_of_step_is_mean_over_its_images(small_training):
     assert loss == pytest.approx(expected, rel=1e-5) and is_stop_requested
 
 
-# Reads the parameters of a small graph in the main and a saver thread, and prints how many threads that started.
+# Reads the parameters of a small graph in the main and a saver thread, and prints how many threads were started.
 COUNT_THREADS = '''import os
 import mxnet as mx
 from mlperf_rn50.system.topology import leave_openmp_to_engine
@@ -131,7 +131,7 @@ def record_inputs(net) -> set:
     {'local_batch_size': 4, 'gradient_accumulation_steps': 2}, {'global_batch_size': 6, 'eval_batch_size': 100}],
     ids=str)
 def test_warm_up_covers_every_shape_of_the_run(thin_resnets, train):
-    """The last batches of 19 and 9 images are partial."""
+    """Use 19 and 9 images, so that the last batches are partial."""
     data = DataConfig(num_train=19, num_val=9, num_classes=3, image_size=16, resize_shorter=16, synthetic=True)
     config = Config(data=data, model=ModelConfig(name='resnet18'), train=TrainConfig(**train))
     plan, comm = make_plan(config, 1), Comm()

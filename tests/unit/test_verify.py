@@ -84,8 +84,8 @@ def test_damaged_file_is_named_and_records_are_still_checked(folder, name, damag
 def test_whole_file_is_checked_if_indexes_are_damaged(folder):
     for name in ('train.idx', 'train.index.npy'):
         flip(folder / name, -3)
-    right, found = verify(folder, 2)
-    assert len(found) == 2
+    right, problems = verify(folder, 2)
+    assert len(problems) == 2
     assert 'train.rec: matches its SHA-256 (record checksums or indexes' in right[0]
 
 

@@ -21,7 +21,7 @@ from mlperf_rn50.train.watchdog.watcher import Action, Health, Watcher, assess
 PROGRAM = '''
 import os, signal, sys, time
 from mlperf_rn50.train.watchdog.watcher import run_watched
-def rest():  # not one long sleep, which would delay the handler of a signal that arrives just before
+def rest():  # a single long sleep would delay the handler of a signal that arrives just before it
     for _ in range(600):
         time.sleep(0.1)
 def rank(position):
@@ -54,7 +54,7 @@ def assert_ends(process):
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-# --- the decision -----------------------------------------------------------------------------------
+# --- decisions --------------------------------------------------------------------------------------
 
 def health(**keys):
     return Health(**{'rank': 0, 'phase': 'training', 'limit_s': 300.0, 'beat_at': 1000.0, **keys})
@@ -118,7 +118,7 @@ def state(rank, num_reached, doing='waiting', phase='training', time_s=0.0):
     return State(rank, f'h{rank + 1}', 11, phase, doing, num_reached, time_s)
 
 
-@pytest.mark.parametrize('own, states, size, message', [
+@pytest.mark.parametrize('rank, states, size, message', [
     (0, [state(0, 20), state(1, 20), state(2, 19, 'reading data'), state(3, 20)], 4,
      'waiting in the exchange of step 12 for rank 2 on h3 (busy: reading data)'),
     (2, [state(0, 20), state(1, 20), state(2, 19, 'computing'), state(3, 20)], 4,
@@ -132,8 +132,8 @@ def state(rank, num_reached, doing='waiting', phase='training', time_s=0.0):
      'waiting in an exchange (start-up) for rank 1 on h2 (busy: start-up)'),
     (0, [state(0, 3, 'computing')], 99,
      'busy: computing; no report from ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ... 98 (98)')])
-def test_explanation_of_stalled_rank(own, states, size, message):
-    assert explain(states[own], [s for s in states if s.rank != own], size) == message
+def test_explanation_of_stalled_rank(rank, states, size, message):
+    assert explain(states[rank], [s for s in states if s.rank != rank], size) == message
 
 
 def test_outdated_and_invalid_states_are_ignored(tmp_path):
@@ -215,7 +215,7 @@ def test_stopped_rank_is_ended_if_report_cannot_be_written(tmp_path):
 
 def test_early_signal_is_forwarded_to_rank():
     body = """signal.signal(signal.SIGUSR1, lambda *_: os._exit(75))
-    os.kill(os.getppid(), signal.SIGUSR1)  # so early that the watcher may lack its handlers
+    os.kill(os.getppid(), signal.SIGUSR1)  # so early that the watcher may not have installed its handlers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1]); rest()"""
     code = PROGRAM.format(body=body, limit=0).replace(
         'sys.exit(', 'signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nsys.exit(')
@@ -223,24 +223,24 @@ def test_early_signal_is_forwarded_to_rank():
 
 
 def test_rank_gets_stop_request_if_launcher_dies(tmp_path):
-    asked = f'signal.signal(signal.SIGTERM, lambda *_: (os.mkdir("{tmp_path}/asked"), os._exit(75)))'
-    body = f'{asked}; print(os.getppid(), flush=True); rest()'
+    handler = f'signal.signal(signal.SIGTERM, lambda *_: (os.mkdir("{tmp_path}/requested"), os._exit(75)))'
+    body = f'{handler}; print(os.getppid(), flush=True); rest()'
     launcher = start(body, command=['sh', '-c', '"$@" & wait', 'sh'])
     watcher = psutil.Process(int(launcher.stdout.readline()))
     assert watcher.ppid() == launcher.pid
     launcher.kill()
     assert_ends(watcher)
-    assert (tmp_path / 'asked').exists()
+    assert (tmp_path / 'requested').exists()
 
 
 @pytest.mark.parametrize('is_stop_requested', [False, True])
 def test_rank_ends_with_killed_watcher_and_reports_unless_stop_requested(is_stop_requested):
-    process, rank = start_ready('signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n")); '
+    process, rank = start_ready('signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"requested\\n")); '
                                 'print("set", flush=True); rest()', HOROVOD_RANK='1')
     assert process.stdout.readline() == 'set\n'
     if is_stop_requested:  # like mpirun: SIGTERM, then SIGKILL a second later
         process.terminate()
-        assert process.stdout.readline() == 'asked\n'
+        assert process.stdout.readline() == 'requested\n'
     process.kill()
     assert error_of(process) == ('' if is_stop_requested else (
         f'mlperf-rn50: rank 1 on {os.uname().nodename}, step 42, training: the watcher was killed (SIGKILL, or out of '

@@ -94,7 +94,7 @@ def test_curve_shows_band_target_and_every_evaluation(run):
 
 
 def test_output_is_ascii_without_unicode(run):
-    for width in (20, 40, 80):  # cut-off texts too
+    for width in (20, 40, 80):  # also texts that are cut off
         assert text_of([run], width, 50, encoding='ascii').isascii()
         assert text_of([run, run], width, 50, encoding='ascii').isascii()
 

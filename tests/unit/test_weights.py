@@ -1,4 +1,4 @@
-"""Saved weights: round trip, damage, hostile files, transfer to other networks."""
+"""Saved weights: round trip, damage, hostile files, and transfer to other networks."""
 import hashlib
 import json
 import pickle
@@ -59,12 +59,12 @@ def test_newest_run_with_weights_is_loaded(tmp_path):
     assert new_run(tmp_path).index == 12  # the folder of run 11 exists too
 
 
-def test_last_weights_are_those_with_more_epochs(saved):
+def test_last_weights_have_the_most_epochs(saved):
     assert find_weights(saved, 'last').name == 'best.npz'
     later = DESCRIPTION.epoch + 1
     save_weights(saved, 'last', replace(DESCRIPTION, epoch=later, is_best=False, is_last=True), ARRAYS)
     assert find_weights(saved, 'last').name == 'last.npz' and find_weights(saved).name == 'best.npz'
-    # Now last.npz is from an earlier end of the run.
+    # last.npz is now from an earlier end of the run.
     save_weights(saved, 'best', replace(DESCRIPTION, epoch=later + 1, is_last=True), ARRAYS)
     assert find_weights(saved, 'last').name == 'best.npz'
 
@@ -85,14 +85,14 @@ class _Trap:
 
 
 def _update_digest(folder):
-    """Update the digest to the changed arrays, as an attacker would."""
+    """Update the digest for the changed arrays, as an attacker would."""
     content = json.loads((folder / 'best.json').read_text())
     content['sha256'] = hashlib.sha256((folder / 'best.npz').read_bytes()).hexdigest()
     (folder / 'best.json').write_text(json.dumps(content))
 
 
 def test_damaged_arrays_raise_only_data_errors(saved):
-    """Arrays are truncated or changed anywhere; with an updated digest they may load."""
+    """Arrays that are truncated or changed anywhere may load only with an updated digest."""
     whole = (saved / 'best.npz').read_bytes()
     random = np.random.default_rng(0)
     kinds = set()
@@ -158,14 +158,14 @@ def build(seed=1):
 def test_weights_are_set_in_place():
     other = arrays_of(build(2))
     net = build(1)
-    net(mx.nd.zeros((1, 3, 32, 32)))  # compile the graph, which keeps its arrays
+    net(mx.nd.zeros((1, 3, 32, 32)))  # compiles the graph, which keeps its arrays
     assert set_weights(net, other) == []
     images = mx.nd.random.normal(shape=(2, 3, 32, 32))
     np.testing.assert_array_equal(net(images).asnumpy(), build(2)(images).asnumpy())
 
 
 @pytest.mark.parametrize('name', ['resnet18', 'googlenet'])
-def test_other_number_of_classes_reinitializes_last_layer_with_a_note(name):
+def test_different_number_of_classes_reinitializes_last_layer_with_a_note(name):
     config = replace(CONFIG, model=replace(CONFIG.model, name=name), data=replace(
         CONFIG.data, image_size=96, resize_shorter=96))
     old = arrays_of(build_model(config, mx.cpu(), 2))
@@ -201,10 +201,10 @@ def test_portable_network_computes_the_same_in_nchw_float32():
                      model=replace(CONFIG.model, fused_bn_relu=True, zero_gamma=False))
     net = build_model(config, mx.cpu(), 2)
     images = np.random.default_rng(0).normal(size=(2, 3, 32, 32)).astype(np.float32)
-    wanted = net(mx.nd.array(np.pad(images, ((0, 0), (0, 1), (0, 0), (0, 0))))).asnumpy()
+    expected = net(mx.nd.array(np.pad(images, ((0, 0), (0, 1), (0, 0), (0, 0))))).asnumpy()
     plain, arrays = portable(config, arrays_of(net))
     got = restore_model(plain, mx.cpu(), arrays, '')(mx.nd.array(images)).asnumpy()
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(DataError, match='w.npz: the weights are for 3 classes, the data has 4'):
         restore_model(replace(plain, data=replace(plain.data, num_classes=4)), mx.cpu(), arrays, 'w.npz')
     last = {n: (a.transpose(0, 2, 3, 1) if a.ndim == 4 else a).astype(np.float16) for n, a in arrays_of(net).items()}

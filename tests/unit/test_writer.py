@@ -1,4 +1,4 @@
-"""Run log: keys, order of events, resumption, write errors."""
+"""Run log: keys, order of events, resume, and write errors."""
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ def values(path, key, line_format='MLLOG'):
     return [e.value for e in events(path, line_format) if e.key == key]
 
 
-def test_keys_match_the_official_ones():
+def test_keys_match_mllog_constants():
     own_keys = {name: value for name, value in vars(keys).items() if name.isupper()}
     assert own_keys and own_keys == {name: getattr(constants, name, None) for name in own_keys}
 

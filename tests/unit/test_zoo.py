@@ -21,20 +21,20 @@ def config_of(name, num_classes=1000, image_size=None, **data):
 
 
 def graph_of(config):
-    """A network without allocated weights, and its symbol."""
+    """Return a network without allocated weights, and its symbol."""
     net = (ResNet if config.model.name.startswith('resnet') else Classifier)(config.model, config.data.num_classes)
     return net, net(mx.sym.var('data'))
 
 
 def parameters_of(config):
-    """Size of each trained parameter, from shape inference."""
+    """Return the size of each trained parameter from shape inference."""
     symbol = graph_of(config)[1]
     shapes, _, _ = symbol.infer_shape(data=(1, *image_shape(config)))
     return {n: math.prod(s) for n, s in zip(symbol.list_arguments(), shapes) if n != 'data'}
 
 
 # Parameters: torchvision's (AlexNet, VGG, ResNet, Inception-v3 without its auxiliary part), BVLC's GoogLeNet, timm's
-# Inception-v4. Multiply-adds, G: as published with them, counted without biases and norms.
+# Inception-v4. Multiply-adds in G: as published with these networks, without biases and norms.
 @pytest.mark.parametrize('name, parameters, giga_macs', [
     ('alexnet', 61_100_840, 0.714), ('googlenet', 6_998_552, 1.58), ('inception_v3', 23_834_568, 5.71),
     ('inception_v4', 42_679_816, 12.25), ('vgg16', 138_357_544, 15.47), ('vgg19', 143_667_240, 19.63),
