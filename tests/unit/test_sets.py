@@ -17,7 +17,7 @@ from mlperf_rn50.analysis.sets.convergence import System, score_minutes
 from mlperf_rn50.analysis.sets.load import load_systems
 from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mllog.package.duplicates import find_copies
+from mlperf_rn50.mllog.package.duplicates import find_duplicates
 from mlperf_rn50.mllog.run import LogWarning
 
 MINUTES = 60.0
@@ -86,8 +86,8 @@ def test_file_that_is_no_log_is_an_unconverged_run(tmp_path):
     (folder / 'result_4.txt').write_text('Segmentation fault\n')
     system = only(folder)
     assert [r.status for r in system.runs] == ['converged'] * 4 + ['unreadable'] and system.score_minutes is not None
-    assert any(w.startswith('result_4.txt: no MLPerf log line in it') for w in system.warnings)
-    with pytest.raises(UserError, match='result_4.txt: no MLPerf log line'):
+    assert any(w.startswith('result_4.txt: contains no MLPerf log line') for w in system.warnings)
+    with pytest.raises(UserError, match='result_4.txt: contains no MLPerf log line'):
         load_systems([folder / 'result_4.txt'])
     write_lines(folder / 'result_4.txt', run_lines()[:6])  # killed early
     assert [r.status for r in only(folder).runs] == ['converged'] * 4 + ['failed']
@@ -118,7 +118,7 @@ def test_only_numbered_results_are_loaded(tmp_path):
     write_lines(write_set(tmp_path, 2) / 'result_0_v0.6.txt', ['another form of result_0'])
     assert [r.path.name for r in only(tmp_path).runs] == ['result_0.txt', 'result_1.txt']
     (tmp_path / 'empty').mkdir()
-    with pytest.raises(UserError, match='no result_<k>.txt in it'):
+    with pytest.raises(UserError, match='contains no result_<k>.txt'):
         load_systems([tmp_path / 'empty'])
 
 
@@ -265,7 +265,7 @@ def test_invalid_paths_are_one_line_errors(tmp_path):
 @pytest.mark.parametrize('folder', ['logs', pytest.param('../shared/published', marks=pytest.mark.needs_published)])
 def test_no_real_log_is_a_duplicate(folder):
     runs = [r for s in load_systems([ROOT / folder]) for r in s.runs]
-    assert len(runs) > 10 and find_copies(runs) == []
+    assert len(runs) > 10 and find_duplicates(runs) == []
 
 
 def test_duplicate_of_another_system_is_reported(tmp_path):

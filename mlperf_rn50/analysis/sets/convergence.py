@@ -13,7 +13,7 @@ from typing import TypeVar
 from mlperf_rn50.analysis.sets.cost import images_per_joule, mean_energy, node_hours
 from mlperf_rn50.analysis.sets.time_parts import Parts, mean_parts, seconds_per_epoch
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.package.duplicates import Copy, find_copies
+from mlperf_rn50.mllog.package.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.run import LogWarning, Run
 from mlperf_rn50.mllog.sidecar.energy import Energy, read_energy
 from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry
@@ -62,8 +62,8 @@ class System:
     is_copy: bool = False  # all logs duplicate those of other systems
 
     @cached_property
-    def copies(self) -> tuple[Copy, ...]:
-        return tuple(find_copies(self.runs))
+    def copies(self) -> tuple[Duplicate, ...]:
+        return tuple(find_duplicates(self.runs))
 
     @cached_property
     def counted(self) -> tuple[Run, ...]:
