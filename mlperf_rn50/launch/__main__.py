@@ -34,7 +34,7 @@ _LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # made by launch/e
 
 @dataclass(frozen=True)
 class Launcher:
-    """A running launch script; here is the checkout."""
+    """A running launch script; here: path of the checkout."""
 
     here: Path
     script: Path
@@ -49,7 +49,7 @@ class Launcher:
             options = [*(['--run.dir', run_dir] if run_dir else []), *o.train]
             run_dir, nodes, ranks, start_limit_s, device = values_of(self.here, o.config, options, ['run.dir', *_KEYS])
         elif not o.resume:
-            raise ConfigError('--config: got nothing, expected a file of launch/configs')
+            raise ConfigError('--config: got nothing, expected a file from launch/configs')
         elif not run_dir:
             raise ConfigError('--resume: got no --run-dir, expected the folder of the run to resume')
         elif run := newest_run(Path(run_dir)):
@@ -116,7 +116,7 @@ class Launcher:
             self.signals.forget_lost()
 
     def run(self) -> int:
-        """Carry out the options and return the exit code."""
+        """Run the launcher and return its exit code."""
         if self.options.only_prints:
             self._print()
         program_of_ranks(self.here, self.script.stem, self.options)  # report a missing image or folder first
@@ -152,7 +152,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         is_taken = lock.take()
     if not is_taken:
-        raise ConfigError(f'--run-dir: {folder} is in use by {lock.holder()}; wait for it or choose another folder')
+        raise ConfigError(f'--run-dir: {folder} is in use by {lock.holder()}; wait for it or use a new folder')
     try:
         yield
     finally:
@@ -174,7 +174,7 @@ def check_room(engine: Engine) -> None:
 
 
 def remove_leftovers(folders: Iterable[Path]) -> None:
-    """Remove the empty job folders of killed launchers, except those of jobs with a running process."""
+    """Remove the empty job folders of killed launchers, except if a process of the job still runs."""
     for path in [path for folder in folders for path in folder.glob('mlperf_rn50-*')]:
         match = _LEFTOVER.fullmatch(path.name)
         with suppress(OSError):  # not empty, or already removed

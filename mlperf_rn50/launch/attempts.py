@@ -1,4 +1,4 @@
-"""Results of attempts (starts of the ranks), from what each wrote to the run folder, and the decision on the next."""
+"""Results of attempts (starts of the ranks) from the files in the run folder, and the decision on the next attempt."""
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -34,16 +34,16 @@ class Attempt:
 
     run: int | None  # None if no run began
     exit_code: int
-    end: str | None  # converged, aborted, failed or interrupted, None if the run's log has no end
+    end: str | None  # converged, aborted, failed or interrupted; None if the metrics have no end
     gained: bool  # a newer checkpoint
     can_resume: bool
 
 
 @dataclass(frozen=True)
 class NextStep:
-    """Decision after an attempt: end with an exit code, or try again after a pause."""
+    """Decision after an attempt: end with an exit code, or restart after a pause."""
 
-    what: Literal['end', 'again']
+    action: Literal['end', 'restart']
     exit_code: int = 0
     pause_s: float = 0.0
     reason: str = ''
@@ -104,11 +104,11 @@ def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: 
     return Attempt(run.index, exit_code, end_of(lines), step > began, step >= 0)
 
 
-def judge(attempt: Attempt, is_asked: bool, restarts_left: int, num_stuck: int) -> NextStep:
+def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, num_stuck: int) -> NextStep:
     """Decide what follows an attempt; num_stuck counts consecutive attempts without gain, this one included."""
     if attempt.end is not None:
         return NextStep('end', _ENDS[attempt.end])
-    if is_asked:
+    if is_stop_requested:
         return NextStep('end', EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED)
     if attempt.exit_code == EXIT_USAGE:
         return NextStep('end', EXIT_USAGE)
@@ -116,7 +116,7 @@ def judge(attempt: Attempt, is_asked: bool, restarts_left: int, num_stuck: int) 
         return NextStep('end', EXIT_FAILED)
     if num_stuck >= MAX_STUCK:
         return NextStep('end', EXIT_FAILED, reason=stuck_text(num_stuck))
-    return NextStep('again', pause_s=pause_s(num_stuck))
+    return NextStep('restart', pause_s=pause_s(num_stuck))
 
 
 def stuck_text(num_stuck: int) -> str:
@@ -141,7 +141,7 @@ def place_of(run: RunFolder) -> str:
 
 
 def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
-    """Append an attempt to attempts.jsonl for later launchers; without a run folder, nothing is written."""
+    """Append an attempt to attempts.jsonl for later launchers; write nothing if there is no run folder."""
     append_line(folder / _ATTEMPTS, {'job': job, **asdict(attempt)})
 
 
