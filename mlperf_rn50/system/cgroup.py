@@ -71,7 +71,7 @@ def _folders(root: Path) -> Iterator[Path]:
     mounts = list(_mounts(read_small(root / 'proc/self/mountinfo')))
     for line in read_small(root / 'proc/self/cgroup').splitlines():
         names, _, group = line.partition(':')[2].partition(':')
-        mount = next(((top, point) for found, top, point in mounts if set(names.split(',')) <= found), None)
+        mount = next(((top, point) for known, top, point in mounts if set(names.split(',')) <= known), None)
         if mount is None:
             continue
         top, point = mount
