@@ -1,4 +1,4 @@
-"""Comparison of the evaluations of a run with reference runs, which rank 0 reads before the start."""
+"""Comparison of a run's evaluations with reference runs, which rank 0 reads before the start."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +25,11 @@ def _recipe_of(config: Config, world_size: int) -> Recipe:
 def _named_sets(paths: Sequence[str]) -> list[KnownSet]:
     """Return the usable sets under some paths; raise UserError if all are refused."""
     systems = load_systems([Path(p) for p in paths])
-    found = [known for known in map(known_of, systems) if known]
+    usable = [known for known in map(known_of, systems) if known]
     refused = next((s for s in systems if s.refusal), None)
-    if refused and not found:
+    if refused and not usable:
         raise UserError(f'run.reference: expected a set of runs, got {refused.folder}: {refused.refusal}')
-    return found
+    return usable
 
 
 def find_reference(config: Config, world_size: int) -> Reference | None:
@@ -51,7 +51,7 @@ class ReferenceComparison:
     is_behind: bool = False
 
     def compare(self, epochs: int, accuracy: float, time_s: float) -> events.Compared | None:
-        """Compare an evaluation, Top-1 as a fraction, with the reference; return None without one."""
+        """Compare an evaluation, Top-1 as a fraction, with the reference; return None if there is no reference."""
         if self.reference is None:
             return None
         self.curve.append((epochs, accuracy))
@@ -71,7 +71,7 @@ def open_comparison(reference: Reference | None, plan: Plan, metrics: Path, num_
 
 
 def reference_event(comparison: ReferenceComparison, config: Config, world_size: int) -> events.ReferenceFound | None:
-    """Return the event of the reference at the start; None without reference on other data than ImageNet."""
+    """Return the event that reports the reference; None without a reference on data other than ImageNet."""
     if comparison.reference:
         return events.ReferenceFound(text := reference_runs.introduce(comparison.reference),
                                      _reference_record(comparison.reference, list(comparison.bands.values()), text))
