@@ -68,7 +68,7 @@ def read_holder(path: Path) -> str:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Return whether a process holds a lock; None if unknown, as some file systems hide locks of other hosts."""
+    """Return whether a process holds a lock; None if unknown, because some file systems hide locks of other hosts."""
     try:
         with open(path, 'rb', opener=regular_file) as f:
             fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)

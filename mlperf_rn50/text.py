@@ -11,7 +11,7 @@ def plural(count: int, name: str) -> str:
 
 
 def some(names: Sequence[object], most: int) -> str:
-    """Return the first names and the number of the others."""
+    """Return the first names and the number of omitted ones."""
     more = f' and {len(names) - most} more' if len(names) > most else ''
     return ', '.join(map(str, names[:most])) + more
 
