@@ -45,7 +45,7 @@ class Tail:
         self._inode: int | None = None
 
     def read(self) -> tuple[bool, list[Any]]:
-        """Return whether the file was replaced or truncated, and its new values; none without a file."""
+        """Return whether the file was replaced or truncated, and its new values; none if there is no file."""
         try:
             with open(self.path, 'rb', opener=regular_file) as f:
                 f.seek(self._offset - len(self._last))

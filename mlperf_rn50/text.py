@@ -6,7 +6,7 @@ _T = TypeVar('_T')
 
 
 def plural(count: int, name: str) -> str:
-    """Return a count with a noun, which is given in the singular."""
+    """Return a count with a noun, given in the singular."""
     return f'{count} {name}{"" if count == 1 else "s"}'
 
 

@@ -128,7 +128,7 @@ def _drop(stream: TextIO) -> None:
 
 
 def _print_error(error: UserError) -> None:
-    """Print an error in one line, the lowest rank first: its exit ends the others before they repeat the line."""
+    """Print an error in one line, the lowest rank first, because its exit ends the others before they repeat it."""
     try:
         rank = launched_rank()
     except UserError:  # the error may be the rank itself

@@ -103,7 +103,7 @@ def _is_as_trained(config: Config, weights: SavedWeights) -> bool:
 
 
 def _logged_top1(weights: SavedWeights) -> float | None:
-    """Return Top-1 from the log of the run that saved the weights, or else from their description."""
+    """Return Top-1 from the log of the run that saved the weights, or from their description if it has none."""
     from mlperf_rn50.mllog.read.reader import read_run
     from mlperf_rn50.model.weights import run_index
     from mlperf_rn50.train.checkpoint.run_folder import RunFolder

@@ -87,7 +87,7 @@ def _write_page(run: LiveRun, folder: Path, options: Namespace) -> None:
     from mlperf_rn50.files import temporary_of
     try:
         dump_page(run, folder, options.every, options.price_per_node_hour)
-    except FileNotFoundError:  # the folder was removed meanwhile
+    except FileNotFoundError:  # the folder was removed in the meantime
         pass
     except OSError as e:
         raise UserError(f'--html: cannot write to {folder}: {e.strerror}; omit --html') from e

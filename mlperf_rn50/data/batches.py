@@ -94,7 +94,7 @@ def train_steps(shard: Shard, first_step: int) -> Iterator[tuple[int, int, int]]
 
 
 def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -> Iterator[Request]:
-    """Return the requests of training from a global step on; a thread draws each order during the previous epoch."""
+    """Return the training requests from a global step on; a thread draws each order during the previous epoch."""
     is_known, pool = np.zeros(shard.num_samples, bool), ThreadPoolExecutor(1, 'ahead')
 
     def draw(epoch: int) -> tuple[np.ndarray, np.ndarray]:

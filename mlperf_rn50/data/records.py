@@ -131,7 +131,7 @@ class RecordFile:
     """An open .rec file. read() uses pread, which releases the GIL, so threads can share an object."""
 
     def __init__(self, rec_path: Path):
-        """Open a .rec with its mapped index (index_path), or else parse its .idx."""
+        """Open a .rec with its mapped index (index_path), or parse its .idx if there is none."""
         self.path = rec_path
         try:
             self._file = open(rec_path, 'rb', buffering=0, opener=regular_file)

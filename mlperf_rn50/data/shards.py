@@ -32,7 +32,7 @@ class Shard:
     local_batch_size: int  # samples per rank and forward pass
     num_micro: int = 1  # forward passes per step (gradient accumulation)
     nodes: tuple[int, ...] = ()  # node of every rank, counted from 0; empty for a single node
-    rotation_epochs: int | None = None  # epochs a node keeps its part of the samples; None for one order over all nodes
+    rotation_epochs: int | None = None  # epochs for which a node keeps its samples; None for one order over all nodes
 
     @property
     def micro_batch_size(self) -> int:
@@ -60,7 +60,7 @@ class Shard:
         return self.num_positions - self.num_samples
 
     def num_valid_global(self, step: int) -> int:
-        """Unpadded samples of a step of an epoch (step counts from 0 within the epoch), over all ranks."""
+        """Unpadded samples of a step (from 0 within an epoch), over all ranks."""
         return min(self.global_batch_size, self.num_samples - step * self.global_batch_size)
 
     def positions(self, step: int, micro: int = 0) -> np.ndarray:
@@ -73,11 +73,11 @@ class Shard:
         return int(np.count_nonzero(self.positions(step, micro) < self.num_samples))
 
     def samples(self, order: np.ndarray, step: int, micro: int = 0) -> np.ndarray:
-        """This rank's values from an array over the positions of an epoch, such as its order."""
+        """Select this rank's values from an array over the positions of an epoch, such as its order."""
         return order[self.positions(step, micro)]
 
     def node_positions(self, node: int) -> np.ndarray:
-        """Positions of the ranks of a node in an epoch, ascending, padded ones included. int64."""
+        """Positions of a node's ranks in an epoch, ascending, padded ones included. int64."""
         nodes = self.nodes or (0,) * self.world_size
         return np.flatnonzero(np.tile(np.equal(nodes, node), self.num_positions // self.world_size))
 
@@ -152,7 +152,7 @@ def alternating_mirrors(samples: np.ndarray, seed: int, epoch: int) -> np.ndarra
 
 
 def augmentation_uniforms(shard: Shard, seed: int, epoch: int, step: int, micro: int, num_draws: int) -> np.ndarray:
-    """Return the augmentation's random numbers of a forward pass: float64 in [0, 1), (local_batch_size, num_draws).
+    """Return the random numbers for augmentation in a forward pass: float64 in [0, 1), (local_batch_size, num_draws).
 
     Each is a hash of (seed, epoch, position in the epoch, draw). An image is thus augmented equally for any number of
     ranks and passes and any batch size, and a resumed run does not need a random state.

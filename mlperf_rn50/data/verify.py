@@ -27,12 +27,12 @@ _REPAIR = 'copy the folder from an intact source, or prepare it again in an empt
 
 
 def checksums_path(rec_path: Path) -> Path:
-    """Return the path of the CRC-32 of each record, framing included: .npy, uint32, in the order of the index."""
+    """Return the path of the records' CRC-32 values, framing included: .npy, uint32, in index order."""
     return rec_path.with_suffix('.crc.npy')
 
 
 def checksum(file: int, start: int, length: int) -> int | None:
-    """Return the CRC-32 of a record of an open file; None if it is truncated or unreadable."""
+    """Return the CRC-32 of a record in an open file; None if it is truncated or unreadable."""
     try:
         stored = os.pread(file, length, start)
     except OSError:

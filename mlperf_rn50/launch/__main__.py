@@ -98,7 +98,7 @@ class Launcher:
 
     @contextmanager
     def _guards(self, layout: RunPlace, job: str) -> Iterator[Sequence[subprocess.Popen]]:
-        """Start a guard per host: it ends the ranks if the launcher dies, and notifies the launcher of a lost host."""
+        """Start a guard per host, which ends the ranks if the launcher dies and reports a lost host to the launcher."""
         guard = str(self.here / 'launch/guard.sh')
         hosts = layout.hosts if self.options.hosts or not self.engine.forwards_stop else ()
         guards = [subprocess.Popen([guard, '--host', host, '--launcher', str(os.getpid()), job], preexec_fn=as_child,

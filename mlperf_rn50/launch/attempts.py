@@ -51,7 +51,7 @@ class NextStep:
 
 @dataclass(frozen=True)
 class Line:
-    """Relevant fields of a line of metrics.jsonl."""
+    """Relevant fields of a line in metrics.jsonl."""
 
     event: str = ''
     step: int | None = None
@@ -60,7 +60,7 @@ class Line:
 
 @dataclass(frozen=True)
 class _Record:
-    """Relevant fields of a line of attempts.jsonl."""
+    """Relevant fields of a line in attempts.jsonl."""
 
     job: str
     end: str | None = None
@@ -125,7 +125,7 @@ def stuck_text(num_stuck: int) -> str:
 
 
 def pause_s(num_stuck: int) -> float:
-    """Return the pause before the next attempt: 0 after a gain, else 5 s, doubled with each attempt."""
+    """Return the pause before the next attempt: 0 after a gain, otherwise 5 s, doubled with each attempt."""
     return min(_MAX_PAUSE_S, 5.0 * 2 ** (num_stuck - 1)) if num_stuck else 0.0
 
 

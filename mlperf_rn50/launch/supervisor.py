@@ -103,7 +103,7 @@ class Supervisor:
                       f'{" ".join(train_options)}')
 
     def _has_lost_host(self, code: int) -> bool:
-        """Return whether a lost host interrupted a run: its guard sends a stop request to the ranks."""
+        """Return whether a lost host, whose guard sends a stop request to the ranks, interrupted a run."""
         if self.world.signals.is_asked or not self.has_ssh:
             return False
         return code == EXIT_FAILED or bool(self.world.silent(self.layout.hosts))

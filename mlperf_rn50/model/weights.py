@@ -1,6 +1,6 @@
 """Trained weights of a run, stored with the description needed to use them.
 
-weights/ of a run folder contains best.npz and best.json, and last.npz and last.json if the last network differs. The
+weights/ in a run folder contains best.npz and best.json, and last.npz and last.json if the last network differs. The
 files are untrusted: they are read without pickle and checked against the SHA-256 of the description.
 """
 import hashlib
@@ -45,7 +45,7 @@ class WeightsDescription:
     seed: int
     is_best: bool
     is_last: bool
-    top1: float | None = None  # a fraction; like the counts, None without an evaluation
+    top1: float | None = None  # a fraction; like the counts, None if there was no evaluation
     num_top1: int | None = None
     num_top5: int | None = None
     num_images: int | None = None
@@ -91,7 +91,7 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
 
 
 def find_weights(path: Path, which: str = BEST) -> Path:
-    """Return the .npz for a run folder (newest run), a weights folder or the path of an .npz, else raise UserError."""
+    """Return the .npz for a run folder (newest run), a weights folder or an .npz path; raise UserError if missing."""
     if path.is_file():
         return path
     if not path.is_dir():

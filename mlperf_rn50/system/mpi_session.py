@@ -39,7 +39,7 @@ def check_session(env: Mapping[str, str]) -> None:
     free = free_bytes(base.parent) if base.name else None
     try:
         used = sum(512 * p.lstat().st_blocks for p in base.rglob('*')) if base.name else 0
-    except OSError:  # a file was removed meanwhile, so the job is running
+    except OSError:  # a file was removed in the meantime, so the job is running
         return
     if free is not None and free < SESSION_BYTES - used:
         raise ConfigError(no_room('TMPDIR', base.parent, free, SESSION_BYTES))

@@ -81,7 +81,7 @@ def open_packages(sys: Path, now_s: float) -> list[Counter]:
 
 
 def find_gpus() -> tuple[ModuleType | None, list[Any]]:
-    """Return NVML and its handles of all GPUs of this host; none without a driver."""
+    """Return NVML and its handles for all GPUs of this host; none if there is no driver."""
     try:
         import pynvml
         pynvml.nvmlInit()

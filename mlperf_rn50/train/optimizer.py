@@ -198,7 +198,7 @@ class Optimizer:
 
 
 def _join(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Concatenate arrays of one dtype into a new one, (elements of all,)."""
+    """Concatenate arrays of one dtype into a new 1-D array."""
     return mx.nd.concat(*(a.reshape((-1,)) for a in arrays), dim=0)
 
 

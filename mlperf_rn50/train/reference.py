@@ -23,12 +23,12 @@ def _recipe_of(config: Config, world_size: int) -> Recipe:
 
 
 def _named_sets(paths: Sequence[str]) -> list[KnownSet]:
-    """Return the usable sets under some paths; raise UserError if all are refused."""
+    """Return the usable run sets in some paths; raise UserError if all are refused."""
     systems = load_systems([Path(p) for p in paths])
     usable = [known for known in map(known_of, systems) if known]
     refused = next((s for s in systems if s.refusal), None)
     if refused and not usable:
-        raise UserError(f'run.reference: expected a set of runs, got {refused.folder}: {refused.refusal}')
+        raise UserError(f'run.reference: expected a run set, got {refused.folder}: {refused.refusal}')
     return usable
 
 
@@ -43,7 +43,7 @@ def find_reference(config: Config, world_size: int) -> Reference | None:
 
 @dataclass
 class ReferenceComparison:
-    """Evaluations of a run so far, and their reference."""
+    """Completed evaluations of a run, and their reference."""
 
     reference: Reference | None
     bands: dict[int, Band] = field(default_factory=dict)

@@ -15,7 +15,7 @@ import mxnet as mx
 
 @dataclass
 class StepTimes:
-    """Times of some steps of a rank, in seconds; wait_s: from the end of backward to the end of the exchange."""
+    """Times of several steps of a rank, in seconds; wait_s: from the end of backward to the end of the exchange."""
 
     num_steps: int = 0
     data_s: float = 0.0
@@ -72,7 +72,7 @@ class StepTimer:
         weakref.finalize(self, self._thread.steps.put, None)  # the thread ends with the timer
 
     def mark_data(self) -> None:
-        """Record the arrival of the images of a pass; only the first pass of a step counts."""
+        """Record the arrival of a pass's images; only the first pass of a step counts."""
         if not self._is_begun:
             self._data_at, self._is_begun = time.monotonic(), True
 

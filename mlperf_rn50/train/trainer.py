@@ -53,7 +53,7 @@ def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Norms:
-    """Pending norms of the gradients of a step; squared: float32, (tensors,), the sums of squares."""
+    """Pending gradient norms of a step; squared: float32, (tensors,), the sums of squares."""
 
     rescale: float
     squared: mx.nd.NDArray
@@ -197,7 +197,7 @@ class Trainer:
     def settle(self) -> None:
         """Wait for every pushed step."""
         # Reading one array is not enough, because a static graph updates running statistics, and keeps weights in
-        # oneDNN's layout, outside of the array's dependencies.
+        # oneDNN's layout, outside the array's dependencies.
         mx.nd.waitall()
         self.timer.drain()
 
@@ -219,7 +219,7 @@ class Trainer:
         return {n: p.data().copy() for n, p in self.net.collect_params().items()}
 
     def digests(self) -> dict[str, int]:
-        """Return the CRC-32 of every array of a snapshot, by name."""
+        """Return the CRC-32 of every snapshot array, by name."""
         return {n: zlib.crc32(a.asnumpy().view(np.uint8).ravel()) for n, a in self._live_arrays().items()}
 
     def find_non_finite(self) -> str | None:

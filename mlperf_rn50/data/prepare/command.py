@@ -150,7 +150,7 @@ def _write_index(rec_path: Path) -> str:
 
 
 def _checksums(part: Path) -> list[int]:
-    """Return the checksums of the records of a part, in the order of its .idx."""
+    """Return the record checksums of a part, in the order of its .idx."""
     size = part.stat().st_size
     if not size:  # all images are damaged
         return []

@@ -11,7 +11,7 @@ COUNTS = (1_281_167, 50_000, 1000)  # training and validation images, classes
 
 
 def _tar_members(path: Path, is_nested: bool) -> Iterator[tuple[str, str, int, int]]:
-    """Yield (inner tar's stem or '', name, offset, size) of the images of a tar or of its nested tars."""
+    """Yield (inner tar's stem or '', name, offset, size) of each image in a tar or its nested tars."""
     with tarfile.open(path) as outer:
         for member in filter(tarfile.TarInfo.isfile, outer):
             if not is_nested:
@@ -24,7 +24,7 @@ def _tar_members(path: Path, is_nested: bool) -> Iterator[tuple[str, str, int, i
 
 
 def _tar_samples(path: Path, is_nested: bool) -> list[tuple[str, Sample]]:
-    """Return (synset or '', unlabelled sample) of the images of a tar, sorted by name."""
+    """Return (synset or '', unlabelled sample) for each image in a tar, sorted by name."""
     try:
         samples = [(synset, Sample(-1, f'{path.name}/{name}', None, str(path), offset, size))
                    for synset, name, offset, size in _tar_members(path, is_nested)]

@@ -38,7 +38,7 @@ class RulesetResult:
 
 @dataclass(frozen=True)
 class LogFacts:
-    """Facts in a log that no checker reports; None for those that are missing."""
+    """Facts in a log that no checker reports; None for missing ones."""
 
     formats: frozenset[str]
     division: str | None
@@ -157,7 +157,7 @@ def _walk(folder: Path) -> list[Path]:
 
 
 def find_logs(paths: Sequence[Path]) -> list[Path]:
-    """Return the named files, and the result_*.txt in or below named folders; UserError for a folder without any."""
+    """Return the named files, and the result_*.txt in or below named folders; UserError for a folder without logs."""
     result: dict[Path, None] = {}
     for path in paths:
         logs = _walk(path) if path.is_dir() else [path]
@@ -168,7 +168,7 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
 
 
 def check_logs(paths: Sequence[Path], rulesets: Sequence[str] | None, division: str | None) -> Iterator[CheckedLog]:
-    """Check logs one by one; raise UserError for a single unreadable log, and NotInstalled in any case."""
+    """Check logs one by one; among several, an unreadable one becomes an error result, but NotInstalled is raised."""
     for path in paths:
         try:
             yield check_log(path, rulesets, division)

@@ -48,7 +48,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Package:
-    """The result of an order, or of the check of a finished tree."""
+    """Result of an order, or of checking a finished tree."""
 
     home: Path | None  # the tree; None if it was refused and not written
     refusals: Sequence[str] = ()  # violated rules

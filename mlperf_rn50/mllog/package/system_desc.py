@@ -31,7 +31,7 @@ class SubmittedDescription(NamedTuple):
 
 
 def find_base(log: Path) -> SubmittedDescription | None:
-    """Return the description in the submission tree of a log; None without one."""
+    """Return the description in the submission tree of a log; None if there is none."""
     path = system_path(log)
     try:
         content, _ = load_object(path)

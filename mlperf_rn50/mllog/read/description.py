@@ -39,13 +39,13 @@ def _count(value: Any) -> int | None:
 
 
 def _name(value: Any) -> str | None:
-    """Return a name as one line; None if it is empty or a placeholder."""
+    """Return a name on one line; None if it is empty or a placeholder."""
     text = ' '.join(value[:1000].split()) if isinstance(value, str) else ''
     return text if text.upper() not in ('', 'N/A', 'NONE', '-') else None
 
 
 def _names(values: list[Any]) -> str | None:
-    """Return the distinct names, joined; None without any."""
+    """Return the distinct names, joined; None if there are none."""
     return ' + '.join(dict.fromkeys(name for v in values if (name := _name(v)))) or None
 
 

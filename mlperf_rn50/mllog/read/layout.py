@@ -44,7 +44,7 @@ class LayoutReader:
         return Count(count, FactSource('implied', f'{count} {key} lines', line)) if count > 1 else None
 
     def _in_order(self, described: Count | None, lines: Count | None) -> list[Count | None]:
-        """Return both counts, the lines first if two of them agree: some of NVIDIA's v0.5 descriptions are wrong."""
+        """Return both counts, the lines first if two of them agree, because some v0.5 descriptions are wrong."""
         nodes, total = self._described.nodes, self._described.accelerators
         agree = (nodes and total and self._ranks and self._cleared
                  and self._ranks.number * nodes.number == self._cleared.number * total.number)
@@ -78,7 +78,7 @@ class LayoutReader:
                             *self._in_order(self._described.nodes, self._cleared), named)
 
     def _accelerators(self) -> int | None:
-        """Return the accelerators of all nodes; a rank drives one if nothing else is known."""
+        """Return the number of accelerators on all nodes; one per rank if nothing else is known."""
         per_node = integer(self._log.value(events.ACCELERATORS_PER_NODE))
         logged = make_count(per_node * self.num_nodes if per_node is not None and self.num_nodes else None,
                             self._log.source(events.ACCELERATORS_PER_NODE))

@@ -16,7 +16,7 @@ _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_b
 INPUT_BATCH_SIZE = 'input_batch_size'  # v0.5, of one accelerator
 RUN_FINAL = 'run_final'  # v0.5, after run_stop
 _ONCE = frozenset([keys.INIT_STOP, keys.RUN_START, keys.RUN_STOP])  # some logs repeat the other single keys
-_SINGLE = _ONCE | {  # one value per run, whatever the number of ranks
+_SINGLE = _ONCE | {  # one value per run, for any number of ranks
     keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_STATUS, keys.SUBMISSION_PLATFORM,
     keys.SUBMISSION_ENTRY, keys.GLOBAL_BATCH_SIZE, keys.TRAIN_SAMPLES, keys.EVAL_SAMPLES, events.TARGET_ACCURACY,
     events.DATASET, events.NUM_NODES, events.NUM_RANKS, events.ACCELERATORS_PER_NODE, INPUT_BATCH_SIZE, RUN_FINAL}
@@ -28,13 +28,13 @@ _V05_KEYS = {  # tags of v0.5 and the later keys with the same meaning
 
 
 def number(value: Any, low: float, high: float) -> float | None:
-    """Return a value if it is a number in the range, else None."""
+    """Return a value if it is a number in the range, otherwise None."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if is_number and low <= value <= high else None
 
 
 def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
-    """Return a value if it is a whole number in the range, or text of one, else None."""
+    """Return a whole number in the range, given as number or text; None for anything else."""
     is_text = isinstance(value, str) and re.fullmatch(r'\d{1,12}', value, re.ASCII)
     parsed = number(int(value) if is_text else value, low, high)
     return int(parsed) if parsed is not None and parsed == int(parsed) else None
@@ -55,7 +55,7 @@ class LinePosition(NamedTuple):
 
 
 class RawLog:
-    """Content of the lines of one format. Epochs count from 1; the first line of each is used."""
+    """Content of all lines in one format. Epochs count from 1; the first line of each is used."""
 
     def __init__(self, line_format: LineFormat):
         self.format = line_format
@@ -186,7 +186,7 @@ class RawLog:
         elif key == keys.BLOCK_STOP:
             self.last_block_stop = mark
         elif self.format == 'MLPv0.5.0' and key in (keys.EVAL_START, keys.EVAL_STOP) and event.value is None:
-            if key == keys.EVAL_START:  # no epoch here: the accuracy between or after the two has it
+            if key == keys.EVAL_START:  # has no epoch; the accuracy between or after the two does
                 self._open_eval = [mark]
             elif self._open_eval:
                 self._open_eval = [self._open_eval[0], mark]

@@ -1,7 +1,7 @@
-"""Reading of log files of v0.5 (:::MLPv0.5.0), v0.6 (:::MLL) and v0.7 to v4.0 (:::MLLOG) into Runs.
+"""Conversion of log files of v0.5 (:::MLPv0.5.0), v0.6 (:::MLL) and v0.7 to v4.0 (:::MLLOG) to Runs.
 
-A log is not trusted. It is read as a stream, a value is used only if its type and range are right, and anything
-inconsistent becomes a warning with its line.
+A log is not trusted. It is read as a stream, a value is used only if its type and range are valid, and anything
+inconsistent becomes a warning with a line number.
 """
 import time
 from collections.abc import Iterator

@@ -27,11 +27,11 @@ Devices = dict[str, float]  # joules by name
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy of the devices of a run's nodes; None if it was not measured."""
+    """Energy of the devices in a run's nodes; None if it was not measured."""
 
     seconds: float  # on the run's clock
-    cpu_joules: float | None = None  # of all CPU packages of all nodes
-    gpu_joules: float | None = None  # of all GPUs of all nodes, used or not
+    cpu_joules: float | None = None  # of all CPU packages in all nodes
+    gpu_joules: float | None = None  # of all GPUs in all nodes, used or not
     reasons: Mapping[str, str] = field(default_factory=dict)  # of missing energy, by kind
     nodes: Mapping[str, Mapping[str, Devices]] = field(default_factory=dict)  # by host and kind
 
@@ -50,7 +50,7 @@ class _Unmeasured(Exception):
 
 
 class _Session:
-    """Samples from the start of a sampler to its end."""
+    """Samples from the start to the end of a sampler."""
 
     def __init__(self) -> None:
         self.readings: dict[str, dict[str, Readings]] = {}

@@ -103,5 +103,5 @@ def host_of(path: Path) -> str:
 
 
 def read_telemetry(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> list[NodeTelemetry]:
-    """Return the samples of all nodes of a run; files as in files_of."""
+    """Return the samples of all nodes in a run; files: as for files_of."""
     return [node for p in files_of(run, files) if (node := read_node(p))]

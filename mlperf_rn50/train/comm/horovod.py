@@ -149,8 +149,8 @@ class HorovodComm(Comm):
     def _sum(self, arrays, name):
         """Sum device arrays over ranks in place, as one exchange, without waiting.
 
-        float16 is summed in float16 on the host, as by NCCL, so that an overflow is infinite in the sum of the leader
-        and thus on all ranks. Every rank takes the result from the last sum within its GPU.
+        float16 is summed in float16 on the host, as by NCCL, so that an overflow is infinite in the leader's sum
+        and therefore on all ranks. Every rank takes the result from the last sum within its GPU.
         """
         sharers, leaders = find_stages(self.rank, self.world_size, self._num_sharing)
         hosts = self._host_arrays(arrays, name) if len(sharers) > 1 else arrays

@@ -1,4 +1,4 @@
-"""Checks that all ranks agree, and detection of stragglers."""
+"""Agreement checks across ranks, and detection of stragglers."""
 import json
 import zlib
 from collections import Counter

@@ -143,7 +143,7 @@ def _name_ranks(ranks: Sequence[int]) -> str:
 
 
 def full_folders() -> str:
-    """Describe full folders among those written to at a start; '' for none."""
+    """Describe full folders that a start writes to; '' if there are none."""
     texts = []
     for folder in dict.fromkeys([os.environ.get('TMPDIR', '/tmp'), '/dev/shm']):
         try:

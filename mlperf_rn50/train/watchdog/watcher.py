@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 class Health:
     """State of a rank as seen by its watcher; times are in seconds on the monotonic clock.
 
-    beat_at: of the last sign of life. limit_s: 0 for none. orphaned_at: end of the launcher.
+    beat_at: last sign of life. limit_s: 0 for no limit. orphaned_at: end of the launcher.
     stacks: path of the stacks of this stall, '' if there are none, None before they are recorded.
     """
 
@@ -242,7 +242,7 @@ def _prepare_rank(position: Position, reader: int, stacks: int) -> None:
 def _end_with_watcher(position: Position, reader: int) -> None:
     """Wait in a thread for the end of the watcher, report it, and end the rank."""
     os.read(reader, 1)
-    if not position.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):  # else the launcher does
+    if not position.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):  # otherwise the launcher does
         with suppress(OSError):  # the terminal may be gone
             os.write(2, f'mlperf-rn50: {rank_name()}, {position}: the watcher was killed (SIGKILL, or out of memory); '
                         'the rank ends with it\n'.encode())
