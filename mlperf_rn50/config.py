@@ -1,7 +1,7 @@
 """Configuration: a tree of frozen dataclasses, filled from defaults < YAML file < command line.
 
-Options of components are in data/options.py, model/options.py and train/options.py, those of the run here. Derived
-numbers (global batch, steps per epoch) are in train/plan.py.
+Component options are in data/options.py, model/options.py and train/options.py, run options here. Derived numbers
+(global batch, steps per epoch) are in train/plan.py.
 """
 import dataclasses
 import math
@@ -112,7 +112,7 @@ def _check_key(name: str, key: dataclasses.Field, value: Any) -> None:
             require(not any(unicodedata.category(x) in _UNPRINTED for x in part),
                      f'{name}: got {part!a}, expected text without control characters')
         require(not isinstance(part, int) or abs(part) < _MAX_WHOLE,
-                 f'{name}: got a number of {len(str(part))} digits, expected at most 18')
+                 f'{name}: got a number with {len(str(part))} digits, expected at most 18')
         require(bounds is None or part is None or (math.isfinite(part) and bounds.holds(part)),
                  f'{name}: got {part}, expected {bounds and bounds.text}')
 

@@ -25,7 +25,7 @@ class DataError(UserError):
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, damaged or from another run."""
+    """A checkpoint that is missing, damaged or from a different run."""
 
 
 class DamagedCheckpoint(CheckpointError):
@@ -33,7 +33,7 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class RunFailed(UserError):
-    """A run that failed after its start, such as by a loss that is not finite."""
+    """A run that failed after its start, for example because its loss was not finite."""
 
     exit_code = EXIT_FAILED
 
@@ -68,7 +68,7 @@ def option_error(message: str, parser: ArgumentParser) -> ConfigError:
 
 
 def _usage_of(name: str, parser: ArgumentParser) -> str:
-    """Return an argument as in the usage: an option with its value, or the value alone."""
+    """Return an argument as in the usage: an option with its value, or only the value."""
     action = next((a for a in parser._actions if name in (*a.option_strings, a.metavar, a.dest)), None)
     if not action:
         return name

@@ -168,7 +168,7 @@ class LineFile:
 def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
     """Return the error for a failed write, with the free space of the disk; what: such as 'the weights'."""
     if error.errno == errno.ELOOP:
-        return StorageError(f'{path}: got a symbolic link, expected a file of this run; replace the link by the file')
+        return StorageError(f'{path}: got a symbolic link, expected a file of this run; replace the link with the file')
     try:
         mount = next(p for p in (path.resolve(), *path.resolve().parents) if os.path.ismount(p))
         free = os.statvfs(mount)

@@ -16,7 +16,7 @@ T = TypeVar('T')
 
 
 def decode(content: bytes | str, kind: type[T]) -> T | None:
-    """Return JSON as a value of a type; None if it is malformed (as is NaN) or of another type."""
+    """Return JSON as a value of a type; None if it is malformed (as is NaN) or of a different type."""
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -24,7 +24,7 @@ def decode(content: bytes | str, kind: type[T]) -> T | None:
 
 
 def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[int, T]]:
-    """Yield (line number, value) of the complete lines with a mark and of a type; nothing without a regular file."""
+    """Yield (line number, value) of complete lines that contain a mark and decode; nothing without a regular file."""
     try:
         for number, line in itertools.islice(numbered_lines(path), _MAX_LINES):
             if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:
@@ -45,7 +45,7 @@ class Tail:
         self._inode: int | None = None
 
     def read(self) -> tuple[bool, list[Any]]:
-        """Return whether the file was replaced or truncated, and its new values; none without a file."""
+        """Return whether the file was replaced or truncated, and its new values; none if there is no file."""
         try:
             with open(self.path, 'rb', opener=regular_file) as f:
                 f.seek(self._offset - len(self._last))
@@ -66,7 +66,7 @@ class Tail:
         f.seek(start)
         while self._offset - start < _MAX_LOOK_BYTES and (line := f.readline(MAX_LINE_BYTES)):
             is_whole = line.endswith(b'\n')
-            if not is_whole and len(line) < MAX_LINE_BYTES:  # incomplete, as yet
+            if not is_whole and len(line) < MAX_LINE_BYTES:  # still incomplete
                 break
             self._offset += len(line)
             self._last = (self._last + line)[-_LAST_BYTES:]

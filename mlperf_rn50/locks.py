@@ -29,7 +29,7 @@ class FileLock:
             sys.stderr.write(f'{self.path}: this file system has no locks ({e.strerror}); start only one program at a '
                              'time in this folder\n')
             return True
-        if not self._is_current(self._file):  # the last holder has deleted it meanwhile
+        if not self._is_current(self._file):  # the last holder has deleted it in the meantime
             self.close()
             return self.take()
         self.is_held = True
@@ -61,14 +61,14 @@ class FileLock:
 
 
 def read_holder(path: Path) -> str:
-    """Return the name of the last holder of a lock; '' without one."""
+    """Return the name of the last holder of a lock; '' if there is none."""
     with suppress(OSError), open(path, 'rb', opener=regular_file) as f:
         return f.read(200).decode(errors='replace').strip()
     return ''
 
 
 def is_locked(path: Path) -> bool | None:
-    """Return whether a process holds a lock; None if unknown, as some file systems hide locks of other hosts."""
+    """Return whether a process holds a lock; None if unknown, because some file systems hide locks of other hosts."""
     try:
         with open(path, 'rb', opener=regular_file) as f:
             fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)

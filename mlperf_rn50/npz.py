@@ -1,4 +1,4 @@
-"""Reading of untrusted .npz files: numbers only, and never more than the size of the file."""
+"""Reader of untrusted .npz files, for numbers only and never for more than the file size."""
 import math
 import tokenize
 import zipfile

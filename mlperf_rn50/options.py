@@ -51,7 +51,7 @@ def _check_size(text: str) -> None:
 
 
 def _check_unique(node: yaml.Node | None, where: str, prefix: str = '') -> None:
-    """Raise ConfigError for a duplicate section or key, of which YAML's parser would silently keep the last."""
+    """Raise ConfigError for a duplicate section or key, because YAML's parser would silently keep the last one."""
     lines: dict[str, int] = {}
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         name, line = f'{prefix}{key.value}', key.start_mark.line + 1
@@ -118,7 +118,7 @@ def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargp
 
 
 def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """Return the same for a parsed file with the name `where`."""
+    """Return the configuration for a parsed file with the name `where`."""
     try:
         base = parser.parse_object(tree, defaults=True)
     except (ArgumentError, RecursionError, OverflowError) as e:  # OverflowError for an integer that exceeds float

@@ -6,12 +6,12 @@ _T = TypeVar('_T')
 
 
 def plural(count: int, name: str) -> str:
-    """Return a count with a noun, which is given in the singular."""
+    """Return a count with a noun, given in the singular."""
     return f'{count} {name}{"" if count == 1 else "s"}'
 
 
 def some(names: Sequence[object], most: int) -> str:
-    """Return the first names and the number of the others."""
+    """Return the first names and the number of omitted ones."""
     more = f' and {len(names) - most} more' if len(names) > most else ''
     return ', '.join(map(str, names[:most])) + more
 

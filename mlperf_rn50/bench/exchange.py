@@ -1,4 +1,4 @@
-"""bench allreduce: the gradient exchange alone, with the code of training.
+"""bench allreduce: only the gradient exchange, with the training code.
 
 Source: nccl-tests (PERFORMANCE.md): algorithm bandwidth S / t, bus bandwidth S / t x 2 (n - 1) / n.
 """
@@ -23,13 +23,13 @@ def bus_bandwidth(num_bytes: int, seconds: float, num_ranks: int) -> float:
 
 
 def predict_s(rows: list[dict[str, Any]], num_bytes: int) -> float:
-    """Return the seconds for a size, interpolated from rows by size; beyond them at the largest one's bandwidth."""
+    """Return the seconds for a size, interpolated between rows; larger sizes use the bandwidth of the last row."""
     sizes, seconds = [r['bytes'] for r in rows], [r['time_ms'] / 1000 for r in rows]
     return float(np.interp(num_bytes, sizes, seconds)) * max(1.0, num_bytes / sizes[-1])
 
 
 def _time(session: BenchSession, arrays: list[mx.nd.NDArray]) -> dict[str, float]:
-    """Measure the exchange of some arrays; return part of a row."""
+    """Time the exchange of some arrays; return part of a row."""
     def exchange() -> None:
         session.comm.sum_gradients(arrays)
         mx.nd.waitall()
@@ -40,7 +40,7 @@ def _time(session: BenchSession, arrays: list[mx.nd.NDArray]) -> dict[str, float
 
 
 def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
-    """Measure message sizes, and the gradients of a network beside its training step. Tables on rank 0 only."""
+    """Measure message sizes, and gradients and training step of a network; return tables on rank 0 only."""
     comm = session.comm
     if comm.world_size < 2:
         raise ConfigError('ranks: got 1, expected 2 or more; start them with a launcher, such as '

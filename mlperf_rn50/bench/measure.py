@@ -60,7 +60,7 @@ def time_repeated(action: Callable[[], Any], num_warmup: int, num: int) -> Sprea
 
 @dataclass(frozen=True)
 class BenchSession:
-    """Configuration, ranks and numbers of repetitions of a bench."""
+    """Configuration, ranks and repetition counts of a bench."""
 
     config: Config
     comm: Comm
@@ -90,7 +90,7 @@ def measure_gemm(side: int, precision: str, context: mx.Context, num: int = 12) 
 
 
 def measure_peak(precision: str, context: mx.Context) -> float:
-    """Return the FLOP/s of the fastest matrix product; float32 before amp.init, bfloat16 after it, as it is global."""
+    """Return the FLOP/s of the fastest matrix product. Measure float32 before the global amp.init, bfloat16 after."""
     return 2 * _GEMM_SIDE**3 / measure_gemm(_GEMM_SIDE, precision, context).least_s
 
 
@@ -113,7 +113,7 @@ def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> li
     words = [w.strip() for w in text.split(',')]
     for word in words:
         if not word or (known and word not in known):
-            expected = f'some of {",".join(known)}' if known else 'a,b,…'
+            expected = f'one or more of {",".join(known)}' if known else 'a,b,…'
             raise ConfigError(f'{option}: got {word!r}, expected {expected}')
     return words
 

@@ -1,4 +1,4 @@
-"""bench ops: matrix products, and the convolutions of a ResNet forward and backward, relative to the peak."""
+"""bench ops: matrix products and a ResNet's forward and backward convolutions, relative to the peak."""
 import statistics
 import time
 from collections import Counter
@@ -17,7 +17,7 @@ GEMM_SIDES = (512, 1024, 2048, 4096)
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of a network; side is that of the input in pixels."""
+    """A convolution of a network; side is the input side in pixels."""
 
     in_channels: int
     channels: int
@@ -32,19 +32,19 @@ class Convolution:
 
 
 def convolutions(config: Config) -> Counter[Convolution]:
-    """Return the convolutions of a ResNet with their counts; training on a CPU computes 1x1 maps as rows."""
+    """Return the convolutions of a ResNet with their counts, although CPU training computes 1x1 maps as rows."""
     channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
-    found = Counter([Convolution(channels, 64, side, 7, 2)])
+    counts = Counter([Convolution(channels, 64, side, 7, 2)])
     side = side_after(side_after(side, 2), 2)
     for unit in units(depth_of(config.model)):
         in_channels, inside = unit.in_channels, side
         for layer in unit.layers:
-            found[Convolution(in_channels, layer.out_channels, inside, layer.kernel, layer.stride)] += 1
+            counts[Convolution(in_channels, layer.out_channels, inside, layer.kernel, layer.stride)] += 1
             in_channels, inside = layer.out_channels, side_after(inside, layer.stride)
         if unit.has_projection:
-            found[Convolution(unit.in_channels, unit.out_channels, side, 1, unit.stride)] += 1
+            counts[Convolution(unit.in_channels, unit.out_channels, side, 1, unit.stride)] += 1
         side = inside
-    return found
+    return counts
 
 
 def _native(channels: int, side: int, batch_size: int, precision: str, context: mx.Context) -> mx.nd.NDArray:
@@ -57,7 +57,7 @@ def _native(channels: int, side: int, batch_size: int, precision: str, context: 
 
 
 def measure_convolution(c: Convolution, batch_size: int, precision: str, session: BenchSession) -> tuple[float, float]:
-    """Return seconds of a convolution: forward, and backward to weights and input (first layer: weights only)."""
+    """Return forward and backward seconds of a convolution (backward in the first layer: weights only)."""
     context = session.context
     x = _native(c.in_channels, c.side, batch_size, precision, context)
     w = cast(mx.nd.random.normal(shape=(c.channels, c.in_channels, c.kernel, c.kernel), ctx=context), precision)

@@ -1,4 +1,4 @@
-"""bench data: the input pipeline alone, and the storage bandwidth that training needs."""
+"""bench data: only the input pipeline, and the storage bandwidth that training needs."""
 import os
 import time
 from dataclasses import replace
@@ -16,11 +16,11 @@ NODE_COUNTS = (1, 2, 4, 8, 16, 32)
 
 
 def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
-    """Measure training batches of one rank; cold starts without, warm with the file in the page cache."""
+    """Measure one rank's training batches, with the file out of the page cache (cold) or in it (warm) at the start."""
     config, plan = session.config, make_plan(session.config, 1)
     path = Path(config.data.dir) / 'train.rec'
     with open(path, 'rb', opener=regular_file) as f:
-        if cache == 'cold':  # drop the clean pages of the file, which needs no root
+        if cache == 'cold':  # drop the clean pages of the file, which works without root
             os.fsync(f.fileno())
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while cache == 'warm' and f.read(2**24):
@@ -40,7 +40,7 @@ def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
 
 def bench_pipeline(session: BenchSession, threads: list[int], batch_sizes: list[int], caches: list[str],
                    node_images_per_s: float | None) -> list[ResultTable]:
-    """Measure all cases; then the storage for numbers of nodes at a speed, None for that of the fastest case."""
+    """Measure all cases, then compute the storage bandwidth by number of nodes; speed None: of the fastest case."""
     config = session.config
     if config.data.synthetic:
         raise ConfigError('data.synthetic: got true, expected false; bench data reads files from data.dir')

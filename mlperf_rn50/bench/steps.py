@@ -1,4 +1,4 @@
-"""bench train: training steps with the code of training, for combinations of networks, precisions, batches and ranks.
+"""bench train: training steps, with the training code, for combinations of networks, precisions, batches and ranks.
 
 Source: tf_cnn_benchmarks' short test, 10 warm-up steps and the mean of 100.
 """
@@ -25,7 +25,7 @@ from mlperf_rn50.train.plan import Plan, make_plan
 from mlperf_rn50.train.trainer import PendingStep, Trainer
 
 PARTS = ('data', 'forward', 'backward', 'all_reduce', 'update')
-_NUM_SPLIT_STEPS = 5  # upper limit of the steps measured by parts
+_NUM_SPLIT_STEPS = 5  # maximum number of steps measured in parts
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Case:
 
 def make_cases(models: list[str], precisions: list[str], sources: list[str], batch_sizes: list[int],
                rank_counts: list[int]) -> list[Case]:
-    """Return all cases, float32 first, because bfloat16 changes the operators of the process."""
+    """Return all cases, float32 first, because bfloat16 changes the operators for the whole process."""
     return [Case(m, p, s, b, n) for p in sorted(precisions, key=lambda p: p == 'bfloat16') for m in models
             for s in sources for b in batch_sizes for n in rank_counts]
 
@@ -101,10 +101,10 @@ def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int
 
 
 def measure_case(session: BenchSession, case: Case) -> dict[str, Any]:
-    """Measure one row on the ranks of a case; times are those of rank 0, memory is the maximum of all ranks."""
+    """Measure one row on the ranks of a case: times on rank 0, and the maximum memory of all ranks."""
     config, comm, device_id = session.config, session.comm, session.device_id
     plan = make_plan(config, comm.world_size)
-    with suppress(OSError):  # resets peak_memory_bytes; else it is the peak since the start of the process
+    with suppress(OSError):  # resets peak_memory_bytes, otherwise the peak since the process started
         Path('/proc/self/clear_refs').write_text('5')
     trainer = Trainer(plan, comm, 0, device_id)
     trainer.broadcast()
@@ -127,7 +127,7 @@ def measure_case(session: BenchSession, case: Case) -> dict[str, Any]:
 
 
 def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
-    """Measure the cases in turn, while ranks outside of a case wait. Complete on rank 0."""
+    """Measure the cases in turn, while ranks outside a case wait; return tables on rank 0 only."""
     comm = session.comm
     for case in cases:
         if case.num_ranks > comm.world_size:
@@ -158,7 +158,7 @@ def _steps_table(rows: list[dict[str, Any]]) -> ResultTable:
 
 
 def _scaling_tables(rows: list[dict[str, Any]]) -> list[ResultTable]:
-    """Return study 3's table for each case measured on several numbers of ranks."""
+    """Return a scaling table for each case measured with different numbers of ranks."""
     names = ('model', 'precision', 'input', 'local_batch_size')
     result = []
     for case in dict.fromkeys(tuple(r[n] for n in names) for r in rows):
@@ -172,7 +172,7 @@ def _scaling_tables(rows: list[dict[str, Any]]) -> list[ResultTable]:
 
 
 def scaling_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return ideal and real throughput relative to the first of some rows, by number of ranks."""
+    """Return ideal and real throughput by number of ranks, relative to the first row."""
     each = rows[0]['images_per_s'] / rows[0]['num_ranks']
     return [{'num_ranks': r['num_ranks'], 'num_hosts': r['num_hosts'], 'ideal': each * r['num_ranks'],
              'real': r['images_per_s'], 'efficiency': r['images_per_s'] / (each * r['num_ranks'])} for r in rows]

@@ -1,7 +1,7 @@
 """Command line: one module of this folder per command, and the only place that prints errors.
 
 The docstring of a command's module is its help; its first line is the summary in the list of commands. The module has
-make_parser() and run(argv), which returns the exit code. Commands share parsers, ranks, terminal and weights.
+make_parser() and run(argv), which returns the exit code. Shared code is in parsers, ranks, terminal and weights.
 """
 import importlib
 import io
@@ -76,7 +76,7 @@ class _MainParser(Parser):
 
 
 def whole_parser() -> ArgumentParser:
-    """Return the parser with all commands and options, except those of commands whose packages are missing."""
+    """Return the parser with all commands and options, without options of commands whose packages are missing."""
     parser = _MainParser()
     commands = parser.add_subparsers(metavar='COMMAND', parser_class=ArgumentParser)
     for name in COMMANDS:
@@ -128,7 +128,7 @@ def _drop(stream: TextIO) -> None:
 
 
 def _print_error(error: UserError) -> None:
-    """Print an error in one line, the lowest rank first: its exit ends the others before they repeat the line."""
+    """Print an error in one line, the lowest rank first, because its exit ends the others before they repeat it."""
     try:
         rank = launched_rank()
     except UserError:  # the error may be the rank itself
@@ -143,7 +143,7 @@ def _print_error(error: UserError) -> None:
 
 
 def _leave(code: int) -> int:
-    """Return the exit code; among other ranks exit at once instead, because shutdown would wait for their exchanges."""
+    """Return the exit code; if there are other ranks, exit at once, because shutdown would wait for their exchanges."""
     if 'horovod.mxnet' in sys.modules and launched_size() is not None:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, flush its output and return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # the encoding of the terminal may lack characters
+        if isinstance(stream, io.TextIOWrapper):  # the terminal encoding may lack characters
             stream.reconfigure(errors='backslashreplace')
     try:
         try:
@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: list[str]) -> int:
     """Run a command, print its error and return its exit code; raise OSError if the output cannot be written."""
-    # A launcher's signals stay blocked until a run can stop by itself.
+    # A launcher's signals stay blocked until the run handles stop requests.
     catch(signal.default_int_handler, END_SIGNALS, unblock=False)
     try:
         return _run(argv)

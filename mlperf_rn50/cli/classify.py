@@ -77,7 +77,7 @@ def _render_table(answers: dict[str, list[Guess]]) -> str:
     from tabulate import tabulate
 
     from mlperf_rn50.mllog.events import printable
-    rows = [[printable(name), *(f'{printable(g.name)} {100 * g.probability:.1f} %' for g in found)]
-            for name, found in answers.items()]
+    rows = [[printable(name), *(f'{printable(g.name)} {100 * g.probability:.1f} %' for g in guesses)]
+            for name, guesses in answers.items()]
     titles = ['file', 'likeliest', *(f'{i}.' for i in range(2, _NUM_SHOWN + 1))]
     return tabulate(rows, titles[:len(rows[0])], disable_numparse=True) if rows else ''

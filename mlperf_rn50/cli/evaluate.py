@@ -1,4 +1,4 @@
-"""Evaluate saved weights exactly, on any number of ranks, and list the most frequent confusions of classes.
+"""Evaluate saved weights exactly, on any number of ranks, and list the most frequent class confusions.
 
 examples:
   mlperf-rn50 evaluate logs/digits_cpu
@@ -94,7 +94,7 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, positio
 
 
 def _is_as_trained(config: Config, weights: SavedWeights) -> bool:
-    """Check that the evaluations of the run used the same images in the same arithmetic."""
+    """Check whether the evaluations of the run used the same images and arithmetic."""
     if config.data.synthetic:  # the images depend on the number of ranks
         return False
     tree, description = to_tree(config), weights.description
@@ -103,15 +103,15 @@ def _is_as_trained(config: Config, weights: SavedWeights) -> bool:
 
 
 def _logged_top1(weights: SavedWeights) -> float | None:
-    """Return Top-1 from the log of the run that saved the weights, or else from their description."""
+    """Return Top-1 from the log of the run that saved the weights, or from their description if it has none."""
     from mlperf_rn50.mllog.read.reader import read_run
     from mlperf_rn50.model.weights import run_index
     from mlperf_rn50.train.checkpoint.run_folder import RunFolder
     folder, description = weights.path.absolute().parent, weights.description
-    log, found = RunFolder(folder.parent, run_index(folder)).result, []
+    log, accuracies = RunFolder(folder.parent, run_index(folder)).result, []
     if folder.name.startswith('weights') and log.is_file():
-        found = [e.accuracy for e in read_run(log).evaluations if e.epoch == description.epoch]
-    return found[-1] if found else description.top1
+        accuracies = [e.accuracy for e in read_run(log).evaluations if e.epoch == description.epoch]
+    return accuracies[-1] if accuracies else description.top1
 
 
 def _render(config: Config, weights: SavedWeights, accuracy: Accuracy, logged: float | None,

@@ -4,8 +4,8 @@ examples:
   mlperf-rn50 export logs/digits_cpu --format onnx --out exported
   mlperf-rn50 export weights/best.npz --format gluon --out exported --data.dir data/digits
 
-The exported network is float32 and takes normalised images (batch, 3, side, side); the .json beside it describes the
-normalisation. The files are loaded again and must compute the same logits on images of the validation set.
+The exported network is float32 and takes normalised images (batch, 3, side, side); its .json file describes the
+normalisation. The files are loaded again and must compute the same logits on validation images.
 """
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.train.evaluate import data_name
     weights = load_saved(options.path, options.which)
     config, net = weights.portable_network([f'--data.dir={options.data_dir}'] if options.data_dir else [])
-    files, found = export(net, _images(config), Path(options.out), f'{config.model.name}_{weights.path.stem}',
+    files, difference = export(net, _images(config), Path(options.out), f'{config.model.name}_{weights.path.stem}',
                           options.format, _facts(weights, config))
     print(f'weights      {printable(str(weights))}\n'
-          f'checked      on {found.num_images} validation images of {printable(data_name(config.data))}\n'
-          f'difference   at most {found.absolute:.3g}, {found.relative:.3g} of the largest logit\n'
+          f'checked      on {difference.num_images} validation images of {printable(data_name(config.data))}\n'
+          f'difference   at most {difference.absolute:.3g}, {difference.relative:.3g} of the largest logit\n'
           f'wrote        {", ".join(str(f) for f in files)}')
     return EXIT_OK
 
@@ -66,7 +66,7 @@ def _images(config: Config) -> mx.nd.NDArray:
     try:
         return next(eval_batches(config, Shard(config.data.num_val, 0, 1, size), None)()).images
     except DataError as e:
-        raise DataError(f'{e}; the export is verified with validation images: give their folder with --data.dir') from e
+        raise DataError(f'{e}; the export is verified with validation images; set their folder with --data.dir') from e
 
 
 def _facts(weights: SavedWeights, config: Config) -> dict:

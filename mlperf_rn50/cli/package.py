@@ -4,7 +4,7 @@ examples:
   mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission --round v3.1
   mlperf-rn50 package --check submission/us --round v4.0
 
-Results are copied byte for byte. If a rule refuses the set of runs, the rule is printed and nothing is written.
+Results are copied byte for byte. If a rule refuses the run set, the rule is printed and nothing is written.
 
 exit codes: 0 accepted, even if the description of a new tree is still incomplete, 1 refused by a rule or a checker,
 2 invalid arguments
@@ -34,8 +34,8 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add('runs', nargs='*', metavar='RUNS', help='folder of result_<k>.txt, or the five logs')
     add('--org', help='name of the submitting organisation')
-    add('--system', help='name of the system')
-    add('--out', metavar='DIR', help='parent folder of the tree of the organisation')
+    add('--system', help='system name')
+    add('--out', metavar='DIR', help="parent folder of the organisation's tree")
     add('--round', type=parse_round, choices=PACKAGED, metavar='ROUND', default='v4.0',
         help=f'round whose layout and rules apply: {", ".join(PACKAGED)} (default: v4.0)')
     add('--code', metavar='DIR', type=Path, help='checkout of mlperf_rn50 to submit (default: the running one)')
@@ -59,8 +59,8 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.mllog.package import package
     folder = options.check and options.check / 'results'
     if folder and not folder.is_dir():
-        raise UserError(f'--check: {options.check} has no folder results; expected the tree of an organisation, such '
-                        'as submission/us')
+        raise UserError(f'--check: {options.check} contains no folder results; expected the tree of an '
+                        'organisation, such as submission/us')
     run_sets = load_run_sets([folder] if folder else [Path(p) for p in options.runs])
     result, heading = (_check if options.check else _build)(options, run_sets)
     minutes = run_sets[0].score_minutes if len(run_sets) == 1 else None

@@ -7,9 +7,9 @@ examples:
   mlperf-rn50 predict step.json exchange.json --layouts '1x4 2x4 4x4 8x4'    (from bench train and bench allreduce)
   mlperf-rn50 predict --validate training_results_v0.7
 
-SOURCE is a run folder, a study or a tree of published logs; a JSON file of bench train or bench allreduce; or the name
-of a published system, as round/organisation/system (recipe lists them by batch). A bench allreduce beside another
-SOURCE gives the speed of the interconnect.
+SOURCE is a run folder, a study, a tree of published logs, a JSON file of bench train or bench allreduce, or the name
+of a published system as round/organisation/system (recipe lists them by batch). Add a bench allreduce file to any other
+SOURCE to set the interconnect speed.
 
 By default the batch per accelerator is constant (--weak). A layout that cannot be predicted is refused with the reason.
 The knee is the layout beyond which 1 % less time costs more than 1 % more node-hours.
@@ -47,7 +47,7 @@ def make_parser() -> Parser:
              'allreduce, or one 100 Gbit/s port for accelerators)')
     add_price_option(parser)
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: any)')
-    add('--target', metavar='TOP1', type=fraction, help='Top-1 target as a fraction (default: that of the source)')
+    add('--target', metavar='TOP1', type=fraction, help='Top-1 target as a fraction (default: as in the source)')
     add('--system', metavar='NAME', help='base system in a folder of several (default: the one with the fewest nodes)')
     add('--format', choices=['table', 'markdown', 'json'], default='table', help='output format (default: table)')
     add('--out', metavar='DIR', help='folder for prediction.json, prediction.md and the figure (SVG, PNG; light, dark)')
@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     for name, expected in (('out', 'a folder'), ('system', 'a name'), ('validate', 'a TREE or no value')):
         if getattr(options, name) == '':
-            raise option_error(f'--{name}: got an empty text, expected {expected}', parser)
+            raise option_error(f'--{name}: got an empty string, expected {expected}', parser)
     if options.validate is not None:
         return _validate(options, parser)
     if not options.sources or not options.layouts:

@@ -41,7 +41,7 @@ def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool =
     A stop request ends the program at once unless can_stop; run_dir None means run.dir of the configuration.
     """
     launched_rank(), launched_local()  # report invalid launcher variables before anything starts
-    # MXNet reads OMP_NUM_THREADS once, on import. Unset, it starts a spinning thread per core of the machine.
+    # MXNet reads OMP_NUM_THREADS once, on import. If unset, MXNet starts a spinning thread per core.
     set_omp_threads(unbound_threads(os.sched_getaffinity(0), os.cpu_count() or 1, launched_local()[1], find_limits()))
     if config.train.device == 'cpu':  # poll only every 5 ms, so that a waiting rank leaves its core to the others
         os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')

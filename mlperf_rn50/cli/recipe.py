@@ -6,8 +6,8 @@ examples:
   mlperf-rn50 recipe --global-batch-size 2500 --optimizer sgd --target 0.749 --format json
   mlperf-rn50 recipe --compare launch/configs/c4140_v100_2node.yaml
 
-The recipes are those of MLPerf Training v0.5 to v1.0 that trained ResNet-50 with MXNet on ImageNet. Between two
-published batch sizes the recipe is interpolated and marked as such; outside of their range there is none.
+The recipes come from submissions to MLPerf Training v0.5 to v1.0 that trained ResNet-50 with MXNet on ImageNet. Between
+two published batch sizes the recipe is interpolated and marked as such; outside their range there is no recipe.
 
 exit codes: 0 shown or written, 2 invalid arguments, or no recipe at this batch size
 """
@@ -36,7 +36,7 @@ def make_parser() -> Parser:
     add('--nodes', type=count(_MAX_BATCH), metavar='N', help='nodes in the written configuration')
     add('--ranks-per-node', type=count(_MAX_BATCH), metavar='N', help='ranks (GPUs) per node')
     add('--out', metavar='FILE', help='new file for the configuration of the recipe, to use with train')
-    add('--compare', metavar='CONFIG', help='configuration whose values are shown beside those of the recipes')
+    add('--compare', metavar='CONFIG', help='configuration to compare with the recipes')
     add('--format', choices=['table', 'json'], default='table', help='output format (default: table)')
     return parser
 
@@ -49,28 +49,28 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError('--compare, --out: got both, expected one of them')
     for name in ('out', 'compare'):
         if getattr(options, name) == '':
-            raise ConfigError(f'--{name}: got an empty text, expected a file')
+            raise ConfigError(f'--{name}: got an empty string, expected a file')
     if options.out and os.path.lexists(options.out):
-        raise ConfigError(f'--out: {options.out} exists already, expected a new file; move it or choose another name')
+        raise ConfigError(f'--out: {options.out} exists already, expected a new file; move it or use a new name')
     from mlperf_rn50.analysis.recipe import choose, tables
     if options.compare:
-        found = tables.find_recipes(*_compared(options))
+        recipes = tables.find_recipes(*_compared(options))
     elif options.global_batch_size is None:
         raise ConfigError('--global-batch-size N: missing; see mlperf-rn50 recipe --help')
     else:
         choose.check_shares(options.global_batch_size, (options.nodes or 1) * (options.ranks_per_node or 1))
-        found = tables.find_recipes(options.global_batch_size, options.optimizer, options.target)
-    if options.out and found.choice:
+        recipes = tables.find_recipes(options.global_batch_size, options.optimizer, options.target)
+    if options.out and recipes.choice:
         from mlperf_rn50.files import write_atomically
         layout = options.nodes, options.ranks_per_node
-        comments = tables.comments_of(found.choice, shlex.join(['mlperf-rn50', 'recipe', *argv]), *layout)
+        comments = tables.comments_of(recipes.choice, shlex.join(['mlperf-rn50', 'recipe', *argv]), *layout)
         try:
-            config = choose.make_config(found.choice, *layout)
+            config = choose.make_config(recipes.choice, *layout)
             write_atomically(Path(options.out), tables.render_config(config, comments))
         except OSError as e:
             raise ConfigError(f'--out: cannot write {options.out}: {e.strerror}') from e
-    print(json.dumps(tables.recipes_object(found), indent=2) if options.format == 'json' else
-          tables.render_recipes(found))
+    print(json.dumps(tables.recipes_object(recipes), indent=2) if options.format == 'json' else
+          tables.render_recipes(recipes))
     return EXIT_OK
 
 

@@ -1,4 +1,4 @@
-"""Colour on terminals, without it elsewhere; NO_COLOR (no-color.org) always disables and FORCE_COLOR enables it."""
+"""Colour, on terminals only by default; NO_COLOR (no-color.org) always disables it and FORCE_COLOR enables it."""
 import os
 import re
 from typing import TextIO

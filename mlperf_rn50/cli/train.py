@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _print_plan(config: cfg.Config, options: Namespace) -> int:
-    """Print all values, what follows from them, and deviations from published runs that converged."""
+    """Print all values, derived numbers, and deviations from published runs that converged."""
     from mlperf_rn50.analysis.recipe.differences import find_deviations
     from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
     ranks = options.ranks or config_world_size(config) or 1

@@ -6,8 +6,8 @@ examples:
   mlperf-rn50 watch logs/c4140 --html --price-per-node-hour 24.5
   mlperf-rn50 watch logs/c4140 --once --format json
 
-A folder stands for its newest run, which may start later. No file is locked, and only --html writes files, so a run on
-other machines can be followed through a shared folder. On a pipe the output is one line per event of a run.
+A folder selects its newest run, which may start later. No file is locked, and only --html writes files, so a run on
+other machines can be followed through a shared folder. Output to a pipe is one line per run event.
 
 exit codes: 0 all runs are over, or Ctrl-C, 2 invalid arguments
 """
@@ -51,7 +51,7 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     if options.format == 'json' and not options.once:
-        raise ConfigError('--format json: expected --once beside it')
+        raise ConfigError('--format json: got no --once, expected both; add --once')
     if not _LEAST_S <= options.every <= 86400:
         raise ConfigError(f'--every: got {options.every:g}, expected {_LEAST_S:g} to 86400 seconds')
     from mlperf_rn50.analysis.watch.follower import Follower
@@ -87,7 +87,7 @@ def _write_page(run: LiveRun, folder: Path, options: Namespace) -> None:
     from mlperf_rn50.files import temporary_of
     try:
         dump_page(run, folder, options.every, options.price_per_node_hour)
-    except FileNotFoundError:  # the folder was removed meanwhile
+    except FileNotFoundError:  # the folder was removed in the meantime
         pass
     except OSError as e:
         raise UserError(f'--html: cannot write to {folder}: {e.strerror}; omit --html') from e
@@ -116,7 +116,7 @@ def _print_once(runs: Sequence[LiveRun], price: float | None, output_format: str
 
 
 def _show_live(states: Iterator[list[LiveRun]], every_s: float, price: float | None) -> None:
-    """Update the screen of a terminal until all runs are over, and leave their last state on it."""
+    """Update the terminal screen until all runs are over, and leave their last state on it."""
     from rich.live import Live
 
     from mlperf_rn50.analysis.watch.terminal import render
@@ -133,7 +133,7 @@ def _show_live(states: Iterator[list[LiveRun]], every_s: float, price: float | N
 
 
 def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> None:
-    """Print a line for each run on every event, and on progress of its steps after _LINE_PERIOD_S."""
+    """Print a line for each run on every event, and every _LINE_PERIOD_S while steps progress."""
     from mlperf_rn50.analysis.watch.facts import line_of
     printed: dict[int, tuple[object, object, float]] = {}
     for runs in states:

@@ -41,7 +41,7 @@ class SavedWeights(NamedTuple):
         return resolve_tree(tree, where, argv, parser or config_parser())
 
     def portable_network(self, argv: Sequence[str] = ()) -> tuple[Config, HybridBlock]:
-        """Return the configuration and the network in a form that computes on any machine."""
+        """Return the configuration and the network in a form that runs on any machine."""
         import mxnet as mx
 
         from mlperf_rn50.model.weights import portable
@@ -53,8 +53,8 @@ class SavedWeights(NamedTuple):
 def load_saved(path: str, which: str) -> SavedWeights:
     """Load weights from a run folder, weights folder or .npz; which: best or last."""
     from mlperf_rn50.model.weights import find_weights, load_weights
-    found = find_weights(Path(path), which)
-    return SavedWeights(found, *load_weights(found))
+    npz = find_weights(Path(path), which)
+    return SavedWeights(npz, *load_weights(npz))
 
 
 def add_weights_options(parser: Parser) -> None:

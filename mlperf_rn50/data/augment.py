@@ -10,7 +10,7 @@ def random_resized_crops(uniforms: np.ndarray, heights: np.ndarray, widths: np.n
                          area: tuple[float, float], aspect: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
     """Return anchors (y, x) and shapes (height, width) of random crops, fractions of the image, float32, (batch, 2).
 
-    As in Inception training, an image uses its first draw that fits, or else the centre crop nearest in aspect ratio.
+    As in Inception training, an image uses its first draw that fits, otherwise the centre crop nearest in aspect ratio.
 
     Args:
         uniforms: in [0, 1), shape (batch, 4 * NUM_TRIES).

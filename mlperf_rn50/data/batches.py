@@ -37,7 +37,7 @@ class Request(NamedTuple):
     """Records and random numbers of one forward pass."""
 
     samples: np.ndarray  # numbers of the records, int64, (batch,)
-    is_new: np.ndarray  # whether this rank's node reads the record for the first time, bool, (batch,)
+    is_new: np.ndarray  # True if this rank's node reads the record for the first time, bool, (batch,)
     uniforms: np.ndarray | None = None  # random numbers of the augmentation, (batch, draws); None for an evaluation
     is_mirrored: np.ndarray | None = None  # bool, (batch,); None for an evaluation
 
@@ -70,9 +70,9 @@ def _read_ahead(records: RecordFile, data: DataConfig, requests: Iterator[Reques
     cache = RecordCache(records.read, data.record_cache_mib << 20)
 
     def read(request: Request) -> Inputs:
-        found = [cache.read(s) for s in request.samples]
-        is_read = np.array([is_read for _, is_read in found])
-        inputs = _fill([record for record, _ in found], request, data, str(records.path))
+        results = [cache.read(s) for s in request.samples]
+        is_read = np.array([is_read for _, is_read in results])
+        inputs = _fill([record for record, _ in results], request, data, str(records.path))
         return dataclasses.replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
                                    num_new_bytes=records.num_bytes(request.samples[request.is_new]))
     pending: deque[Future[Inputs]] = deque()
@@ -87,14 +87,14 @@ def _read_ahead(records: RecordFile, data: DataConfig, requests: Iterator[Reques
 
 
 def train_steps(shard: Shard, first_step: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (epoch, step in the epoch, pass) of training without end, from a global step on."""
+    """Yield (epoch, step in the epoch, pass) of training endlessly, from a global step on."""
     for step in count(first_step):
         for micro in range(shard.num_micro):
             yield *divmod(step, shard.steps_per_epoch), micro
 
 
 def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -> Iterator[Request]:
-    """Return the requests of training from a global step on; a thread draws each order during the epoch before."""
+    """Return the training requests from a global step on; a thread draws each order during the previous epoch."""
     is_known, pool = np.zeros(shard.num_samples, bool), ThreadPoolExecutor(1, 'ahead')
 
     def draw(epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -123,7 +123,7 @@ def eval_requests(shard: Shard) -> Iterator[Request]:
 
 
 def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None) -> Iterator[Batch]:
-    """Return training batches without end, from a global step on. The first one reads the first image."""
+    """Return endless training batches from a global step on. Reading starts with the first batch."""
     num_valid = (shard.num_valid(step, micro) for _, step, micro in train_steps(shard, first_step))
     if config.data.synthetic:
         return _make_synthetic(config, shard, device_id)(num_valid)
@@ -145,7 +145,7 @@ def eval_batches(config: Config, shard: Shard, device_id: int | None) -> Callabl
 
 
 def synthetic_batches(config: Config, shard: Shard, device_id: int | None) -> Iterator[Batch]:
-    """Return batches of synthetic images without end, as for training with data.synthetic."""
+    """Return endless batches of synthetic images, as for training with data.synthetic."""
     return _make_synthetic(config, shard, device_id)(repeat(shard.num_valid(0)))
 
 
@@ -185,5 +185,5 @@ def _make_synthetic(config: Config, shard: Shard, device_id: int | None) -> Call
 
 
 def device_context(device_id: int | None) -> mx.Context:
-    """Return the MXNet context of a GPU number; None is the CPU."""
+    """Return the MXNet context of a GPU number; None means the CPU."""
     return mx.cpu() if device_id is None else mx.gpu(device_id)

@@ -20,7 +20,7 @@ class DataConfig:
         num_classes: number of classes; must match the manifest in dir.
         synthetic: train on synthetic images instead of files.
         shuffle: scope of the shuffle: global (every node reads all records over time) or node (each keeps a subset).
-        node_rotation_epochs: epochs a node keeps its subset with shuffle=node; the first reads come from storage.
+        node_rotation_epochs: epochs a node keeps its subset (shuffle=node); it reads a new one from storage.
         image_size: side of the square network input, pixels.
         resize_shorter: shorter side before the centre crop of an evaluation, pixels.
         crop: training crop: random_resized (area and aspect ratio), padded (shift by up to crop_padding) or none.
@@ -30,21 +30,21 @@ class DataConfig:
         min_aspect: smallest aspect ratio of a crop, width / height.
         max_aspect: largest aspect ratio of a crop, width / height.
         interpolation: resize filter; only triangular and lanczos3 antialias when they shrink an image.
-        mirror: random (with mirror_probability) or alternating (in every second epoch, half of the images first).
+        mirror: random (with mirror_probability) or alternating (every other epoch, half of the images first).
         mirror_probability: probability of a horizontal flip in training.
         mean: mean of each channel, on a scale of 0 to 255.
         std: standard deviation of each channel, on a scale of 0 to 255.
         decoder: JPEG decoder: cpu, or mixed (nvJPEG; needs train.device=gpu).
         hw_decoder_load: fraction of the images for the GPU's hardware JPEG decoder (A100 and later); decoder=mixed.
         hybrid_huffman_threshold: size above which the GPU decodes the Huffman codes, pixels; decoder=mixed.
-        preallocate_width_hint: image width preallocated in the hardware decoder, pixels; 0: on demand; decoder=mixed.
-        preallocate_height_hint: image height preallocated likewise, pixels; 0: on demand; decoder=mixed.
+        preallocate_width_hint: image width preallocated in the hardware decoder (decoder=mixed), pixels; 0: on demand.
+        preallocate_height_hint: image height preallocated in it (decoder=mixed), pixels; 0: on demand.
         device_memory_padding_mib: GPU memory that nvJPEG preallocates per thread, MiB; decoder=mixed.
         host_memory_padding_mib: page-locked host memory that nvJPEG preallocates twice per thread, MiB; decoder=mixed.
-        decoded_bytes_hint: GPU memory preallocated per decoded image, bytes; 0: on demand; decoder=mixed.
+        decoded_bytes_hint: GPU memory preallocated per decoded image (decoder=mixed), bytes; 0: on demand.
         num_threads: number of DALI threads per rank.
         read_threads: number of threads per rank that read records from storage.
-        record_cache_mib: memory per rank for encoded images, for training and validation each, MiB; 0 caches none.
+        record_cache_mib: memory per rank for encoded images, separately for training and validation, MiB; 0: none.
         prefetch_depth: number of batches kept ready.
         pad_to_4_channels: add a channel of zeros, for tensor cores and for bfloat16 on a CPU.
     """

@@ -23,7 +23,7 @@ _DALI_HAS_ORIENTATION = 'adjust_orientation' in _backend.GetSchema('decoders__Im
 
 
 def encode_picture(path: Path) -> bytes:
-    """Return the bytes of an image file if DALI decodes them, else a PNG of the first frame."""
+    """Return an image file's bytes if DALI can decode them, otherwise its first frame as PNG."""
     try:
         encoded = read_bytes(path)
         with warnings.catch_warnings():

@@ -1,8 +1,8 @@
 """DALI pipelines from encoded images to batches on the device.
 
 Python selects the records and crops (shards.py, augment.py). DALI decodes, crops, resizes, mirrors and normalises in
-its own threads. MXNet shares an output that DALI leaves unchanged, else it gets a copy. No stream synchronisation is
-needed, because outputs of Pipeline.run() without a stream are complete: DALI 1.3x waits on the host for their CUDA
+its own threads. MXNet shares an output that DALI leaves unchanged and otherwise gets a copy. No stream synchronisation
+is needed, because outputs of Pipeline.run() without a stream are complete: DALI 1.3x waits on the host for their CUDA
 events (Executor::ShareOutputs), and DALI 2 documents them as host-synchronous. MXNet releases shared memory after its
 last operator on it has ended on the GPU (PushFCompute), so DALI never reuses memory in use.
 """
@@ -62,7 +62,7 @@ def _has_own_cpus(num_threads: int) -> bool:
 
 
 def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu: bool) -> Any:
-    """Add to the graph: encoded images to normalised images of the network input size."""
+    """Add the operators from encoded images to normalised images of the network input size."""
     data = config.data
     # The recipes with linear and cubic predate DALI's antialias and its default.
     interpolation = {'interp_type': _INTERPOLATION[data.interpolation],
@@ -96,7 +96,7 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
 
 def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool,
                    device_id: int | None) -> Pipeline:
-    """Build the DALI graph of training (crops of data.crop) or evaluation (resize and centre crop)."""
+    """Build the DALI graph for training (crops of data.crop) or evaluation (resize and centre crop)."""
     data, on_gpu = config.data, device_id is not None
     # DALI accepts only inputs that the graph uses.
     window = _WINDOW[data.crop] if is_training else ()
@@ -139,10 +139,10 @@ def synthetic_inputs(batch_size: int) -> Inputs:
 
 def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool, device_id: int | None,
                is_warm: bool) -> tuple[Pipeline, Iterator[int]]:
-    """Build a pipeline; return it with an item for each synthetic batch that it returns before those of source.
+    """Build a pipeline; return it with an item for each synthetic batch that it returns before batches of source.
 
-    With is_warm it runs once on synthetic images, in which nvJPEG and DALI make their first allocations. This run
-    consumes as many batches as are prefetched, so it reads nothing from source.
+    With is_warm the pipeline runs once on synthetic images, so that nvJPEG and DALI make their first allocations. It
+    consumes only the prefetched batches in this run, so it reads nothing from source.
     """
     if not is_warm:
         return build_pipeline(source, batch_size, config, is_training, device_id), iter(())
@@ -154,7 +154,7 @@ def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_tra
 
 
 def keeps_outputs(pipe: Any) -> bool:
-    """Return whether outputs stay unchanged while referenced: yes with the dynamic executor of DALI 2, else no."""
+    """Return whether outputs stay unchanged while referenced, as with the dynamic executor of DALI 2."""
     return bool(getattr(pipe, 'exec_dynamic', False)) and hasattr(TensorCPU, '__dlpack__')
 
 

@@ -67,7 +67,7 @@ def _payload(frames: bytes, where: str) -> bytes:
         offset += _FRAME.size
         if magic != MAGIC or offset + length > len(frames):
             raise DataError(f'{where}: not a RecordIO record, because the file is damaged or its .idx '
-                            'belongs to another .rec; prepare the data again')
+                            'belongs to a different .rec; prepare the data again')
         parts.append(frames[offset:offset + length])
         offset += (length + 3) & ~3
         if kind in (0, 3):  # a whole record, or its last part
@@ -111,12 +111,12 @@ def _map_index(path: Path, size: int) -> np.ndarray:
 
 
 def parse_index(path: Path, size: int) -> np.ndarray:
-    """Parse the text index (.idx) of a .rec of a size in bytes, into the form of index_path."""
+    """Parse the text index (.idx) of a .rec of `size` bytes; return an array as in index_path."""
     try:
         with open(path, 'rb', opener=regular_file) as f:
             numbers = np.fromfile(f, dtype=np.int64, sep=' ')
     except OSError as e:
-        raise DataError(f'{path}: {e.strerror}; make it with: mlperf-rn50 prepare') from e
+        raise DataError(f'{path}: {e.strerror}; create it with: mlperf-rn50 prepare') from e
     if not numbers.size or numbers.size % 2:
         raise DataError(f'{path}: got {numbers.size} numbers, expected two per image; prepare the data again')
     starts = numbers[1::2]
@@ -131,12 +131,12 @@ class RecordFile:
     """An open .rec file. read() uses pread, which releases the GIL, so threads can share an object."""
 
     def __init__(self, rec_path: Path):
-        """Open a .rec with its mapped index (index_path), or else parse its .idx."""
+        """Open a .rec with its mapped index (index_path), or parse its .idx if there is none."""
         self.path = rec_path
         try:
             self._file = open(rec_path, 'rb', buffering=0, opener=regular_file)
         except OSError as e:
-            raise DataError(f'{e.filename}: {e.strerror}; make it with: mlperf-rn50 prepare') from e
+            raise DataError(f'{e.filename}: {e.strerror}; create it with: mlperf-rn50 prepare') from e
         self._size = os.fstat(self._file.fileno()).st_size
         mapped = index_path(rec_path)
         self._starts, self._lengths = (_map_index(mapped, self._size) if mapped.exists()
@@ -205,7 +205,7 @@ def load_manifest(folder: Path) -> dict:
 
 
 def class_names(data: DataConfig) -> list[str]:
-    """Return the class names in the order of their labels, or the labels without a manifest."""
+    """Return the class names in the order of their labels, or the labels if there is no manifest."""
     folder = Path(data.dir)
     if data.synthetic or not (folder / MANIFEST_NAME).exists():
         return [str(i) for i in range(data.num_classes)]

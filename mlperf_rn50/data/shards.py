@@ -1,10 +1,10 @@
 """Assignment of samples to ranks, and the number of steps per epoch. Pure arithmetic: no files, no frameworks.
 
-An epoch is a permutation of all training samples, drawn from (seed, epoch) alone and cut into global batches. A global
+An epoch is a permutation of all training samples that depends only on (seed, epoch), cut into global batches. A global
 batch is cut into micro-batches of world_size * local_batch_size positions (one without gradient accumulation), and
-rank r takes every world_size-th position from r on. The last global batch is padded with samples from the start of
-the permutation; they are at its end, are counted, and have no weight in the loss. So all ranks take the same number
-of steps, each sample counts exactly once per epoch, and the samples of a step do not depend on the number of ranks.
+rank r takes every world_size-th position from r on. The last global batch is padded at its end with samples from the
+start of the permutation, which are counted and have no weight in the loss. All ranks therefore take the same number of
+steps, each sample counts exactly once per epoch, and the samples of a step do not depend on the number of ranks.
 
 With shuffle=node, positions and steps are the same. The samples are divided into parts as large as the unpadded
 positions of the nodes, and each node has a permutation of its part at its positions. The parts rotate over the nodes
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Keys of the random streams, so that those of one seed are independent.
+# Keys of the random streams, which make the streams of one seed independent.
 _ORDER_STREAM, _AUGMENT_STREAM, _PART_STREAM, _MIRROR_STREAM = 1, 2, 3, 4
 # Source: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014): the increment of
 # SplitMix64; its mix is variant 13 of Stafford, Better Bit Mixing (2011).
@@ -32,7 +32,7 @@ class Shard:
     local_batch_size: int  # samples per rank and forward pass
     num_micro: int = 1  # forward passes per step (gradient accumulation)
     nodes: tuple[int, ...] = ()  # node of every rank, counted from 0; empty for a single node
-    rotation_epochs: int | None = None  # epochs a node keeps its part of the samples; None for one order over all nodes
+    rotation_epochs: int | None = None  # epochs for which a node keeps its samples; None for one order over all nodes
 
     @property
     def micro_batch_size(self) -> int:
@@ -60,7 +60,7 @@ class Shard:
         return self.num_positions - self.num_samples
 
     def num_valid_global(self, step: int) -> int:
-        """Unpadded samples of a step of an epoch (step counts from 0 within the epoch), over all ranks."""
+        """Unpadded samples of a step (from 0 within an epoch), over all ranks."""
         return min(self.global_batch_size, self.num_samples - step * self.global_batch_size)
 
     def positions(self, step: int, micro: int = 0) -> np.ndarray:
@@ -73,11 +73,11 @@ class Shard:
         return int(np.count_nonzero(self.positions(step, micro) < self.num_samples))
 
     def samples(self, order: np.ndarray, step: int, micro: int = 0) -> np.ndarray:
-        """This rank's values from an array over the positions of an epoch, such as its order."""
+        """Select this rank's values from an array over the positions of an epoch, such as its order."""
         return order[self.positions(step, micro)]
 
     def node_positions(self, node: int) -> np.ndarray:
-        """Positions of the ranks of a node in an epoch, ascending, padded ones included. int64."""
+        """Positions of a node's ranks in an epoch, ascending, padded ones included. int64."""
         nodes = self.nodes or (0,) * self.world_size
         return np.flatnonzero(np.tile(np.equal(nodes, node), self.num_positions // self.world_size))
 
@@ -110,9 +110,9 @@ def epoch_order(shard: Shard, seed: int, epoch: int) -> np.ndarray:
 
 
 def first_reads(shard: Shard, order: np.ndarray, is_known: np.ndarray) -> np.ndarray:
-    """Return where in an epoch's order this rank's node first reads a sample: bool, shape (num_positions,).
+    """Return a mask of an epoch's positions at which this rank's node first reads a sample, shape (num_positions,).
 
-    is_known: samples that the node has read before, bool, shape (num_samples,); the epoch's are added in place.
+    is_known: samples that the node has read before, bool, shape (num_samples,); the epoch's samples are added.
     """
     positions = shard.node_positions(shard.nodes[shard.rank] if shard.nodes else 0)
     samples, places = np.unique(order[positions], return_index=True)
@@ -135,7 +135,7 @@ def _hash(state: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def _state(*keys: int) -> np.ndarray:
-    """Return the state of the generator of some keys, uint64, (1,)."""
+    """Return the generator state for some keys, uint64, (1,)."""
     state = np.array([keys[0]], np.uint64)
     for key in keys[1:]:
         state = _hash(state, np.array([key & _WORD], np.uint64))
@@ -143,7 +143,7 @@ def _state(*keys: int) -> np.ndarray:
 
 
 def alternating_mirrors(samples: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Return which samples are mirrored in an epoch (from 0): a half drawn from (seed, sample), then the other half.
+    """Return a mask of mirrored samples in an epoch (from 0): a half drawn from (seed, sample), then the other half.
 
     Source: Jordan, 94% on CIFAR-10 in 3.29 seconds on a single GPU (2024, https://arxiv.org/abs/2404.00498).
     """
@@ -152,10 +152,10 @@ def alternating_mirrors(samples: np.ndarray, seed: int, epoch: int) -> np.ndarra
 
 
 def augmentation_uniforms(shard: Shard, seed: int, epoch: int, step: int, micro: int, num_draws: int) -> np.ndarray:
-    """Return the augmentation's random numbers of a forward pass: float64 in [0, 1), (local_batch_size, num_draws).
+    """Return the random numbers for augmentation in a forward pass: float64 in [0, 1), (local_batch_size, num_draws).
 
     Each is a hash of (seed, epoch, position in the epoch, draw). An image is thus augmented equally for any number of
-    ranks and passes and any batch size, and a resumed run needs no random state.
+    ranks and passes and any batch size, and a resumed run does not need a random state.
     """
     images = _hash(_state(_AUGMENT_STREAM, seed, epoch), shard.positions(step, micro).astype(np.uint64))
     draws = _hash(images[:, None], np.arange(num_draws, dtype=np.uint64))

@@ -1,6 +1,6 @@
 """Verification of a prepared folder: manifest, indexes and every image record, and the format of its checksums.
 
-manifest.json contains its own SHA-256 and that of every file; <split>.crc.npy contains the CRC-32 of every record.
+manifest.json contains SHA-256 digests of itself and of every file; <split>.crc.npy contains the CRC-32 of each record.
 Older folders have no record checksums; their whole-file SHA-256 detects a difference but does not locate it.
 """
 import hashlib
@@ -23,16 +23,16 @@ from mlperf_rn50.text import some
 
 _BLOCK_BYTES = 1 << 24
 _NUM_NAMED = 10
-_AGAIN = 'copy the folder from an intact source, or prepare it again in an empty folder'
+_REPAIR = 'copy the folder from an intact source, or prepare it again in an empty folder'
 
 
 def checksums_path(rec_path: Path) -> Path:
-    """Return the path of the CRC-32 of each record, framing included: .npy, uint32, in the order of the index."""
+    """Return the path of the records' CRC-32 values, framing included: .npy, uint32, in index order."""
     return rec_path.with_suffix('.crc.npy')
 
 
 def checksum(file: int, start: int, length: int) -> int | None:
-    """Return the CRC-32 of a record of an open file; None if it is truncated or unreadable."""
+    """Return the CRC-32 of a record in an open file; None if it is truncated or unreadable."""
     try:
         stored = os.pread(file, length, start)
     except OSError:
@@ -60,7 +60,7 @@ def size_problem(rec_path: Path, entry: dict[str, Any]) -> str:
 def check_size(rec_path: Path, entry: dict[str, Any]) -> None:
     """Raise DataError if a .rec is missing or its size differs from its manifest entry."""
     if problem := size_problem(rec_path, entry):
-        raise DataError(f'{problem}; {_AGAIN}')
+        raise DataError(f'{problem}; {_REPAIR}')
 
 
 def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, seed: int) -> int:
@@ -68,14 +68,14 @@ def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, s
     path, checksums = checksums_path(records.path), None
     if 'crc_sha256' in entry:  # missing in older folders
         if problem := _file_problem(path, entry['crc_sha256']):
-            raise DataError(f'{problem}; {_AGAIN}')
+            raise DataError(f'{problem}; {_REPAIR}')
         checksums = np.load(path)
     last = len(records) - 1
     drawn = np.random.default_rng(seed).permutation(last)[:num_records - 1]
     for position in [*map(int, drawn), last]:
         records.read(position)
         if checksums is not None and checksum(*records.place(position)) != checksums[position]:
-            raise DataError(f'{records.path}, record {position}: does not match its checksum; {_AGAIN}')
+            raise DataError(f'{records.path}, record {position}: does not match its checksum; {_REPAIR}')
     return len(drawn) + 1
 
 
@@ -118,11 +118,11 @@ def _blocks(index: np.ndarray) -> list[np.ndarray]:
 def _verify_whole(rec_path: Path, entry: dict[str, Any]) -> tuple[bool, str]:
     """Return whether a .rec without usable record checksums is intact, and the line of output."""
     with tqdm(total=entry['rec_bytes'], desc=f'verify {rec_path.stem}', unit='B', unit_scale=True, disable=None) as bar:
-        is_right = _sha256(rec_path, bar.update) == entry['rec_sha256']
+        is_intact = _sha256(rec_path, bar.update) == entry['rec_sha256']
     reason = ('record checksums or indexes are damaged' if 'crc_sha256' in entry else
               'older folder without record checksums')
-    verdict = 'matches its SHA-256' if is_right else 'does not match its SHA-256; which records differ is unknown'
-    return is_right, f'{rec_path}: {verdict} ({reason})'
+    verdict = 'matches its SHA-256' if is_intact else 'does not match its SHA-256; the differing records are unknown'
+    return is_intact, f'{rec_path}: {verdict} ({reason})'
 
 
 def _verify_records(rec_path: Path, index: np.ndarray, num_workers: int) -> tuple[bool, str]:
@@ -166,26 +166,26 @@ def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
     path = folder / MANIFEST_NAME
     if not path.exists():
         raise DataError(f'--verify: {folder} has no {MANIFEST_NAME}; expected a folder written by prepare')
-    found: list[tuple[bool, str]] = []
+    results: list[tuple[bool, str]] = []
     try:
         manifest = load_manifest(folder)
         if manifest_digest(manifest) != manifest.get('sha256', manifest_digest(manifest)):
-            found.append((False, f'{path}: does not match its own SHA-256'))
+            results.append((False, f'{path}: does not match its own SHA-256'))
         for name, entry in manifest['splits'].items():
-            found += _verify_split(folder / f'{name}.rec', entry, num_workers)
+            results += _verify_split(folder / f'{name}.rec', entry, num_workers)
     except DataError as e:
-        found.append((False, str(e)))
+        results.append((False, str(e)))
     except OSError as e:
-        found.append((False, f'{e.filename or folder}: {e.strerror}'))
+        results.append((False, f'{e.filename or folder}: {e.strerror}'))
     except (LookupError, TypeError, ValueError, AttributeError) as e:  # from missing or malformed fields
-        found.append((False, f'{path}: not a manifest ({type(e).__name__}: {e})'))
-    return [line for is_right, line in found if is_right], [line for is_right, line in found if not is_right]
+        results.append((False, f'{path}: not a manifest ({type(e).__name__}: {e})'))
+    return [line for is_intact, line in results if is_intact], [line for is_intact, line in results if not is_intact]
 
 
 def print_verdict(folder: Path, num_workers: int) -> int:
     """Verify a folder and print the result; return the exit code."""
-    right, wrong = verify(folder, num_workers)
-    print(*right, *wrong, sep='\n')
-    if wrong:
-        print(f'{folder}: damaged; {_AGAIN}')
-    return EXIT_FAILED if wrong else EXIT_OK
+    intact, damaged = verify(folder, num_workers)
+    print(*intact, *damaged, sep='\n')
+    if damaged:
+        print(f'{folder}: damaged; {_REPAIR}')
+    return EXIT_FAILED if damaged else EXIT_OK

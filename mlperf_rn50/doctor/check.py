@@ -18,7 +18,7 @@ class Check:
 
 
 def hosts_of(rows: Sequence[Facts]) -> str:
-    """Return the hosts of some ranks, for a message."""
+    """Return the hosts of ranks as text for a message."""
     return ', '.join(dict.fromkeys(r['host'] for r in rows))
 
 

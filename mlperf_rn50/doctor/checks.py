@@ -31,7 +31,7 @@ def code_digest() -> str:
 
 
 def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
-    """Gather the facts that need no other rank."""
+    """Gather the facts that do not depend on other ranks."""
     run_dir = run_dir.absolute()
     existing = next(f for f in (run_dir, *run_dir.parents) if f.exists())
     return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
@@ -64,36 +64,36 @@ def _packages(rows: Sequence[Facts]) -> Check:
 
 
 def _processor(rows: Sequence[Facts], precision: str) -> Check:
-    """Check that the processor supports the precision; warn if processors differ, as the slowest one sets the pace."""
-    found = [Processor(**r['processor']) for r in rows]
-    for row, processor in zip(rows, found):
+    """Check that the processor supports the precision; warn if processors differ, because the slowest sets the pace."""
+    cpus = [Processor(**r['processor']) for r in rows]
+    for row, processor in zip(rows, cpus):
         try:
             check_precision('train.precision', precision, processor)
         except ConfigError as e:
             return Check('processor', 'failed', f'{processor.name}, {processor.uses} on {row["host"]}', str(e))
     same = _same('processor', rows, lambda r: f'{r["processor"]["name"]}, {r["processor"]["uses"]}',
-                 f'{found[0].name}, {found[0].uses} on all ranks', 'a step takes as long as on the slowest processor')
+                 f'{cpus[0].name}, {cpus[0].uses} on all ranks', 'a step takes as long as on the slowest processor')
     return replace(same, status='warning') if same.status == 'failed' else same
 
 
 def _horovod(rows: Sequence[Facts], device: str) -> Check:
-    found = rows[0]['horovod']
+    horovod = rows[0]['horovod']
     variant = 'ngc' if rows[0]['mxnet']['kind'] == 'container' else 'cu117'
-    lacks_nccl = device == 'gpu' and 'NCCL' not in found['operations']
+    lacks_nccl = device == 'gpu' and 'NCCL' not in horovod['operations']
     return Check('Horovod', 'failed' if lacks_nccl else 'ok',
-                 f'controllers {"+".join(found["controllers"]) or "none"}, operations {"+".join(found["operations"])}, '
-                 f'this run: {found["in_use"]}',
+                 f'controllers {"+".join(horovod["controllers"]) or "none"}, operations '
+                 f'{"+".join(horovod["operations"])}, this run: {horovod["in_use"]}',
                  f'install a Horovod built with NCCL: MLPERF_RN50_VARIANT={variant} launch/setup.sh')
 
 
 def _layout(rows: Sequence[Facts], num_nodes: int | None, ranks_per_node: int | None) -> Check:
     nodes = [r for r in rows if r['local_rank'] == 0]
     counts = ', '.join(f'{r["host"]}: {r["local_size"]}' for r in nodes[:8]) + (', …' if len(nodes) > 8 else '')
-    found = f'{len(rows)} ranks on {len(nodes)} nodes ({counts})'
+    layout = f'{len(rows)} ranks on {len(nodes)} nodes ({counts})'
     fixes = [f'run.num_nodes is {num_nodes}; start ranks on {num_nodes} hosts'] * (num_nodes not in (None, len(nodes)))
     fixes += [f'run.ranks_per_node is {ranks_per_node}; {r["host"]} has {r["local_size"]}' for r in nodes
               if ranks_per_node not in (None, r['local_size'])]
-    return Check('ranks and nodes', 'failed' if fixes else 'ok', found, fixes[0] if fixes else '')
+    return Check('ranks and nodes', 'failed' if fixes else 'ok', layout, fixes[0] if fixes else '')
 
 
 def _data(rows: Sequence[Facts]) -> list[Check]:
@@ -116,11 +116,11 @@ def _disk(rows: Sequence[Facts], needed_bytes: int) -> Check:
     row = min(rows, key=lambda r: r['disk_free_bytes'])
     return Check('disk', 'ok' if row['disk_free_bytes'] >= needed_bytes else 'failed',
                  f'{row["disk_free_bytes"] / 1e9:.1f} GB free for the run folder on {row["host"]}, '
-                 f'{needed_bytes / 1e9:.1f} GB needed', 'free space, or choose another run.dir or checkpoint.keep')
+                 f'{needed_bytes / 1e9:.1f} GB needed', 'free space, or change run.dir or checkpoint.keep')
 
 
 def _run_folder(rows: Sequence[Facts]) -> Check:
-    """Check that all hosts see the files of rank 0, which alone writes and reads checkpoints."""
+    """Check that all hosts see the files of rank 0, because only rank 0 writes and reads checkpoints."""
     name, problem = 'run folder', rows[0]['run_folder_problem']
     if problem is None:
         return Check(name, 'not needed', 'one host')
@@ -132,7 +132,7 @@ def _run_folder(rows: Sequence[Facts]) -> Check:
         return Check(name, 'warning', f'files of {rows[0]["host"]} are not visible on {hosts_of(blind)} '
                      f'({blind[0]["run_folder_problem"]})', 'put run.dir on a shared file system; otherwise telemetry '
                      'stays on each host, and --resume finds no run on these hosts')
-    return Check(name, 'ok', f'the same on all {len(by_node(rows))} hosts')
+    return Check(name, 'ok', f'visible on all {len(by_node(rows))} hosts')
 
 
 def _energy(rows: Sequence[Facts]) -> Check:

@@ -86,7 +86,7 @@ def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
 def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
     """Return why a file of rank 0 in the run folder is invisible here, '' if it is visible; None on a single host.
 
-    The file is removed again. Call this before anything looks for the folder, because NFS caches missing files.
+    The file is removed afterwards. Call this before anything looks for the folder, because NFS caches missing files.
     """
     if len(set(comm.gather_object(platform.node()))) == 1:
         return None

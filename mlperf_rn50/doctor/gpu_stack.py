@@ -68,7 +68,7 @@ def _version_of(library: ctypes.CDLL, name: str) -> str:
 
 
 def cuda_libraries(major: int) -> dict[str, str | None]:
-    """Return the versions of the libraries of a CUDA version; '' if unknown, None if the loader finds none."""
+    """Return the versions of the libraries for a CUDA version; '' if unknown, None if the loader finds none."""
     result: dict[str, str | None] = {}
     for name in _LIBRARIES[major]:
         try:
@@ -99,7 +99,7 @@ def capability_problem(kind: str, capability: str) -> tuple[str, str] | None:
 
 
 def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_driver: str) -> tuple[str, str] | None:
-    """Return problem and fix if a driver cannot run an MXNet; cuda_driver is such as 12020, or '' if unknown."""
+    """Return problem and fix if a driver cannot run an MXNet; cuda_driver: such as 12020, '' if unknown."""
     (series, release), cuda = _numbers(version), cuda_major(mxnet)
     is_container = mxnet['kind'] == 'container'
     oldest = _CONTAINER_DRIVER if is_container else _OLDEST_DRIVERS[cuda]
@@ -110,7 +110,7 @@ def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_drive
     if not any(series == a and release >= b for a, b in _DATA_CENTRE_DRIVERS) or not _DATA_CENTRE.match(name):
         others = ', '.join(f'{a}.{b}' for a, b in _DATA_CENTRE_DRIVERS)
         return (f'{_CONTAINER} (CUDA 12.4) needs {_CONTAINER_DRIVER} or newer; on data centre cards also {others} or '
-                'later of these series', 'install a newer driver, or use the wheels: MLPERF_RN50_VARIANT=cu117')
+                'later in these series', 'install a newer driver, or use the wheels: MLPERF_RN50_VARIANT=cu117')
     if cuda_driver.isdecimal() and int(cuda_driver) < 12000:
         return (f'it is for CUDA {int(cuda_driver) // 1000}, and the compatibility package is not in use'
                 + (f' ({mxnet["compatibility"]})' if mxnet['compatibility'] else ''),
@@ -136,11 +136,11 @@ def _gpu_problems(row: Facts) -> Iterator[tuple[str, str]]:
                f'no GPU is visible on {host} (CUDA_VISIBLE_DEVICES={row["visible"]})',
                'install the NVIDIA driver, give the container access to the GPUs, or correct CUDA_VISIBLE_DEVICES')
     for gpu in used_gpus(row):
-        if found := capability_problem(mxnet['kind'], gpu['compute_cap']):
-            yield f'{gpu["name"]} on {host} has compute capability {gpu["compute_cap"]}; {found[0]}', found[1]
-        if found := driver_problem(mxnet, gpu['name'], gpu['driver_version'],
-                                   row['cuda_libraries'].get('libcuda.so.1') or ''):
-            yield f'driver {gpu["driver_version"]} on {host}; {found[0]}', found[1]
+        if problem := capability_problem(mxnet['kind'], gpu['compute_cap']):
+            yield f'{gpu["name"]} on {host} has compute capability {gpu["compute_cap"]}; {problem[0]}', problem[1]
+        if problem := driver_problem(mxnet, gpu['name'], gpu['driver_version'],
+                                     row['cuda_libraries'].get('libcuda.so.1') or ''):
+            yield f'driver {gpu["driver_version"]} on {host}; {problem[0]}', problem[1]
     if row['device_problem']:
         yield row['device_problem'], ''
 
@@ -149,13 +149,13 @@ def check_gpus(rows: Sequence[Facts], device: str) -> Check:
     """Check that every rank has a GPU that works with its MXNet and driver."""
     if device != 'gpu':
         return Check('GPU', 'not needed', 'train.device=cpu')
-    for problem, fix in (found for row in rows for found in _gpu_problems(row)):
+    for problem, fix in (pair for row in rows for pair in _gpu_problems(row)):
         return Check('GPU', 'failed', problem, fix)
     used = {(r['host'], r['device'], g['uuid']): g['name'] for r in rows for g in used_gpus(r)}
     shown = ', '.join(f'{n} x {name}' for name, n in Counter(used.values()).items())
     mxnet, driver = rows[0]['mxnet'], used_gpus(rows[0])[0]['driver_version']
-    homes = {'container': f'{_CONTAINER} {mxnet["release"]}'.strip(), 'wheels': mxnet['release']}
-    return Check('GPU', 'ok', f'{shown}; driver {driver}; MXNet of {homes.get(mxnet["kind"], "a custom build")}')
+    origins = {'container': f'{_CONTAINER} {mxnet["release"]}'.strip(), 'wheels': mxnet['release']}
+    return Check('GPU', 'ok', f'{shown}; driver {driver}; MXNet from {origins.get(mxnet["kind"], "a custom build")}')
 
 
 def check_libraries(rows: Sequence[Facts], device: str) -> Check:
@@ -171,8 +171,8 @@ def check_libraries(rows: Sequence[Facts], device: str) -> Check:
         if missing:
             return Check(name, 'failed', f'not found on {row["host"]} for CUDA {major}: {", ".join(missing)}',
                          'run launch/setup.sh --check on that host; libcuda.so.1 comes with the driver')
-    found = rows[0]['cuda_libraries']
-    return Check(name, 'ok', ', '.join(f'{n} {v}'.strip() for n, v in found.items()))
+    versions = rows[0]['cuda_libraries']
+    return Check(name, 'ok', ', '.join(f'{n} {v}'.strip() for n, v in versions.items()))
 
 
 def one_line(error: str) -> str:
@@ -200,13 +200,13 @@ def check_trial(rows: Sequence[Facts]) -> Check:
 
 
 def environment_facts(env: Mapping[str, str]) -> dict[str, list[str | None]]:
-    """Return for each setting its value in this process, None if not set, and its source: launcher or user."""
+    """Return the value of each setting in this process, None if not set, and its source: launcher or user."""
     from_launcher = env.get(SET_VARIABLE, '').split(',')
     return {name: [env.get(name), 'launcher' if name in from_launcher else 'user'] for name in SETTINGS}
 
 
 def check_environment(rows: Sequence[Facts]) -> Check:
-    """Check that ranks on GPUs have a complete environment, the same on all hosts."""
+    """Check that ranks on GPUs have a complete environment and that all hosts have the same one."""
     name = 'GPU environment'
     for row in rows:
         missing = {s: value for s, value in SETTINGS.items() if row['gpu_environment'][s][0] is None}

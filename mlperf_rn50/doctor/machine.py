@@ -72,12 +72,12 @@ def _available_bytes(row: Facts) -> int:
 def _memory(rows: Sequence[Facts]) -> Check:
     row = min(rows, key=lambda r: _available_bytes(r) / r['local_size'])
     share, limit = _available_bytes(row) // row['local_size'], row['cgroup']['memory_limit_bytes']
-    found, fix = f'{share / 1e9:.1f} GB available per rank on {row["host"]}', 'start fewer ranks'
+    text, fix = f'{share / 1e9:.1f} GB available per rank on {row["host"]}', 'start fewer ranks'
     if limit is not None and _available_bytes(row) < row['memory_available_bytes']:
-        found += (f'; their control group allows {limit / 1e9:.1f} GB, '
-                  f'{row["cgroup"]["memory_used_bytes"] / 1e9:.1f} GB of it in use')
+        text += (f'; their control group allows {limit / 1e9:.1f} GB, '
+                 f'{row["cgroup"]["memory_used_bytes"] / 1e9:.1f} GB of it in use')
         fix += ', or raise the limit (--mem of Slurm, --memory of a container), beyond which the kernel kills ranks'
-    return Check('memory', 'ok' if share >= _MIN_MEMORY_BYTES else 'warning', found,
+    return Check('memory', 'ok' if share >= _MIN_MEMORY_BYTES else 'warning', text,
                  f'expected at least {_MIN_MEMORY_BYTES / 1e9:.1f} GB per rank; {fix}')
 
 
@@ -91,9 +91,9 @@ def _shared_memory(rows: Sequence[Facts], device: str) -> Check:
         return max(len(node) * _SEGMENT_BYTES, _NCCL_SHARED_BYTES if on_gpu else 0)
     node = min(shared, key=lambda n: (n[0]['shared_memory_free_bytes'] or 0) - needed(n))
     free, host = node[0]['shared_memory_free_bytes'], node[0]['host']
-    found = (f'no {SHARED_MEMORY} on {host}' if free is None else
-             f'{free / 1e6:,.0f} MB free in {SHARED_MEMORY} on {host}') + f', {needed(node) / 1e6:,.0f} MB needed'
-    return Check(name, 'ok' if (free or 0) >= needed(node) else 'warning', found,
+    text = (f'no {SHARED_MEMORY} on {host}' if free is None else
+            f'{free / 1e6:,.0f} MB free in {SHARED_MEMORY} on {host}') + f', {needed(node) / 1e6:,.0f} MB needed'
+    return Check(name, 'ok' if (free or 0) >= needed(node) else 'warning', text,
                  'otherwise the ranks of a node use slower TCP; remove vader_segment.* of killed runs, or allow more '
                  '(a container: --shm-size=1g or --ipc=host)')
 
@@ -108,7 +108,7 @@ def _tmp_dir(rows: Sequence[Facts]) -> Check:
 
 
 def _open_files(rows: Sequence[Facts]) -> Check:
-    # Gloo connects each rank with all others, with those on the same node, and with one on each node.
+    # Gloo connects each rank to all others, to those on the same node, and to one on each node.
     needed = _NUM_OPEN_FILES + 2 * len(rows) + 2
     limited = [r for r in rows if r['ulimits']['open_files'] is not None]
     if not limited:
@@ -132,7 +132,7 @@ def check_limits(rows: Sequence[Facts], device: str) -> list[Check]:
     """Run the checks on the machine limits of all ranks, rank 0 first; device is train.device."""
     locked_memory = Check('locked memory', 'not needed', 'train.device=cpu') if device != 'gpu' else _unlimited(
         'locked memory', rows, 'locked_bytes', 'transfers between GPU and network lock memory; run ulimit -l unlimited '
-        'before the launcher, set memlock in /etc/security/limits.conf, or --ulimit memlock=-1 of a container')
+        'before the launcher, set memlock in /etc/security/limits.conf, or start a container with --ulimit memlock=-1')
     address_space = _unlimited('address space', rows, 'address_space_bytes', 'a rank maps several times the memory '
                                'that it uses; run ulimit -v unlimited before the launcher')
     return [_cpus(rows), _threads(rows), _memory(rows), _shared_memory(rows, device), _tmp_dir(rows), _open_files(rows),

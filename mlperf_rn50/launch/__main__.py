@@ -35,7 +35,7 @@ _LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # made by launch/e
 
 @dataclass(frozen=True)
 class Launcher:
-    """A running launch script; here is the checkout."""
+    """A running launch script; here: path of the checkout."""
 
     here: Path
     script: Path
@@ -50,7 +50,7 @@ class Launcher:
             options = [*(['--run.dir', run_dir] if run_dir else []), *o.train]
             run_dir, nodes, ranks, start_limit_s, device = values_of(self.here, o.config, options, ['run.dir', *_KEYS])
         elif not o.resume:
-            raise ConfigError('--config: got nothing, expected a file of launch/configs')
+            raise ConfigError('--config: got nothing, expected a file from launch/configs')
         elif not run_dir:
             raise ConfigError('--resume: got no --run-dir, expected the folder of the run to resume')
         elif run := newest_run(Path(run_dir)):
@@ -99,7 +99,7 @@ class Launcher:
 
     @contextmanager
     def _guards(self, layout: RunPlace, job: str) -> Iterator[Sequence[subprocess.Popen]]:
-        """Start a guard per host: it ends the ranks if the launcher dies, and notifies the launcher of a lost host."""
+        """Start a guard per host, which ends the ranks if the launcher dies and reports a lost host to the launcher."""
         guard = str(self.here / 'launch/guard.sh')
         hosts = layout.hosts if self.options.hosts or not self.engine.forwards_stop else ()
         guards = [subprocess.Popen([guard, '--host', host, '--launcher', str(os.getpid()), job], preexec_fn=as_child,
@@ -117,7 +117,7 @@ class Launcher:
             self.signals.discard(HOST_LOST)  # of the finished job
 
     def run(self) -> int:
-        """Carry out the options and return the exit code."""
+        """Run the launcher and return its exit code."""
         if self.options.only_prints:
             self._print()
         program_of_ranks(self.here, self.script.stem, self.options)  # report a missing image or folder first
@@ -153,7 +153,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         is_taken = lock.take()
     if not is_taken:
-        raise ConfigError(f'--run-dir: {folder} is in use by {lock.holder()}; wait for it or choose another folder')
+        raise ConfigError(f'--run-dir: {folder} is in use by {lock.holder()}; wait for it or use a new folder')
     try:
         yield
     finally:
@@ -175,7 +175,7 @@ def check_room(engine: Engine) -> None:
 
 
 def remove_leftovers(folders: Iterable[Path]) -> None:
-    """Remove the empty job folders of killed launchers, except those of jobs with a running process."""
+    """Remove the empty job folders of killed launchers, except if a process of the job still runs."""
     for path in [path for folder in folders for path in folder.glob('mlperf_rn50-*')]:
         match = _LEFTOVER.fullmatch(path.name)
         with suppress(OSError):  # not empty, or already removed

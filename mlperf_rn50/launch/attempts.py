@@ -1,4 +1,4 @@
-"""Results of attempts (starts of the ranks), from what each wrote to the run folder, and the decision on the next."""
+"""Results of attempts (starts of the ranks) from the files in the run folder, and the decision on the next attempt."""
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -34,16 +34,16 @@ class Attempt:
 
     run: int | None  # None if no run began
     exit_code: int
-    end: str | None  # converged, aborted, failed or interrupted, None if the run's log has no end
+    end: str | None  # converged, aborted, failed or interrupted; None if the metrics have no end
     gained: bool  # a newer checkpoint
     can_resume: bool
 
 
 @dataclass(frozen=True)
 class NextStep:
-    """Decision after an attempt: end with an exit code, or try again after a pause."""
+    """Decision after an attempt: end with an exit code, or restart after a pause."""
 
-    what: Literal['end', 'again']
+    action: Literal['end', 'restart']
     exit_code: int = 0
     pause_s: float = 0.0
     reason: str = ''
@@ -51,7 +51,7 @@ class NextStep:
 
 @dataclass(frozen=True)
 class Line:
-    """Relevant fields of a line of metrics.jsonl."""
+    """Relevant fields of a line in metrics.jsonl."""
 
     event: str = ''
     step: int | None = None
@@ -60,7 +60,7 @@ class Line:
 
 @dataclass(frozen=True)
 class _Record:
-    """Relevant fields of a line of attempts.jsonl."""
+    """Relevant fields of a line in attempts.jsonl."""
 
     job: str
     end: str | None = None
@@ -116,7 +116,7 @@ def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, num_stu
         return NextStep('end', EXIT_FAILED)
     if num_stuck >= MAX_STUCK:
         return NextStep('end', EXIT_FAILED, reason=stuck_text(num_stuck))
-    return NextStep('again', pause_s=pause_s(num_stuck))
+    return NextStep('restart', pause_s=pause_s(num_stuck))
 
 
 def stuck_text(num_stuck: int) -> str:
@@ -125,7 +125,7 @@ def stuck_text(num_stuck: int) -> str:
 
 
 def pause_s(num_stuck: int) -> float:
-    """Return the pause before the next attempt: 0 after a gain, else 5 s, doubled with each attempt."""
+    """Return the pause before the next attempt: 0 after a gain, otherwise 5 s, doubled with each attempt."""
     return min(_MAX_PAUSE_S, 5.0 * 2 ** (num_stuck - 1)) if num_stuck else 0.0
 
 
@@ -141,7 +141,7 @@ def place_of(run: RunFolder) -> str:
 
 
 def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
-    """Append an attempt to attempts.jsonl for later launchers; without a run folder, nothing is written."""
+    """Append an attempt to attempts.jsonl for later launchers; write nothing if there is no run folder."""
     append_line(folder / _ATTEMPTS, {'job': job, **asdict(attempt)})
 
 

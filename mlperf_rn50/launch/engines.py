@@ -61,7 +61,7 @@ def _mount(folder: str) -> str:
     if not os.path.isdir(path):
         raise ConfigError(f'--mount: got {folder}, expected a folder')
     if set(path) & {',', ':'}:
-        raise ConfigError(f'--mount: got {folder}, expected a path without commas and colons, where Pyxis splits it')
+        raise ConfigError(f'--mount: got {folder}, expected a path without commas and colons, at which Pyxis splits')
     return path
 
 

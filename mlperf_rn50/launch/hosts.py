@@ -18,7 +18,7 @@ _MAX_CONNECTIONS = 64
 
 @dataclass(frozen=True)
 class Host:
-    """A host by the name that the user gave, and its number of ranks; None if not given."""
+    """Host name as given by the user, and number of ranks; None if not given."""
 
     name: str
     slots: int | None = None
@@ -51,7 +51,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 def parse_hostfile(text: str, where: str) -> list[Host]:
     """Parse one host per line, optionally with slots=N; the slots of repeated hosts add up, as with PBS."""
-    found: dict[str, list[int | None]] = {}
+    slots_of: dict[str, list[int | None]] = {}
     for line in text.splitlines():
         words = line.partition('#')[0].split()
         if not words:
@@ -59,11 +59,11 @@ def parse_hostfile(text: str, where: str) -> list[Host]:
         slots = [word.partition('=')[2] for word in words[1:] if word.startswith('slots=')]
         if slots and not re.fullmatch(r'[1-9]\d{0,5}', slots[-1]):
             raise ConfigError(f'--hostfile: {where}: got {line.strip()!r}, expected slots=N with N from 1')
-        found.setdefault(parse_host(words[0]), []).append(int(slots[-1]) if slots else None)
-    if not found:
+        slots_of.setdefault(parse_host(words[0]), []).append(int(slots[-1]) if slots else None)
+    if not slots_of:
         raise ConfigError(f'--hostfile: {where}: got no host, expected one per line')
     return [Host(name, counts[0] if len(counts) == 1 else sum(c or 1 for c in counts))
-            for name, counts in found.items()]
+            for name, counts in slots_of.items()]
 
 
 def load_hostfile(path: str) -> list[Host]:
@@ -75,7 +75,7 @@ def load_hostfile(path: str) -> list[Host]:
 
 
 def common_slots(hosts: Sequence[Host]) -> int | None:
-    """Return the slots that all hosts have; None if no host has any, ConfigError if they differ."""
+    """Return the slots common to all hosts; None if no host has any, ConfigError if they differ."""
     counts = {h.slots for h in hosts if h.slots is not None}
     if len(counts) > 1:
         first, other = (next(h for h in hosts if h.slots == n) for n in sorted(counts)[:2])

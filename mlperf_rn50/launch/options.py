@@ -15,7 +15,7 @@ from mlperf_rn50.launch.process import as_child
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.parser import Parser
 
-_PRINTING = ('--dry-run', '--print')  # options of train that start no ranks
+_PRINTING = ('--dry-run', '--print')  # options of train that do not start ranks
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Options:
 
     @property
     def only_prints(self) -> bool:
-        """Whether the options only print values and start no run."""
+        """True if the options only print values, without starting a run."""
         return any(word.partition('=')[0] in _PRINTING for word in self.train)
 
 
 class AlreadyReported(ConfigError):
-    """An error whose message another program has printed."""
+    """An error whose message mlperf-rn50 has already printed."""
 
 
 def say(script: Path, text: str) -> None:
@@ -100,7 +100,7 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
     add('--ranks-per-device', metavar='K', type=count, default=1,
         help='K ranks share a GPU through NVIDIA MPS, or a core set without GPUs (default 1)')
     add('--seeds', metavar='N', type=count, default=1,
-        help='N consecutive runs, each with a fresh seed; with --resume, those in the run folder count')
+        help='N consecutive runs, each with a fresh seed; with --resume, finished runs in the run folder count')
     add('--clear-caches', action='store_true', help='flush the page cache of every node before each run (needs root)')
     add('--restarts', metavar='N', type=count, default=0,
         help='resume from the last checkpoint after a failure, at most N times, while restarts gain steps')

@@ -47,14 +47,14 @@ class Supervisor:
     world: World
     options: Options
     layout: RunPlace
-    has_ssh: bool  # for probes of the hosts
+    has_ssh: bool  # to probe the hosts
     batch_job: str  # the same for all starts of a requeued job
     token: str
     _stuck: dict[str, RunPlace] = field(default_factory=dict)  # layouts by job, since the last gain
     _num_jobs: int = 0
 
     def run_all(self) -> int:
-        """Make all runs, one after another; return the worst exit code."""
+        """Make all runs in turn; return the worst exit code."""
         worst = 0
         for is_resumed in plan_runs(self.layout.run_dir, self.options):
             code = self.run_to_end(is_resumed)
@@ -87,7 +87,7 @@ class Supervisor:
                 self.describe_failure(job, attempt)
             if verdict.reason:
                 world.say(verdict.reason)
-            if verdict.what == 'end':
+            if verdict.action == 'end':
                 return verdict.exit_code
             restarts_left -= 1
             if verdict.pause_s:
@@ -133,7 +133,7 @@ class Supervisor:
         return self._start(f'{job}d', ['doctor', '--quiet', *train_options], lambda: False)
 
     def _is_finding(self, job: str, code: int) -> bool:
-        """Return whether the doctor itself found a fault; a killed rank or a lost host is a failed attempt."""
+        """Return whether the doctor found a fault; a killed rank or a lost host is a failed attempt instead."""
         if code != EXIT_FAILED:
             return code == EXIT_USAGE
         has_failed_rank = any(f.job == f'{job}d' for f in read_failures(self.layout.run_dir))
@@ -160,11 +160,11 @@ class Supervisor:
             self.world.say(f'the ranks ended with exit code {attempt.exit_code}; {where}')
 
     def regroup(self) -> bool:
-        """Wait for silent hosts or exclude them before another attempt; return whether it is possible."""
+        """Wait for silent hosts or exclude them before the next attempt; return whether one is possible."""
         if not self.has_ssh:
             return True
         if self.options.elastic:
-            # Failures of attempts without gain, with the hosts named as by the user.
+            # Failures of attempts without gain, with the host names that the user gave.
             failures = [replace(f, host=name_of(f, layout.hosts, layout.ranks_per_node))
                         for f in read_failures(self.layout.run_dir) if (layout := self._stuck.get(f.job))]
             bad = bad_hosts(failures, self.layout.hosts)
@@ -190,7 +190,7 @@ class Supervisor:
 
 
 def plan_runs(folder: Path, options: Options) -> list[bool]:
-    """Return for each run to make whether it resumes the newest one; with --resume, finished runs count as seeds."""
+    """Return True for each run to make that resumes the newest one; with --resume, finished runs count as seeds."""
     if not options.resume:
         return [False] * options.seeds
     if options.seeds == 1:
@@ -202,7 +202,7 @@ def plan_runs(folder: Path, options: Options) -> list[bool]:
 
 
 def name_of(failure: Failure, hosts: Sequence[str], ranks_per_node: int) -> str:
-    """Return the host of a failure by the name that the user gave, which may differ from its own host name."""
+    """Return the host of a failure under the name that the user gave, which may differ from the actual host name."""
     if failure.rank is None or failure.rank >= len(hosts) * ranks_per_node:
         return failure.host
     return hosts[failure.rank // ranks_per_node]

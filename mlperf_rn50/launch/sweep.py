@@ -52,19 +52,19 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
         if name in _SWEEP_OPTIONS:
             raise ConfigError(f'{name}: the sweep sets this option; remove it')
         if name in _LAYOUT_OPTIONS:
-            raise ConfigError(f'{name}: layouts have different values; set that of the first one in the configuration')
+            raise ConfigError(f'{name}: layouts have different values; set the first one in the configuration')
     if not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', o.study):
         raise ConfigError(f'--study: got {o.study!r}, expected a name for the folder in logs/')
     if not o.layouts.strip():
         raise ConfigError("--layouts: got nothing, expected a list such as '1x4 2x4'")
     if not o.config:
-        raise ConfigError('--config: got nothing, expected a file of launch/configs')
+        raise ConfigError('--config: got nothing, expected a file from launch/configs')
     if o.engine not in ('mpirun', 'horovodrun'):
         raise ConfigError(f'--engine: got {o.engine}, expected mpirun or horovodrun')
 
 
 def plan_sweep(o: Namespace, values: Sequence[str]) -> list[SweepLayout]:
-    """Return batch and learning rate of each layout, from the values of _LAYOUT_OPTIONS in the configuration."""
+    """Return batch and learning rate of each layout, given the configured values of _LAYOUT_OPTIONS."""
     local_batch, global_batch, base_lr, warmup_epochs = values
     try:
         table = parse_lr_table(Path(o.lr_table).read_text()) if o.lr_table else None

@@ -57,14 +57,14 @@ def _seconds(value: Any, ticks_per_s: float = 1.0) -> float:
 
 
 def decode_events(line: str) -> list[LogEvent | ValueError]:
-    """Return the events of a line, which several processes or a progress bar may share; for a torn one its error."""
+    """Return the events of a line that several processes or a progress bar may share; an error for a torn event."""
     if line.startswith(':::MLLOG ') and '\r' not in line and line.find(':::ML', 1) < 0:  # the usual case
         return [_try_decode(line)]
-    found = []
+    decoded = []
     for part in line.split('\r'):
         starts = [m.start() for m in _TOKEN.finditer(part)]
-        found += [_try_decode(part[start:end]) for start, end in zip(starts, [*starts[1:], None])]
-    return found
+        decoded += [_try_decode(part[start:end]) for start, end in zip(starts, [*starts[1:], None])]
+    return decoded
 
 
 def _try_decode(text: str) -> LogEvent | ValueError:
@@ -80,7 +80,7 @@ def _try_decode(text: str) -> LogEvent | ValueError:
 
 
 def _parse(text: str) -> Any:
-    """Return the value in JSON; the scanner alone is faster than json.loads and suffices for whole lines."""
+    """Parse a JSON value; calling the scanner directly is faster than json.loads and suffices for whole lines."""
     try:
         value, end = _scan(text, 0)
     except StopIteration:

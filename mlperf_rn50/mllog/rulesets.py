@@ -1,4 +1,4 @@
-"""Rulesets and rounds, in a module of few imports because the command line lists them."""
+"""Rulesets and rounds, in a module with few imports because the command line lists them."""
 from argparse import ArgumentTypeError
 
 from mlperf_rn50.errors import nearest

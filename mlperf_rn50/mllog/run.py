@@ -18,7 +18,7 @@ MAX_WARNINGS = 50  # contradictions, and as many others
 
 @dataclass(frozen=True, slots=True)
 class FactSource:
-    """Source of a fact: logged, implied by logged lines, or described, in the log or in a file beside it."""
+    """Source of a fact: logged, implied by logged lines, or described in the log or a file that belongs to it."""
 
     basis: Literal['logged', 'implied', 'described']
     text: str  # the key, lines or file
@@ -34,7 +34,7 @@ class LogWarning:
 
 
 class Notes:
-    """Collects warnings in memory that does not grow with the log: one for all lines of a kind, with their count."""
+    """Collector of warnings in memory that does not grow with the log: one for all lines of a kind, with a count."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[bool, str], LogWarning] = {}  # the first by (is_contradiction, summary)
@@ -55,7 +55,7 @@ class Notes:
         self.warn(line, text, summary, True)
 
     def include(self, other: 'Notes') -> None:
-        """Insert the warnings of another collection before these."""
+        """Insert the warnings of a second collection before these."""
         self._kept, self._counts = {**other._kept, **self._kept}, other._counts + self._counts
 
     def warnings(self) -> tuple[LogWarning, ...]:
@@ -89,12 +89,12 @@ class TrainSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as read from its log; None for what neither log nor description contain."""
+    """A run as read from its log; None for facts in neither log nor description."""
 
     path: Path
-    round: str  # v0.5, v0.6, or of later ones that in the folder name, else v0.7+
+    round: str  # v0.5, v0.6, or for later rounds the one in the folder name, otherwise v0.7+
     status: RunStatus
-    benchmark: str = keys.RESNET  # the only one that is read
+    benchmark: str = keys.RESNET  # the only supported one
     org: str | None = None
     platform: str | None = None
     division: str | None = None

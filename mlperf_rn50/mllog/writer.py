@@ -1,4 +1,4 @@
-"""The log of a run, with all events that the rules require, in every vocabulary.
+"""Log of a run with all events that the rules require, in every vocabulary.
 
 Only rank 0 writes. The official libraries mlperf-logging (:::MLLOG) and mlperf-compliance (:::MLPv0.5.0) write to one
 file. Lines of 0.6.0 (:::MLL) go to a separate one, because the 0.6.0 checker rejects the others. Methods take epochs
@@ -31,7 +31,7 @@ _DEPTH = 3  # frames between the encoder of a line and the caller of a method of
 
 
 class _Sink(logging.Handler):
-    """Writes each message as a line at once, and propagates errors."""
+    """Handler that writes each message as a line immediately and propagates errors."""
 
     def __init__(self, path: Path | None, is_new: bool):
         super().__init__()
@@ -63,7 +63,7 @@ class RunLog:
     """The log of a run; with path None, as on ranks other than 0, nothing is written."""
 
     def __init__(self, path: Path | None, v06_path: Path | None, is_resumed: bool = False):
-        """Create the files (FileExistsError if one exists), or open those of a resumed run; StorageError on failure."""
+        """Create the files (FileExistsError if one exists), or open a resumed run's files; StorageError on failure."""
         self._is_open = path is not None
         self._sink, self._v06 = _Sink(path, not is_resumed), _Sink(v06_path, not is_resumed)
         self._has_v06 = v06_path is not None
@@ -77,7 +77,7 @@ class RunLog:
         self._v06.close()
 
     def _event(self, key: str, value: Any = None, kind: str = keys.POINT_IN_TIME, **metadata: Any) -> None:
-        """Write an MLLOG line, and the same as a 0.6.0 line if there is such a log."""
+        """Write an event as an MLLOG line, and as a 0.6.0 line if there is such a log."""
         if not self._is_open:
             return
         now = time.time()
@@ -133,7 +133,7 @@ class RunLog:
         self._event(f'{o.name}_opt_base_learning_rate', s.base_lr)
         self._event(f'{o.name}_opt_weight_decay', o.weight_decay)
         self._event(f'{o.name}_opt_momentum', o.momentum)
-        if o.name == 'sgd' and config.run.submission_division == 'open':  # the closed one has no Nesterov momentum
+        if o.name == 'sgd' and config.run.submission_division == 'open':  # the closed one forbids Nesterov momentum
             self._event(events.SGD_NESTEROV, o.nesterov)
         self._event(f'{o.name}_opt_learning_rate_decay_steps', decay_steps)
         if s.decay != 'step':

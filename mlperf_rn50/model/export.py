@@ -17,7 +17,7 @@ INPUT = 'data'
 
 @dataclass(frozen=True)
 class Difference:
-    """Largest difference of two logits: absolute, and as a fraction of an image's largest logit."""
+    """Largest difference between logits: absolute, and as a fraction of an image's largest logit."""
 
     absolute: float
     relative: float
@@ -25,7 +25,7 @@ class Difference:
 
 
 def difference(expected: np.ndarray, got: np.ndarray) -> Difference:
-    """Compare logits with those of the network, both (images, classes); NaN if the shapes differ."""
+    """Compare exported logits with the network's, both (images, classes); NaN if the shapes differ."""
     if expected.shape != got.shape:
         return Difference(np.nan, np.nan, len(expected))
     errors = np.abs(expected.astype(np.float64) - got).max(axis=1)
@@ -36,9 +36,8 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
            facts: dict) -> tuple[list[Path], Difference]:
     """Write a network and its description, all files or none; return the files and the measured difference.
 
-    Raise UserError if a file exists or cannot be written, RunFailed if the export computes other logits. net: images to
-    logits, float32 on the CPU, of ordinary operators. images: input of the check, (batch, 3, side, side). facts: for
-    the description.
+    Raise UserError if a file exists or cannot be written, RunFailed if the exported logits differ. net: float32 on the
+    CPU, ordinary operators only. images: input of the check, (batch, 3, side, side). facts: for the description.
     """
     names = [f'{stem}.onnx'] if output_format == 'onnx' else [f'{stem}-symbol.json', f'{stem}-0000.params']
     names.append(f'{stem}.{output_format}.json')
@@ -53,23 +52,23 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
                 shape = tuple(images.shape[1:])
                 mx.onnx.export_model(f'{written}-symbol.json', f'{written}-0000.params', [(1, *shape)], [np.float32],
                                      f'{written}.onnx', dynamic=True, dynamic_input_shapes=[('batch', *shape)])
-            found = difference(expected, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images))
-            if not found.relative <= LIMIT:  # also NaN
-                raise RunFailed(f'{out / names[0]}: not written; got logits that differ by {found.absolute:.3g}, '
-                                f'{found.relative:.3g} of the largest, expected at most {LIMIT:g}')
+            measured = difference(expected, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images))
+            if not measured.relative <= LIMIT:  # also NaN
+                raise RunFailed(f'{out / names[0]}: not written; got logits that differ by {measured.absolute:.3g}, '
+                                f'{measured.relative:.3g} of the largest, expected at most {LIMIT:g}')
             dump_json(Path(scratch) / names[-1], {**facts, 'format': output_format, 'files': names[:-1], 'check': {
-                'images': found.num_images, 'max_absolute_difference': found.absolute,
-                'max_relative_difference': found.relative}})
+                'images': measured.num_images, 'max_absolute_difference': measured.absolute,
+                'max_relative_difference': measured.relative}})
             _refuse_existing(out, names)
             for name in names:
                 (Path(scratch) / name).rename(out / name)
-    return [out / name for name in names], found
+    return [out / name for name in names], measured
 
 
 def _refuse_existing(out: Path, names: list[str]) -> None:
     for name in names:
         if (out / name).exists():
-            raise UserError(f'{out / name}: exists already; remove it or choose another folder with --out')
+            raise UserError(f'{out / name}: exists already; remove it or choose a new folder with --out')
 
 
 def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:

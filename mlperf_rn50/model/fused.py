@@ -1,7 +1,7 @@
-"""Fused BatchNorm operators: those that the installed MXNet has, and those that a network uses.
+"""Fused BatchNorm operators that the installed MXNet provides and that a network uses.
 
 CPU builds have BatchNormReLU. NVIDIA's builds have BatchNorm with act_type=relu, and BatchNormAddRelu for the end of a
-residual unit, with kernels for float16 and channels last only. Otherwise the first aborts the process and the second
+residual unit, with kernels for float16 and channels last only. Elsewhere the first aborts the process and the second
 silently omits sum and ReLU (batch_norm.cu and batch_norm_add_relu.cu of NVIDIA's MXNet). NVIDIA's builds also fuse
 such operators in a network's graph, unless MXNET_USE_FUSION=0.
 """
@@ -86,8 +86,8 @@ def runs_nvidias_kernels(config: Config) -> bool:
 
 
 def fusion_text(config: Config, environ: Mapping[str, str]) -> str:
-    """Return the log text on the fused operators of a ResNet."""
+    """Return the log text about the fused operators of a ResNet."""
     fusion = fusion_of(config)
     is_fused_later = (runs_nvidias_kernels(config) and None in (fusion.norm_relu, fusion.norm_add_relu)
                       and environ.get('MXNET_USE_FUSION') != '0')
-    return str(fusion) + '; MXNet fuses the plain ones itself unless MXNET_USE_FUSION=0' * is_fused_later
+    return str(fusion) + '; MXNet fuses the plain ones automatically unless MXNET_USE_FUSION=0' * is_fused_later

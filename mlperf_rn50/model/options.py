@@ -10,7 +10,7 @@ class ModelConfig:
     """Network.
 
     Args:
-        name: network; resnet50 (v1.5, as all depths) is the benchmark, the others are for throughput studies.
+        name: network; resnet50 (v1.5, like all depths) is the benchmark, the others are for throughput studies.
         layout: memory layout of images and activations; a CPU supports NCHW only.
         zero_gamma: initialise the last BatchNorm of each block with gamma = 0.
         fused_bn_relu: BatchNorm and ReLU as one operator, on CPUs or in NVIDIA's builds for float16 with NHWC; null

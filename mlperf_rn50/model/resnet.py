@@ -54,12 +54,12 @@ class Unit:
 
 
 def side_after(side: int, stride: int) -> int:
-    """Return the side of a map, pixels, after a padded layer: for a stride of 2 half of it, rounded up."""
+    """Return the side of a map in pixels after a padded layer; a stride of 2 halves it, rounded up."""
     return -(-side // stride)
 
 
 def row_image_size(config: Config) -> int | None:
-    """Return the image_size of a ResNet that computes 1x1 maps as rows, which is on a CPU; else None."""
+    """Return the image_size of a ResNet that computes 1x1 maps as rows, as on a CPU; None on a GPU."""
     return config.data.image_size if config.train.device == 'cpu' else None
 
 
@@ -82,7 +82,7 @@ def units(depth: int) -> list[Unit]:
 
 
 class _ChannelsLastXavier(mx.init.Xavier):
-    """Xavier for weights (out, height, width, in), with the numbers that MXNet's own draws for NCHW."""
+    """Xavier for weights (out, height, width, in), with the numbers that MXNet's Xavier draws for NCHW."""
 
     def _init_weight(self, name, arr):
         num_out, height, width, num_in = arr.shape
@@ -111,7 +111,7 @@ class _RowConv(nn.Conv2D):
     """
 
     def __init__(self, in_side: int, *args: Any, **keys: Any):
-        """in_side: of the input maps, pixels; 1 for a row. The rest as nn.Conv2D."""
+        """in_side: of the input maps, pixels; 1 for a row. Other arguments as for nn.Conv2D."""
         super().__init__(*args, **keys)
         self._in_side = in_side
         self._first = self._kwargs['pad'][0]  # of the kernel taps on a pixel, on each axis
@@ -156,7 +156,7 @@ class _Layers:
         return [nn.BatchNorm(**keys), *relu]
 
     def norm_add_relu(self, name: str, layer: Layer) -> nn.HybridBlock | None:
-        """Return the end of a unit as one layer, None without such an operator."""
+        """Return the end of a unit as one layer; None if there is no such operator."""
         if self.is_folded or not self.fusion.norm_add_relu:
             return None
         return self.fusion.norm_add_relu(**self._norm_keys(name, layer, is_last=True))
@@ -193,7 +193,7 @@ class ResidualUnit(nn.HybridBlock):
         shortcut = x if self.shortcut is None else self.shortcut(x)
         if self.end is not None:
             return self.end(self.body(x), shortcut)
-        # On a CPU, Activation stays in oneDNN and its layout, relu does not (bfloat16: a third of the step time).
+        # On a CPU, Activation stays in oneDNN and its layout, but relu does not (bfloat16: a third of the step time).
         return F.Activation(self.body(x) + shortcut, act_type='relu')
 
 
@@ -225,10 +225,10 @@ class ResNet(nn.HybridBlock):
 
 
 class FoldedResNet:
-    """A ResNet for evaluations, with the BatchNorms of the trained one folded into the preceding convolutions.
+    """A ResNet for evaluations, with the trained BatchNorms folded into the preceding convolutions.
 
-    With running statistics, BatchNorm is y = (x - mean) gamma / sqrt(var + eps) + beta. The convolution's weights take
-    over the factor, a bias the rest. Source: Jacob et al. 2017 (https://arxiv.org/abs/1712.05877, section 3.2).
+    With running statistics, BatchNorm is y = (x - mean) gamma / sqrt(var + eps) + beta. The factor goes into the
+    convolution's weights, the rest into a bias: Jacob et al. 2017 (https://arxiv.org/abs/1712.05877, section 3.2).
     """
 
     def __init__(self, config: Config, context: mx.Context):
@@ -264,7 +264,7 @@ class FoldedResNet:
 
 
 def eval_network(config: Config, context: mx.Context, trained: mx.gluon.HybridBlock) -> mx.gluon.HybridBlock:
-    """Return the network for evaluations of a trained one: folded for a ResNet, else unchanged."""
+    """Return the evaluation network of a trained network: folded for a ResNet, otherwise unchanged."""
     if not config.model.name.startswith('resnet'):
         return trained
     folded = FoldedResNet(config, context)

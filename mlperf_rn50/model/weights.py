@@ -1,6 +1,6 @@
 """Trained weights of a run, stored with the description needed to use them.
 
-weights/ of a run folder contains best.npz and best.json, and last.npz and last.json if the last network differs. The
+weights/ in a run folder contains best.npz and best.json, and last.npz and last.json if the last network differs. The
 files are untrusted: they are read without pickle and checked against the SHA-256 of the description.
 """
 import hashlib
@@ -45,7 +45,7 @@ class WeightsDescription:
     seed: int
     is_best: bool
     is_last: bool
-    top1: float | None = None  # a fraction; like the counts, None without an evaluation
+    top1: float | None = None  # a fraction; like the counts, None if there was no evaluation
     num_top1: int | None = None
     num_top5: int | None = None
     num_images: int | None = None
@@ -91,7 +91,7 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
 
 
 def find_weights(path: Path, which: str = BEST) -> Path:
-    """Return the .npz of a run folder (newest run), of a weights folder or of its own path, else raise UserError."""
+    """Return the .npz for a run folder (newest run), a weights folder or an .npz path; raise UserError if missing."""
     if path.is_file():
         return path
     if not path.is_dir():
@@ -108,13 +108,13 @@ def find_weights(path: Path, which: str = BEST) -> Path:
 
 
 def run_index(folder: Path) -> int:
-    """Return the number of the run of a folder of weights."""
-    found = _FOLDER.fullmatch(folder.name)
-    return int(found[1]) if found and found[1] else 0
+    """Return the run number of a weights folder."""
+    match = _FOLDER.fullmatch(folder.name)
+    return int(match[1]) if match and match[1] else 0
 
 
 def load_weights(path: Path, which: str = BEST) -> tuple[WeightsDescription, dict[str, np.ndarray]]:
-    """Load description and arrays from find_weights(); raise UserError without any, DataError for damaged ones."""
+    """Load description and arrays from find_weights(); raise UserError if there are none, DataError for damage."""
     npz = find_weights(path, which)
     description = _describe(npz)
     try:
@@ -147,16 +147,16 @@ def _describe(npz: Path) -> WeightsDescription:
         content = files.parse_json(files.read_text(path, _MAX_BYTES))
         if not isinstance(content, dict) or content.get('format') != FORMAT:
             raise ValueError(f'expected format {FORMAT}')
-        found = msgspec.convert(content, WeightsDescription)
+        description = msgspec.convert(content, WeightsDescription)
         needed = {'data': DATA_KEYS, 'train': TRAIN_KEYS, 'model': ('name', 'layout')}
         for section, keys in needed.items():
             if missing := [key for key in keys if key not in content[section]]:
                 raise ValueError(f'{section}.{missing[0]} is missing')
         check_keys({section: content[section] for section in needed})
-        if len(found.classes) != found.data['num_classes']:
-            raise ValueError(f'classes: got {len(found.classes)}, expected '
-                             f'data.num_classes={found.data["num_classes"]} names')
-        return found
+        if len(description.classes) != description.data['num_classes']:
+            raise ValueError(f'classes: got {len(description.classes)}, expected '
+                             f'data.num_classes={description.data["num_classes"]} names')
+        return description
     except (OSError, ValueError, UserError, msgspec.MsgspecError) as e:
         raise _damaged(path, e) from e
 
@@ -201,7 +201,7 @@ def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
 
 
 def _fresh_layer(params: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[str]:
-    """Return weight and bias of the last layer if only its number of classes differs, else nothing."""
+    """Return weight and bias of the last layer if only its number of classes differs, otherwise []."""
     last = list(params)[-2:]
     old, new = [arrays[n].shape for n in last], [params[n].shape for n in last]
     differs = all(a and b and a[0] != b[0] and a[1:] == b[1:] for a, b in zip(old, new))

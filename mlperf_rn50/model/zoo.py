@@ -1,4 +1,4 @@
-"""Networks of the throughput studies beside ResNet, and construction and counting for all networks.
+"""Networks of the throughput studies other than ResNet, and construction and counting for all networks.
 
 From the Gluon model zoo where available. Sources: AlexNet, Krizhevsky 2014 (https://arxiv.org/abs/1404.5997); VGG,
 Simonyan and Zisserman 2014 (https://arxiv.org/abs/1409.1556); GoogLeNet, Szegedy et al. 2014
@@ -48,7 +48,7 @@ def _chain(*blocks: nn.HybridBlock) -> nn.HybridSequential:
 
 
 def _branches(*blocks: nn.HybridBlock) -> HybridConcurrent:
-    """Return parallel paths from one input, with concatenated channels."""
+    """Return parallel paths from one input whose channels are concatenated."""
     result = HybridConcurrent(axis=1, prefix='')
     result.add(*blocks)
     return result
@@ -154,10 +154,10 @@ def image_shape(config: Config) -> tuple[int, int, int]:
 
 
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
-    """Return an initialised, hybridized network on a device; is_plain: of ordinary operators and for any image size."""
+    """Return an initialised, hybridized network on a device; is_plain: ordinary operators, any image size."""
     if config.train.precision == 'bfloat16':
         from mxnet.contrib import amp
-        # Inserts casts per operator; weights stay float32. bfloat16 needs no loss scaling, as it has float32's range.
+        # Inserts casts per operator; weights stay float32. bfloat16 has float32's range, so no loss scaling.
         amp.init('bfloat16')
     mx.random.seed(seed)
     if config.model.name.startswith('resnet'):
@@ -182,7 +182,7 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
 
 
 def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndarray], where: str) -> nn.HybridBlock:
-    """Return a network of ordinary operators with weights, complete and of this network, else raise DataError."""
+    """Return a network of ordinary operators with its weights; raise DataError unless they are complete and fit."""
     net = build_model(config, context, 0, is_plain=True)
     try:
         notes = set_weights(net, arrays)

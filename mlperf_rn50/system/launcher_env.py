@@ -40,13 +40,13 @@ def _slurm_number(name: str) -> int | None:
 
 
 def launched_size() -> int | None:
-    """Return the number of ranks, None without a launcher."""
+    """Return the number of ranks; None if no launcher started them."""
     size = _number(_SIZE)
     return _slurm_number('SLURM_STEP_NUM_TASKS') if size is None else size
 
 
 def launched_rank() -> int:
-    """Return this process's rank; 0 without a launcher."""
+    """Return this process's rank; 0 if no launcher started it."""
     return _number(_RANK) or 0
 
 

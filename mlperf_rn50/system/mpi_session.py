@@ -15,7 +15,7 @@ SESSION_BYTES = 10 << 20
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return the free space of a file system; None without such a folder."""
+    """Return the free space of a file system; None if the folder does not exist."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -23,7 +23,7 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def tmp_dir() -> Path:
-    """Return TMPDIR as launch/engines/openmpi.sh reads it; tempfile would use another folder if it is full."""
+    """Return TMPDIR as launch/engines/openmpi.sh reads it; tempfile would use a different folder if it is full."""
     return Path(os.environ.get('TMPDIR') or '/tmp')
 
 
@@ -34,19 +34,19 @@ def no_room(name: str, folder: Path, free: int, needed: int) -> str:
 
 
 def check_session(env: Mapping[str, str]) -> None:
-    """Raise ConfigError if Open MPI's session folder, with its present files, is out of space; Open MPI does not."""
+    """Raise ConfigError if Open MPI's session folder, with its present files, lacks space; Open MPI would hang."""
     base = Path(env.get('OMPI_MCA_orte_tmpdir_base', ''))
     free = free_bytes(base.parent) if base.name else None
     try:
         used = sum(512 * p.lstat().st_blocks for p in base.rglob('*')) if base.name else 0
-    except OSError:  # a file was removed meanwhile, so the job is running
+    except OSError:  # a file was removed in the meantime, so the job is running
         return
     if free is not None and free < SESSION_BYTES - used:
         raise ConfigError(no_room('TMPDIR', base.parent, free, SESSION_BYTES))
 
 
 def session_problem(folder: Path) -> str:
-    """Return why Open MPI's session folder does not fit into a folder, '' if it does; mpirun hangs on a full disk."""
+    """Return why Open MPI's session folder does not fit into a folder, else ''; mpirun hangs on a full disk."""
     try:
         with tempfile.TemporaryFile(dir=folder) as f:
             os.posix_fallocate(f.fileno(), 0, SESSION_BYTES)

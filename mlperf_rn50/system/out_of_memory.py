@@ -34,7 +34,7 @@ class MemorySample:
 
 
 def take_sample(pid: int, cgroup: Path | None, before: MemorySample = MemorySample()) -> MemorySample:
-    """Sample a process; values missing after its end are taken from the sample before."""
+    """Sample a process; values missing after its end are taken from the previous sample."""
     sizes = _numbers(_PROC / str(pid) / 'status')
     num_kills = oom_kills(cgroup) if cgroup else None
     if num_kills is None:
@@ -43,12 +43,12 @@ def take_sample(pid: int, cgroup: Path | None, before: MemorySample = MemorySamp
 
 
 def gigabytes(num_bytes: int) -> str:
-    """Render a number of bytes."""
+    """Render a number of bytes in GB."""
     return f'{num_bytes / 1e9:.1f} GB'
 
 
 def explain_kill(before: MemorySample, after: MemorySample, limit: int | None, host_total: int, num_ranks: int) -> str:
-    """Explain the SIGKILL of a process; '' if it was not for lack of memory. limit, of the cgroup, is in bytes."""
+    """Explain the SIGKILL of a process; '' if memory was not the reason. limit: of the cgroup, in bytes."""
     if after.num_kills <= before.num_kills:
         return ''
     cause, total = f'the {gigabytes(host_total)} of the host are exhausted', host_total
@@ -103,7 +103,7 @@ def explain_error(error: BaseException) -> str:
         return ''
     used = _numbers(_PROC / 'self/status')
     if limit is not None:
-        # A process that cannot even read its status has used up everything.
+        # A process that cannot even read its status has used all of it.
         return _address_space_message('the address space of this process', limit, used.get('VmPeak', limit))
     host = _numbers(_PROC / 'meminfo')
     return (f'out of memory: an allocation failed ({" ".join(text.split())[:120] or type(error).__name__}); this '

@@ -1,4 +1,4 @@
-"""Energy of a node's processors and GPUs, from their own counters.
+"""Energy of a node's processors and GPUs, from their counters.
 
 Source: the kernel's power capping framework (/sys/class/powercap, a zone intel-rapl:N per CPU package of Intel and AMD;
 readable only by root since Linux 5.10) and NVML. Zones inside a package (core, uncore) are part of it. Memory (dram)
@@ -17,7 +17,7 @@ BOOT_ID = Path('/proc/sys/kernel/random/boot_id')  # identifies a running machin
 
 
 class CounterLost(Exception):
-    """A counter can no longer be followed."""
+    """A counter whose total is no longer known."""
 
 
 class EnergyCounter:
@@ -28,7 +28,7 @@ class EnergyCounter:
         self._before_j, self._then_s, self._total_j = read_j(), now_s, 0.0
 
     def joules(self, now_s: float) -> float:
-        """Return the joules at a time of a monotonic clock; raise CounterLost if they can no longer be known."""
+        """Return the joules at a time of a monotonic clock; raise CounterLost if they are no longer known."""
         value_j = self._read_j()
         risen_j = value_j - self._before_j
         if self._range_j is not None:
@@ -68,20 +68,20 @@ def _microjoules(path: Path) -> float:
 
 def open_packages(sys: Path, now_s: float) -> list[Counter]:
     """Open the counters of all CPU packages; return none if one of them cannot be read."""
-    found: list[Counter] = []
+    packages: list[Counter] = []
     try:
         for zone in sorted((sys / 'class/powercap').glob('intel-rapl:*')):
             name = (zone / 'name').read_text().strip()
             if name.startswith('package'):
                 path, range_j = zone / 'energy_uj', _microjoules(zone / 'max_energy_range_uj')
-                found.append(EnergyCounter(name, partial(_microjoules, path), now_s, range_j))
+                packages.append(EnergyCounter(name, partial(_microjoules, path), now_s, range_j))
     except (OSError, ValueError):
         return []
-    return found
+    return packages
 
 
 def find_gpus() -> tuple[ModuleType | None, list[Any]]:
-    """Return NVML and its handles of all GPUs of this host; none without a driver."""
+    """Return NVML and its handles for all GPUs of this host; none if there is no driver."""
     try:
         import pynvml
         pynvml.nvmlInit()
@@ -108,7 +108,7 @@ class Meter:
     """Joules of this node's devices, by kind; a kind with a lost device is dropped, because its sum is incomplete."""
 
     def __init__(self, counters: Mapping[str, Sequence[Counter]]):
-        self._counters = {kind: list(found) for kind, found in counters.items() if found}
+        self._counters = {kind: list(group) for kind, group in counters.items() if group}
         self.are_gpus_counted = all(isinstance(c, EnergyCounter) for c in self._counters.get('gpu', ()))
 
     def read(self, now_s: float) -> dict[str, dict[str, float]]:

@@ -12,7 +12,7 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.cgroup import read_small
 
 CPUINFO = Path('/proc/cpuinfo')
-# Name, required flags, and values of DNNL_MAX_CPU_ISA with this limit; each level includes those before it.
+# Name, required flags, and values of DNNL_MAX_CPU_ISA with this limit; each level includes the previous ones.
 _LEVELS = (
     ('no SSE4.1', (), ()),
     ('SSE4.1', ('sse4_1',), ('SSE41',)),
@@ -39,15 +39,15 @@ class Processor:
 
     @property
     def can_train_bfloat16(self) -> bool:
-        """Whether oneDNN 2.4 has bfloat16 convolutions for it."""
+        """True if oneDNN 2.4 has bfloat16 convolutions for this processor."""
         return _NAMES.index(self.uses) >= _NAMES.index('AVX-512')
 
 
 def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
     """Parse the first processor of /proc/cpuinfo, limited by the environment variables."""
     def field(name: str) -> str:
-        found = re.search(rf'^{name}\s*: (.*)$', cpuinfo, re.MULTILINE)
-        return found[1].strip() if found else ''
+        match = re.search(rf'^{name}\s*: (.*)$', cpuinfo, re.MULTILINE)
+        return match[1].strip() if match else ''
 
     def number(name: str) -> int | None:
         return int(field(name)) if field(name).isdecimal() else None
@@ -66,7 +66,7 @@ def find_processor() -> Processor:
 
 
 def check_precision(option: str, precision: str, processor: Processor) -> None:
-    """Raise ConfigError for bfloat16 without AVX-512, with which MXNet's oneDNN would crash."""
+    """Raise ConfigError for bfloat16 without AVX-512, because MXNet's oneDNN would crash."""
     if precision != 'bfloat16' or processor.can_train_bfloat16:
         return
     if processor.has != processor.uses:

@@ -1,4 +1,4 @@
-"""Telemetry of a node, once a second, as JSON lines next to the log of a run.
+"""Telemetry of a node, once a second, as JSON lines in the folder of the run's log.
 
 Rates are since the previous sample, joules since the start (see power.py). A line at run_start aligns this node's clock
 with the run. Source: psutil (/proc/stat, meminfo, diskstats, net/dev), /sys/class/infiniband, NVML.
@@ -48,12 +48,12 @@ def read_counters(sys: Path = SYS) -> Counters:
 
 
 def _words(paths: Mapping[str, Path]) -> dict[str, int]:
-    """Read word counters as bytes, without unreadable ones."""
-    found = {}
+    """Read word counters as bytes, without the unreadable ones."""
+    result = {}
     for name, path in paths.items():
         with suppress(OSError, ValueError):
-            found[name] = _WORD_BYTES * int(path.read_text())
-    return found
+            result[name] = _WORD_BYTES * int(path.read_text())
+    return result
 
 
 def make_rates(before: Counters, after: Counters, seconds: float) -> Counters:
@@ -122,7 +122,7 @@ class Telemetry:
     def _sample(self) -> None:
         nvml, handles = find_gpus()
         before, then = read_counters(), time.monotonic()
-        # If this rank can open only some of the node's GPUs, their energy would look like that of the node.
+        # If this rank can open only some of the node's GPUs, their energy would look like the node's.
         is_part = len(handles) < min(self._num_gpus, len(all_bus_ids(SYS)))
         meter = open_meter(SYS, nvml, [] if is_part else handles, then)
         if energy := meter.read(then):

@@ -62,10 +62,10 @@ def _cores(sys: Path, cpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 def choose_devices(visible: Sequence[str], installed: Sequence[str],
                    num_devices: int) -> tuple[Sequence[str], int | None]:
-    """Return the GPUs that the ranks of a node divide, and this rank's index; None if it follows from the local rank.
+    """Return the GPUs that a node's ranks divide, and this rank's index; None if the local rank determines it.
 
-    Ranks with enough visible GPUs all see the same ones. A rank that sees a single GPU finds its index among all
-    installed GPUs, if they are enough. GPUs are given by PCI address of the card, the visible ones in CUDA's order.
+    If enough GPUs are visible, all ranks see the same ones. A rank that sees a single GPU finds its index among all
+    installed GPUs, if there are enough. GPUs are given by the card's PCI address, the visible ones in CUDA's order.
     """
     if len(visible) == 1 < num_devices <= len(installed) and visible[0] in installed:
         return installed, installed.index(visible[0])
@@ -86,7 +86,7 @@ def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> 
 
 
 def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
-    """Return one of several consecutive parts of a sequence, of nearly equal size; parts share if items are too few."""
+    """Return one of several consecutive parts of a sequence, nearly equal in size; parts share if items are few."""
     if num_parts > len(items):
         return [items[part * len(items) // num_parts]]
     return items[part * len(items) // num_parts:(part + 1) * len(items) // num_parts]
@@ -107,12 +107,12 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
     else:
         places = [d * len(topology.nodes) // num_devices for d in range(num_devices)]
     node = topology.nodes[places[device]]
-    beside = [d for d in range(num_devices) if places[d] == places[device]]
+    neighbours = [d for d in range(num_devices) if places[d] == places[device]]
     cores: Sequence[tuple[int, ...]]
     if not topology.gpus and num_devices < len(topology.nodes):  # a device then spans several nodes
         cores = [c for n in _share(topology.nodes, device, num_devices) for c in n.cores]
     else:
-        cores = _share(node.cores, beside.index(device), len(beside))
+        cores = _share(node.cores, neighbours.index(device), len(neighbours))
     sharers = min(ranks_per_device, local_size - local_rank // ranks_per_device * ranks_per_device)
     num_threads = max(1, len(cores) // sharers)
     first = local_rank % ranks_per_device * num_threads % len(cores)
@@ -126,7 +126,7 @@ def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
 
 
 def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits) -> int:
-    """Return the threads of a rank without launch/bind.sh; ranks share the CPUs if those are all of the node."""
+    """Return the threads of a rank without launch/bind.sh; ranks share the CPUs if these are all CPUs of the node."""
     is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
     return quota_threads(max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits)
 
@@ -140,13 +140,13 @@ def set_omp_threads(num_threads: int) -> int:
 
 
 def leave_openmp_to_engine() -> None:
-    """Disable OpenMP teams in this thread; to be called after MXNet is imported.
+    """Disable OpenMP teams in this thread; call it after importing MXNet.
 
     MXNet computes on a CPU in a thread of its engine; a thread that copies an array would start a second team. With
     more team threads than cores, libgomp stops active waiting, and a small step takes 1.1 to 1.4 times as long. Source:
     libgomp, gomp_managed_threads and GOMP_SPINCOUNT.
     """
-    with suppress(OSError):  # an MXNet with another OpenMP
+    with suppress(OSError):  # an MXNet with a different OpenMP
         ctypes.CDLL('libgomp.so.1').omp_set_num_threads(1)
 
 

@@ -31,7 +31,7 @@ class Accuracy:
 
 
 def data_name(data: DataConfig) -> str:
-    """Return the name of the data set for display beside an accuracy."""
+    """Return the name of the data set for display with an accuracy."""
     return (data.dataset + (', synthetic images' if data.synthetic else '')
             + ('' if data.dataset == IMAGENET else ' (not ImageNet)'))
 
@@ -50,7 +50,7 @@ def correct_counts(logits: mx.nd.NDArray, labels: mx.nd.NDArray, num_valid: int)
     own = mx.nd.pick(logits, labels).reshape((-1, 1))
     classes = mx.nd.arange(num_classes, ctx=logits.context).reshape((1, -1))
     later = mx.nd.broadcast_greater(classes, labels.reshape((-1, 1)))
-    # Counting lower logits, not higher ones, gives NaN the worst place and not the best.
+    # Counting lower logits instead of higher ones gives NaN the worst place instead of the best.
     lower = mx.nd.broadcast_lesser(logits, own) + mx.nd.broadcast_equal(logits, own) * later
     place = num_classes - 1 - lower.sum(axis=1)
     valid = mx.nd.arange(len(logits), ctx=logits.context) < num_valid
@@ -77,7 +77,7 @@ def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: in
 
 @dataclass(frozen=True)
 class Confusion:
-    """Images of a class that were classified as another; share: fraction of the class."""
+    """Images of a class that were classified as a different one; share: fraction of the class."""
 
     true_class: str
     taken_for: str

@@ -1,4 +1,4 @@
-"""Events of a run, and sinks. Epochs count from 0, steps are steps taken, times are seconds on the run's clock."""
+"""Events of a run, and their sinks. Epochs count from 0, steps count completed ones, times are on the run's clock."""
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
@@ -66,7 +66,7 @@ class Resumed(Event, frozen=True):
 
 
 class EpochStarted(Event, frozen=True):
-    """Start of an epoch; block_epochs: epochs up to the next evaluation, None inside of a block."""
+    """Start of an epoch; block_epochs: epochs up to the next evaluation, None inside a block."""
 
     epoch: int
     num_steps: int
@@ -75,7 +75,7 @@ class EpochStarted(Event, frozen=True):
 
 
 class StepDone(Event, frozen=True):
-    """End of a step; epoch: epochs taken, with a fraction."""
+    """End of a step; epoch: completed epochs, with a fraction."""
 
     step: int
     epoch: float
@@ -97,7 +97,7 @@ class EpochDone(Event, frozen=True):
 
 
 class RecordsRead(Event, frozen=True):
-    """Bytes of records read in an epoch by host, and those read by this host for the first time."""
+    """Bytes of records read in an epoch, by host; num_new_bytes: read by that host for the first time."""
 
     epoch: int
     num_bytes: Mapping[str, int]
@@ -109,7 +109,7 @@ class EvalStarted(Event, frozen=True):
 
 
 class Evaluated(Event, frozen=True):
-    """End of the evaluation after an epoch; first_epoch: of the block that ends with it."""
+    """End of the evaluation after an epoch; first_epoch: of the block that ends with this evaluation."""
 
     epoch: int
     first_epoch: int
@@ -125,7 +125,7 @@ class ReferenceFound(Event, frozen=True):
 
 
 class Compared(Event, frozen=True):
-    """Comparison of an evaluation with the reference runs; is_new: it raises a new alarm."""
+    """Comparison of an evaluation with the reference runs; is_new: the run has fallen behind since the last one."""
 
     text: str
     record: Mapping[str, Any]
@@ -170,7 +170,7 @@ class Ended(Event, frozen=True):
 
 
 class Sink(Protocol):
-    """Records or shows events without influence on the run."""
+    """Recorder or display of events that does not influence the run."""
 
     def handle(self, event: Event) -> None: ...
 

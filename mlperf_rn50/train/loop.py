@@ -46,20 +46,20 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
     """Train until the target is reached, the epochs are used up, or a stop is requested; raise UserError on failure.
 
     Args:
-        config: not yet checked; for a resumed run, that of the run folder.
+        config: not yet checked; for a resumed run, from the run folder.
         resume: the run to resume, and its checkpoints folder or one checkpoint; None starts a new run.
-        is_elastic: whether a resumed run may have another number of ranks than before.
-        allowed: keys whose values may change at a resume, beside those that always may.
+        is_elastic: True if a resumed run may have a different number of ranks.
+        allowed: keys whose values may change at a resume, in addition to those that always may.
     """
     check_values(config)
     catch(position.request_stop)
     position.now('start-up')
-    with ExitStack() as held:
+    with ExitStack() as locks:
         if resume:
-            held.enter_context(hold_run(comm, resume[0], position))
+            locks.enter_context(hold_run(comm, resume[0], position))
         session = open_session(config, comm, position, resume, is_elastic, allowed)
         if not resume:
-            held.enter_context(hold_run(comm, session.folder, position))
+            locks.enter_context(hold_run(comm, session.folder, position))
         return train_in(session, warnings)
 
 
@@ -73,7 +73,7 @@ def train_in(session: Session, warnings: Sequence[str] = ()) -> Outcome:
     except mx.MXNetError as e:
         if 'Horovod has been shut down' not in str(e):
             raise
-        raise RankLost('another rank is gone') from e
+        raise RankLost('the connection to another rank was lost') from e
     finally:
         sinks.close()
 
@@ -83,9 +83,9 @@ def train_to_target(run: TrainingRun) -> Outcome:
     try:
         return run_epochs(run)
     except RunFailed:
-        with ExitStack() as after:
-            after.callback(run.best_weights.write_best)
-            after.callback(run.writer.finish)
+        with ExitStack() as cleanup:
+            cleanup.callback(run.best_weights.write_best)
+            cleanup.callback(run.writer.finish)
             run.sinks.handle(events.Ended('failed', None, 0.0, run.progress.best_top1, 0.0))
         raise
     except StorageError:
@@ -94,7 +94,7 @@ def train_to_target(run: TrainingRun) -> Outcome:
 
 
 def run_epochs(run: TrainingRun) -> Outcome:
-    """Run epoch after epoch until the target is reached or the run ends otherwise."""
+    """Run epochs until the target is reached or the run ends for a different reason."""
     plan, progress = run.plan, run.progress
     first_epoch = progress.step // plan.steps_per_epoch  # of the block, the epochs up to an evaluation
     for epoch in range(first_epoch, plan.max_epochs):
@@ -136,14 +136,14 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
         is_stop_requested = False
         while len(pending) > (STEPS_AHEAD if step < last - 1 else 0):
             is_stop_requested |= reporter.read(*pending.popleft())
-        # At the last step, the end of the epoch handles both.
+        # After the last step, the code for the end of the epoch handles both.
         if step < last - 1 and (is_stop_requested or is_step_checkpoint_due(run)):
-            while pending:  # a checkpoint holds only steps whose loss has been checked
+            while pending:  # a checkpoint contains only steps with a checked loss
                 reporter.read(*pending.popleft())
             save(run)
             if is_stop_requested:
                 return True
-    trainer.settle()  # the clock is read when the work is done, not when it is pushed
+    trainer.settle()  # read the clock when the work is done, not when it is pushed
     num_images = plan.config.data.num_train - num_done * plan.global_batch_size
     progress.images, progress.train_s = progress.images + num_images, progress.train_s + reporter.elapsed_s()
     run.sinks.handle(events.EpochDone(epoch, run.now_s(), num_images / reporter.elapsed_s(),
@@ -154,8 +154,8 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
 def report_reads(run: TrainingRun, epoch: int) -> None:
     """Report the bytes that each host read for an epoch."""
     num_bytes, num_new_bytes = Counter[str](), Counter[str]()
-    for host, (own, new) in zip(run.hosts, run.comm.gather_object(run.trainer.take_bytes())):
-        num_bytes[host.name] += own
+    for host, (total, new) in zip(run.hosts, run.comm.gather_object(run.trainer.take_bytes())):
+        num_bytes[host.name] += total
         num_new_bytes[host.name] += new
     if not run.plan.config.data.synthetic:
         run.sinks.handle(events.RecordsRead(epoch, num_bytes, num_new_bytes))
@@ -212,7 +212,7 @@ def save(run: TrainingRun) -> None:
     if run.comm.rank == 0:
         keep = run.plan.config.checkpoint.keep
         write = partial(checkpoint.save, run.folder.checkpoints, copy(progress), trainer.snapshot(), keep)
-        # The best network goes first, as a run killed between the two writes repeats its evaluation.
+        # Write the best network first, because a run killed between the two writes repeats its evaluation.
         run.writer.submit(partial(check_present, run.folder), run.best_weights.write_best, write)
     trainer.timer.start()
 
@@ -221,9 +221,9 @@ def end(run: TrainingRun, status: str, epochs_to_converge: int | None) -> Outcom
     """Log the end of the run, then write its remaining files, off the clock."""
     ended = events.Ended(status, epochs_to_converge, run.now_s(), run.progress.best_top1,
                          run.progress.images_per_s)
-    with ExitStack() as after:  # in reverse order, even if one fails
-        after.callback(write_networks, run, status)
-        after.callback(run.writer.finish)
+    with ExitStack() as cleanup:  # in reverse order, even if one fails
+        cleanup.callback(write_networks, run, status)
+        cleanup.callback(run.writer.finish)
         run.sinks.handle(ended)
     return Outcome(ended, run.folder)
 
@@ -236,7 +236,7 @@ def write_networks(run: TrainingRun, status: str) -> None:
 
 
 class StepReporter:
-    """Reads the steps of an epoch as they finish, and reports them."""
+    """Reader of the steps of an epoch as they finish, which reports them."""
 
     def __init__(self, run: TrainingRun):
         self._run, self._start = run, time.monotonic()
@@ -254,13 +254,13 @@ class StepReporter:
         return self._run.plan.config.run.tensorboard and self._is_due(step)
 
     def read(self, step: int, pending: PendingStep) -> bool:
-        """Wait for a step (from 0) and report it; return whether a stop was requested; raise RunFailed."""
+        """Wait for a step (from 0) and report it. Return whether a stop was requested; may raise RunFailed."""
         run, plan = self._run, self._run.plan
         loss, is_stop_requested = run.trainer.read(pending)
         if not math.isfinite(loss):
             run.trainer.settle()  # raises instead if the cause is a lost rank
-            raise RunFailed(f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), the steps '
-                            f'before it were finite; lower schedule.base_lr={plan.config.schedule.base_lr} or '
+            raise RunFailed(f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), the '
+                            f'previous losses were finite; lower schedule.base_lr={plan.config.schedule.base_lr} or '
                             'lengthen schedule.warmup_epochs')
         self._losses.append(loss)
         self._num_steps += 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlperf_rn50.train.options import OptimizerConfig
 
-_MAX_CHECKED = 200  # arrays per call of multi_all_finite, which does not check its own limit
+_MAX_CHECKED = 200  # arrays per call of multi_all_finite, which does not check this limit
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Tensor:
 
     @property
     def is_adapted(self) -> bool:
-        """Whether LARS computes a learning rate for this tensor."""
+        """True if LARS computes a learning rate for this tensor."""
         return self.name.endswith('_weight')
 
     @property
@@ -43,7 +43,7 @@ def group_size(device_type: str, name: str) -> int:
     """Return the maximum number of tensors per call of an update operator; 1 selects single-tensor operators. Pure.
 
     On a CPU, multi-tensor operators are slow with many tensors or unequal sizes: 60 tensors take 3.5 times as long as 4
-    of similar size, and SGD is fastest per tensor. On a GPU, calls are the cost; MLPerf submissions use 54 of 60.
+    of similar size, and SGD is fastest per tensor. On a GPU, fewer calls are faster; MLPerf submissions use 54 of 60.
     """
     return 54 if device_type == 'gpu' else {'sgd': 1, 'lars': 4}[name]
 
@@ -68,11 +68,11 @@ class Bucket:
         return [slice(i, min(i + size, len(self.tensors))) for i in range(0, len(self.tensors), size)]
 
     def state(self) -> list[mx.nd.NDArray]:
-        """Return a copy of the arrays that an update changes, joined to need few calls."""
+        """Return a copy of the arrays that an update changes, joined so that few calls are needed."""
         return [_join(arrays) for arrays in self._changed]
 
     def keep_if(self, condition: mx.nd.NDArray, before: Sequence[mx.nd.NDArray]) -> None:
-        """Keep the current state if the condition, (1,), is 1, and restore the state before if it is 0."""
+        """Keep the current state if the condition, (1,), is 1, and restore the previous state if it is 0."""
         for arrays, now, old in zip(self._changed, self.state(), before):
             kept = mx.nd.where(condition, now.reshape((1, -1)), old.reshape((1, -1))).reshape((-1,))
             _split(kept, arrays)
@@ -81,7 +81,7 @@ class Bucket:
 
 
 class Optimizer:
-    """Updates parameters in place.
+    """SGD or LARS, updating parameters in place.
 
     SGD and LARS follow MXNet's sgd_mom_update: v = m v - lr (g + wd w), w = w + v; LARS has an lr per tensor. Nesterov
     follows nag_mom_update: w = w + m v - lr (g + wd w), and the stored v decays by the new w. A partly filled step
@@ -117,7 +117,7 @@ class Optimizer:
 
         Args:
             fraction: filled part of the global batch, above 0, up to 1.
-            rescale: factor that turns gradients into those of the mean loss.
+            rescale: factor from the current gradients to the gradients of the mean loss.
             is_finite: (1,), 0 to leave everything unchanged; None without float16.
         """
         momentum = self._momentum(lr)
@@ -132,7 +132,7 @@ class Optimizer:
         self.last_lr, self.is_batch_new = lr, False
 
     def _momentum(self, lr: float) -> float:
-        """Return the momentum, corrected for learning rate changes: all of them for LARS, a new batch for SGD."""
+        """Return the momentum, corrected for learning rate changes (LARS: all of them; SGD: after a batch change)."""
         is_corrected = self.last_lr and (self._config.name == 'lars' or self.is_batch_new)
         return self._config.momentum * (lr / self.last_lr if is_corrected and self.last_lr else 1.0)
 
@@ -177,7 +177,7 @@ class Optimizer:
                        wds=[t.decay for t in tensors], num_weights=len(tensors), **keys)
 
     def _lars_rates(self, bucket: Bucket, lr: float, rescale: float) -> mx.nd.NDArray:
-        """Return the rate of every tensor: lr, for weights times eta |w| / (|g| + wd |w| + eps)."""
+        """Return the rate of every tensor: lr, multiplied for weights by eta |w| / (|g| + wd |w| + eps)."""
         n, rates = bucket.num_adapted, bucket.ones * lr
         if n:
             arrays = [t.weight for t in bucket.tensors[:n]], bucket.grads[:n]
@@ -198,7 +198,7 @@ class Optimizer:
 
 
 def _join(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Concatenate arrays of one dtype into a new one, (elements of all,)."""
+    """Concatenate arrays of one dtype into a new 1-D array."""
     return mx.nd.concat(*(a.reshape((-1,)) for a in arrays), dim=0)
 
 

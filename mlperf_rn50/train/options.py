@@ -11,12 +11,12 @@ class OptimizerConfig:
 
     Args:
         name: sgd or lars.
-        momentum: of the velocity.
+        momentum: momentum of the velocity.
         nesterov: use Nesterov momentum with sgd.
         weight_decay: L2 factor.
-        decay_bn_and_bias: apply weight_decay to BatchNorm gamma and beta and to biases too.
+        decay_bn_and_bias: apply weight_decay also to BatchNorm gamma and beta and to biases.
         lars_eta: LARS trust coefficient.
-        lars_epsilon: added to the LARS denominator; the closed division wants 0.
+        lars_epsilon: added to the LARS denominator; the closed division requires 0.
     """
 
     name: Literal['sgd', 'lars'] = 'sgd'
@@ -33,7 +33,7 @@ class ScheduleConfig:
     """Learning rate over the run.
 
     Args:
-        base_lr: reached at the end of the warm-up, for the global batch.
+        base_lr: learning rate for the global batch at the end of the warm-up.
         warmup_epochs: linear warm-up from 0; may be fractional.
         decay: poly, cosine or step.
         decay_epochs: epochs of the whole schedule, warm-up included.
@@ -58,20 +58,20 @@ class TrainConfig:
     """Steps and end of training.
 
     Args:
-        local_batch_size: images per rank and forward pass; give this or global_batch_size.
+        local_batch_size: images per rank and forward pass; set this or global_batch_size.
         global_batch_size: images per optimizer step over all ranks.
         gradient_accumulation_steps: forward passes per optimizer step.
         label_smoothing: probability spread evenly over all classes.
         precision: float32, bfloat16 (CPU) or float16 with float32 master weights (GPU).
         loss_scale: initial factor on the loss in float16; halved on overflow, doubled after 2,000 finite steps.
-        device: cpu or gpu; ranks share out the GPUs that they see, run.ranks_per_device neighbours each.
+        device: cpu or gpu; ranks divide the visible GPUs, run.ranks_per_device neighbours per GPU.
         target_accuracy: stop when Top-1 is at least this fraction.
-        max_epochs: give up after this many epochs; null means schedule.decay_epochs.
+        max_epochs: abort after this many epochs; null means schedule.decay_epochs.
         eval_period: epochs between two evaluations.
-        eval_offset: evaluate after epoch e (from 0) when e modulo eval_period is this.
+        eval_offset: evaluate after epoch e (from 0) if e modulo eval_period equals this.
         eval_batch_size: images per rank and evaluation pass; null means local_batch_size.
-        num_warmup_steps: steps on made-up images before the clock starts; the network is restored afterwards.
-        init_weights: start from kept weights (a run folder or file; --init-weights); null draws fresh ones.
+        num_warmup_steps: steps on synthetic images before the clock starts; the network is restored afterwards.
+        init_weights: run folder or file with initial weights (short form --init-weights); null initialises randomly.
     """
 
     local_batch_size: int | None = option(None, ABOVE_0, 'images')
@@ -95,12 +95,12 @@ class CommConfig:
     """Gradient exchange and time limits of ranks.
 
     Args:
-        compression: none, or fp16 (gradients travel in 16 bits).
-        num_buckets: parts in which gradients are exchanged, each as soon as backward has computed it.
-        stall_limit_s: end a run if a rank gives no sign of life for so long while training; 0 for never.
-        start_limit_s: the same before the first step; 0 for never.
-        eval_limit_s: the same in an evaluation; 0 for never.
-        checkpoint_limit_s: the same in a checkpoint and the first step after it; 0 for never.
+        compression: none, or fp16 (exchange gradients in 16 bits).
+        num_buckets: number of parts for the gradient exchange, each exchanged as soon as backward has computed it.
+        stall_limit_s: end a run if a rank gives no sign of life for this long in training; 0 disables the limit.
+        start_limit_s: stall limit before the first step; 0 disables it.
+        eval_limit_s: stall limit in an evaluation; 0 disables it.
+        checkpoint_limit_s: stall limit in a checkpoint and the first step after it; 0 disables it.
     """
 
     compression: Literal['none', 'fp16'] = 'none'
@@ -116,9 +116,9 @@ class CheckpointConfig:
     """Checkpoints to resume from.
 
     Args:
-        period_epochs: write one every so many epochs; 0 writes one only at a stop request.
-        period_steps: also write one every so many steps; 0 for none.
-        keep: how many to keep.
+        period_epochs: epochs between two checkpoints; 0 writes one only at a stop request.
+        period_steps: steps between two additional checkpoints; 0 disables them.
+        keep: number of checkpoints to keep.
     """
 
     period_epochs: int = option(1, FROM_0, 'epochs')
@@ -127,7 +127,7 @@ class CheckpointConfig:
 
 
 def check_training(t: TrainConfig, s: ScheduleConfig, o: OptimizerConfig) -> None:
-    """Raise ConfigError for values that exclude each other."""
+    """Raise ConfigError for conflicting values."""
     require((t.local_batch_size is None) != (t.global_batch_size is None),
             f'train: got local_batch_size={t.local_batch_size} and global_batch_size={t.global_batch_size}, '
             'expected exactly one of them; set the other to null')

@@ -9,7 +9,7 @@ from mlperf_rn50.train.schedule import is_eval_epoch, learning_rate
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of a run, made by make_plan; lr_scale: factor on the scheduled learning rate.
+    """Numbers of a run, as computed by make_plan; lr_scale: factor on the scheduled learning rate.
 
     nodes: node of every rank, counted from 0; empty if unknown or only one.
     """
@@ -74,10 +74,10 @@ class Plan:
 def make_plan(config: Config, world_size: int) -> Plan:
     """Return the plan for a number of ranks; raise ConfigError if batch and ranks do not fit."""
     t, r = config.train, config.run
-    wanted = config_world_size(config)
-    if wanted not in (None, world_size):
-        raise ConfigError(f'run.num_nodes x run.ranks_per_node: got {r.num_nodes} x {r.ranks_per_node} = {wanted} '
-                          f'ranks, but {world_size} were started; start {wanted}, or set both to null')
+    configured = config_world_size(config)
+    if configured not in (None, world_size):
+        raise ConfigError(f'run.num_nodes x run.ranks_per_node: got {r.num_nodes} x {r.ranks_per_node} = '
+                          f'{configured} ranks, but {world_size} were started; start {configured}, or set both to null')
     local = t.local_batch_size
     if local is None:
         assert t.global_batch_size is not None  # check_values requires exactly one of the two
@@ -94,9 +94,9 @@ def make_plan(config: Config, world_size: int) -> Plan:
 
 
 def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Plan:
-    """Return the plan of a run resumed with another number of ranks than configured; raise ConfigError as make_plan.
+    """Return the plan of a run resumed with a different number of ranks than configured; raise ConfigError.
 
-    A local batch stays, a global batch is rounded down to a multiple, and the learning rate is proportional to the
+    A local batch is kept, a global batch is rounded down to a multiple, and the learning rate is proportional to the
     resulting batch.
     """
     train, passes = config.train, world_size * config.train.gradient_accumulation_steps
@@ -108,7 +108,7 @@ def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Pl
 
 
 def resumed_step(plan: Plan, step: int, global_batch_size: int, has_same_nodes: bool = True) -> int:
-    """Return the step of a plan that a run with another global batch has reached, without skipping images."""
+    """Return the step of a plan that a run with a different global batch has reached, without skipping images."""
     num_train = plan.config.data.num_train
     epoch, step_in_epoch = divmod(step, -(-num_train // global_batch_size))
     if plan.config.data.shuffle == 'node' and not has_same_nodes:  # the order has changed, so the epoch restarts
@@ -117,7 +117,7 @@ def resumed_step(plan: Plan, step: int, global_batch_size: int, has_same_nodes: 
 
 
 def config_world_size(config: Config) -> int | None:
-    """Return the configured number of ranks, None if it is open."""
+    """Return the configured number of ranks; None if not configured."""
     if config.run.num_nodes is None or config.run.ranks_per_node is None:
         return None
     return config.run.num_nodes * config.run.ranks_per_node
@@ -126,7 +126,7 @@ def config_world_size(config: Config) -> int | None:
 def _render_shuffle(plan: Plan) -> str:
     data = plan.config.data
     if data.shuffle == 'global':
-        return 'global: every epoch an order over all images; every node reads all of them over time'
+        return 'global: one order over all images per epoch; every node reads all of them over time'
     num_nodes = len(set(plan.nodes)) or plan.config.run.num_nodes
     share = f'about 1/{num_nodes or "N"} of the images{"" if num_nodes else " (N nodes)"}'
     return f'node: each node reads {share}, a new part every {data.node_rotation_epochs} epochs'
@@ -147,7 +147,7 @@ def render_plan(plan: Plan) -> str:
         f'padded, per epoch     {train.num_padded} training positions (weight 0), '
         f'{val.num_padded} validation positions (not counted)',
         f'target                Top-1 >= {c.train.target_accuracy} on {c.data.dataset}',
-        f'gives up after        {plan.max_epochs} epochs, {plan.max_epochs * plan.steps_per_epoch} steps',
+        f'aborts after          {plan.max_epochs} epochs, {plan.max_epochs * plan.steps_per_epoch} steps',
         f'evaluations           after epochs {" ".join(evals)} (counted from 1)',
         'learning rate         at the first and last step of each epoch (counted from 1):']
     for epoch in range(plan.max_epochs):

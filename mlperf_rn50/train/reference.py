@@ -1,4 +1,4 @@
-"""Comparison of the evaluations of a run with reference runs, which rank 0 reads before the start."""
+"""Comparison of a run's evaluations with reference runs, which rank 0 reads before the start."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +25,13 @@ def _recipe_of(config: Config, world_size: int) -> Recipe:
 
 
 def _named_sets(paths: Sequence[str]) -> list[RunSet]:
-    """Return the usable sets under some paths; raise UserError if all are refused."""
+    """Return the usable run sets in some paths; raise UserError if all are refused."""
     run_sets = load_run_sets([Path(p) for p in paths])
-    found = [s for s in run_sets if s.has_recipe]
+    usable = [s for s in run_sets if s.has_recipe]
     refused = next((s for s in run_sets if s.refusal), None)
-    if refused and not found:
-        raise UserError(f'run.reference: expected a set of runs, got {refused.folder}: {refused.refusal}')
-    return found
+    if refused and not usable:
+        raise UserError(f'run.reference: expected a run set, got {refused.folder}: {refused.refusal}')
+    return usable
 
 
 def find_reference(config: Config, world_size: int) -> Reference | None:
@@ -45,7 +45,7 @@ def find_reference(config: Config, world_size: int) -> Reference | None:
 
 @dataclass
 class ReferenceComparison:
-    """Evaluations of a run so far, and their reference."""
+    """Completed evaluations of a run, and their reference."""
 
     reference: Reference | None
     bands: dict[int, Band] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class ReferenceComparison:
     is_behind: bool = False
 
     def compare(self, epochs: int, accuracy: float, time_s: float) -> events.Compared | None:
-        """Compare an evaluation, Top-1 as a fraction, with the reference; return None without one."""
+        """Compare an evaluation, Top-1 as a fraction, with the reference; return None if there is no reference."""
         if self.reference is None:
             return None
         self.curve.append((epochs, accuracy))
@@ -73,7 +73,7 @@ def open_comparison(reference: Reference | None, plan: Plan, metrics: Path, num_
 
 
 def reference_event(comparison: ReferenceComparison, config: Config, world_size: int) -> events.ReferenceFound | None:
-    """Return the event of the reference at the start; None without reference on other data than ImageNet."""
+    """Return the event that reports the reference; None without a reference on data other than ImageNet."""
     if comparison.reference:
         return events.ReferenceFound(text := reference_runs.introduce(comparison.reference),
                                      _reference_record(comparison.reference, list(comparison.bands.values()), text))

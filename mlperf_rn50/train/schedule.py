@@ -31,7 +31,7 @@ def learning_rate(config: ScheduleConfig, step: int, steps_per_epoch: int) -> fl
 
 
 def is_eval_epoch(epoch: int, eval_period: int, eval_offset: int, max_epochs: int) -> bool:
-    """Check whether an evaluation follows an epoch (from 0): on the grid of the rules, and after the last."""
+    """Check whether an evaluation follows an epoch (from 0): every eval_period epochs, and after the last one."""
     return epoch % eval_period == eval_offset or epoch == max_epochs - 1
 
 
@@ -40,14 +40,14 @@ class LossScale:
     """Loss factor: halved after an overflow, doubled after GROWTH_STEPS finite steps in a row.
 
     All ranks read the outcome of a step at the same later step, so that they decide alike without waiting. Overflows of
-    pending steps with an older, larger scale change nothing.
+    pending steps with an older, larger scale have no effect.
     """
 
     value: float
     num_finite_steps: int = 0
 
     def read(self, used: float, is_finite: bool) -> None:
-        """Update the scale by the outcome of a step; used: the scale of that step."""
+        """Update the scale after a step; used: the scale of that step."""
         if is_finite:
             self.num_finite_steps += 1
             if self.num_finite_steps == GROWTH_STEPS:

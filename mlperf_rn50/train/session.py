@@ -59,13 +59,13 @@ class Session:
 
     @property
     def nodes(self) -> list[tuple[str, int]]:
-        """Name and number of ranks of each host, in the order of their first rank."""
+        """Name and number of ranks of each host, ordered by first rank."""
         return [(h.name, h.local_size) for h in self.hosts if h.local_rank == 0]
 
 
 @dataclass(frozen=True)
 class TrainingRun(Session):
-    """A run whose clock runs; train_data is endless; clock_start: monotonic, minus the time before a resume."""
+    """A run whose clock is running; train_data is endless. clock_start: monotonic, minus the time before a resume."""
 
     sinks: events.Sinks
     writer: BackgroundWriter
@@ -121,7 +121,7 @@ def _take(lock: FileLock, waited_s: float) -> bool:
             return True
     if waited_s > _LOCK_LIMIT_S:
         raise UserError(f'{lock.path}: {lock.holder()} writes this run and has not ended within {_LOCK_LIMIT_S:.0f} s; '
-                        'let it end, or stop it')
+                        'wait for it or stop it')
     if not waited_s:
         say(f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at most '
             f'{_LOCK_LIMIT_S:.0f} s')
@@ -134,9 +134,9 @@ def load_resumption(comm: Comm, run: RunFolder, path: Path) -> checkpoint.Loaded
         check_unfinished(run)
         return checkpoint.LoadedCheckpoint(path, *checkpoint.load(path)) if is_checkpoint(path) else \
             checkpoint.load_newest(path)
-    own = on_rank_0(comm, load)
-    name, before = comm.gather_object(own and [str(own.path), asdict(own.progress)])[0]
-    return own or checkpoint.LoadedCheckpoint(Path(name), parse_progress(before), {})
+    loaded = on_rank_0(comm, load)
+    name, before = comm.gather_object(loaded and [str(loaded.path), asdict(loaded.progress)])[0]
+    return loaded or checkpoint.LoadedCheckpoint(Path(name), parse_progress(before), {})
 
 
 def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Progress]:
@@ -151,13 +151,13 @@ def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Pr
 
 def plan_resumed(config: Config, world_size: int, nodes: Sequence[int], resumption: checkpoint.LoadedCheckpoint,
                  is_elastic: bool, allowed: Sequence[str] = ()) -> tuple[Plan, Progress]:
-    """Return plan and progress of a resumed run; raise UserError if configuration, ranks and checkpoint do not fit."""
+    """Return plan and progress of a resumed run; raise UserError if configuration, ranks or checkpoint do not match."""
     before = resumption.progress
     plan = make_elastic_plan(config, world_size, before.lr_batch_size) if is_elastic else make_plan(config, world_size)
     _check_resumption(resumption, plan, is_elastic)
     step = resumed_step(plan, before.step, before.global_batch_size, before.nodes == list(nodes))
     if step >= plan.max_epochs * plan.steps_per_epoch:
-        raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the checkpoint has completed all of them; '
+        raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the run has already completed all of them; '
                           'increase it to resume')
     check_changes(find_changes(before.config, config), allowed, str(resumption.path))
     plan = _complete(plan, before.seed, nodes)
@@ -174,11 +174,11 @@ def _check_resumption(resumption: checkpoint.LoadedCheckpoint, plan: Plan, is_el
     before = resumption.progress
     seed = plan.config.run.seed
     facts = [('data.num_train', plan.config.data.num_train, before.num_train, 'use the same data'),
-             ('run.seed', before.seed if seed is None else seed, before.seed, 'leave the seed out')]
+             ('run.seed', before.seed if seed is None else seed, before.seed, 'omit run.seed')]
     if not is_elastic:
         facts += [('ranks', plan.world_size, before.world_size,
-                   f'start {before.world_size} ranks, or resume with {plan.world_size} by --elastic'),
-                  ('train.global_batch_size', plan.global_batch_size, before.global_batch_size, 'keep the batch')]
+                   f'start {before.world_size} ranks, or resume with {plan.world_size} and --elastic'),
+                  ('train.global_batch_size', plan.global_batch_size, before.global_batch_size, 'keep this batch')]
     for name, got, expected, fix in facts:
         if got != expected:
             raise CheckpointError(f'{resumption.path}: {name}: got {got}, the checkpoint has {expected}; {fix}')
@@ -200,6 +200,6 @@ def open_session(config: Config, comm: Comm, position: Position, resume: tuple[R
 
 
 def nodes_of(hosts: Sequence[RankPlace]) -> list[int]:
-    """Return the node of every rank, counted from 0 in the order of first ranks."""
+    """Return the node of every rank, numbered from 0 in the order of first ranks."""
     names = list(dict.fromkeys(h.name for h in hosts))
     return [names.index(h.name) for h in hosts]

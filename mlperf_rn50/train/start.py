@@ -57,7 +57,7 @@ def open_telemetry(config: Config, comm: Comm, run: RunFolder) -> Telemetry:
 
 
 def _clear_caches(session: Session, sinks: events.Sinks) -> tuple[bool, str]:
-    """Flush the page cache of every node if configured; return whether all succeeded, and the command or reason."""
+    """Flush the page cache of every node if configured; return whether all nodes did so, and the command or reason."""
     if not session.plan.config.run.clear_caches:
         return False, 'not requested (run.clear_caches)'
     problem = None
@@ -69,7 +69,7 @@ def _clear_caches(session: Session, sinks: events.Sinks) -> tuple[bool, str]:
             problem = f'{_DROP_CACHES}: {e.strerror} (needs root)'
     num_failed = session.comm.sum([problem is not None])[0]
     if num_failed:
-        text = problem or f'{num_failed} nodes could not (needs root)'
+        text = problem or f'{num_failed} nodes failed (needs root)'
         sinks.handle(events.Warned(f'the page cache was not flushed: {text}'))
         return False, text
     return True, 'sync; echo 3 > /proc/sys/vm/drop_caches on every node'
@@ -118,16 +118,16 @@ def start(session: Session, sinks: events.Sinks) -> TrainingRun:
 
 
 def _log_start(run: TrainingRun) -> None:
-    found = run.resumption
-    if not found:
+    resumption = run.resumption
+    if not resumption:
         run.sinks.handle(events.RunStarted(run.plan, len(run.nodes)))
         return
-    if found.damaged:
-        reasons = '; '.join(reason for _, reason in found.damaged)
-        run.sinks.handle(events.Warned(f'{reasons}; put aside, the run resumes from {found.path}'))
-    before = found.progress
+    if resumption.damaged:
+        reasons = '; '.join(reason for _, reason in resumption.damaged)
+        run.sinks.handle(events.Warned(f'{reasons}; renamed; the run resumes from {resumption.path}'))
+    before = resumption.progress
     run.sinks.handle(events.Resumed(
-        run.plan, len(run.nodes), run.progress.step, run.progress.clock_s, str(found.path), before.world_size,
+        run.plan, len(run.nodes), run.progress.step, run.progress.clock_s, str(resumption.path), before.world_size,
         before.global_batch_size, find_changes(before.config, run.plan.config)))
 
 
@@ -138,26 +138,26 @@ def _initial_weights(session: Session, trainer: Trainer) -> tuple[str, list[str]
         return '', []
 
     def take() -> list[Any]:
-        kept, arrays = load_weights(Path(path))
+        description, arrays = load_weights(Path(path))
         notes = set_weights(trainer.net, arrays)
         trainer.optimizer.reset_masters()
-        return [f'{path} ({kept.model["name"]}, {kept.epoch} epochs on {kept.data["dataset"]}, SHA-256 '
-                f'{kept.sha256[:12]}…)', notes]
+        return [f'{path} ({description.model["name"]}, {description.epoch} epochs on '
+                f'{description.data["dataset"]}, SHA-256 {description.sha256[:12]}…)', notes]
     source, notes = from_rank_0(session.comm, take)
     return source, notes
 
 
-def _restore(session: Session, trainer: Trainer, found: checkpoint.LoadedCheckpoint) -> None:
+def _restore(session: Session, trainer: Trainer, loaded: checkpoint.LoadedCheckpoint) -> None:
     """Restore a checkpoint that rank 0 has read, and free its arrays."""
     progress = session.progress
 
     def check() -> None:
-        checkpoint.check_arrays(found.path, found.arrays, trainer.array_shapes())
-        checkpoint.put_aside([p for p, _ in found.damaged])
-        checkpoint.rewind(found.path.parent, found.path, progress, found.arrays)
+        checkpoint.check_arrays(loaded.path, loaded.arrays, trainer.array_shapes())
+        checkpoint.put_aside([p for p, _ in loaded.damaged])
+        checkpoint.rewind(loaded.path.parent, loaded.path, progress, loaded.arrays)
     on_rank_0(session.comm, check)
-    trainer.restore(found.arrays if session.comm.rank == 0 else None)
-    found.arrays.clear()
+    trainer.restore(loaded.arrays if session.comm.rank == 0 else None)
+    loaded.arrays.clear()
     trainer.optimizer.last_lr = progress.last_lr or None
-    trainer.optimizer.is_batch_new = found.progress.global_batch_size != progress.global_batch_size
+    trainer.optimizer.is_batch_new = loaded.progress.global_batch_size != progress.global_batch_size
     trainer.loss_scale.value, trainer.loss_scale.num_finite_steps = progress.loss_scale, progress.num_finite_steps

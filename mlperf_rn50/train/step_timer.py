@@ -1,7 +1,7 @@
 """Times of a rank's steps: waiting for data, computing, waiting for the other ranks.
 
 The training loop runs ahead of the device and cannot measure them. A thread waits for two small copies of each step,
-made at the end of backward and after the sum of the last gradients, and reads the clock. Steps wait for nothing more.
+made at the end of backward and after the sum of the last gradients, and reads the clock. Steps do not wait longer.
 """
 import queue
 import threading
@@ -15,7 +15,7 @@ import mxnet as mx
 
 @dataclass
 class StepTimes:
-    """Times of some steps of a rank, in seconds; wait_s: from the end of backward to that of the exchange."""
+    """Times of several steps of a rank, in seconds; wait_s: from the end of backward to the end of the exchange."""
 
     num_steps: int = 0
     data_s: float = 0.0
@@ -24,7 +24,7 @@ class StepTimes:
 
 
 class _TimerThread(threading.Thread):
-    """Waits for steps and adds up their times."""
+    """Thread that waits for steps and adds up their times."""
 
     def __init__(self, on_exchange: Callable[[bool], None]) -> None:
         super().__init__(name='timer', daemon=True)
@@ -52,7 +52,7 @@ class _TimerThread(threading.Thread):
                 self.num_done += 1
 
     def add(self, data_at: float, computed_at: float, exchanged_at: float) -> None:
-        """Add a step by the times of its images, of the end of backward and of the end of the exchange."""
+        """Add a step, given the times of its images, the end of backward and the end of the exchange."""
         start = max(self.last_end, data_at)
         self.times.num_steps += 1
         self.times.data_s += start - self.last_end
@@ -72,12 +72,12 @@ class StepTimer:
         weakref.finalize(self, self._thread.steps.put, None)  # the thread ends with the timer
 
     def mark_data(self) -> None:
-        """Record the arrival of the images of a pass; only the first pass of a step counts."""
+        """Record the arrival of a pass's images; only the first pass of a step counts."""
         if not self._is_begun:
             self._data_at, self._is_begun = time.monotonic(), True
 
     def mark_step(self, computed: mx.nd.NDArray, exchanged: mx.nd.NDArray) -> None:
-        """Record a pushed step, by arrays that are ready at the end of backward and of the exchange."""
+        """Record a pushed step, given arrays that are ready at the end of backward and of the exchange."""
         self._num_pushed += 1
         self._thread.steps.put((self._data_at, computed, exchanged))
         self._is_begun = False
@@ -99,7 +99,7 @@ class StepTimer:
         self._thread.last_end = time.monotonic()
 
     def drain(self) -> None:
-        """Wait until all steps are timed; raise the error of one."""
+        """Wait until all steps are timed; raise the error of a failed step."""
         while self._thread.num_done < self._num_pushed:
             time.sleep(0.001)
         self.check()

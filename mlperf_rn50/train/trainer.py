@@ -47,13 +47,13 @@ def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
         return []
     notes = [fusion_text(config, environ)] if config.model.name.startswith('resnet') else []
     if missing := [f'{name}={value}' for name, value in DETERMINISM.items() if environ.get(name) != value]:
-        notes.append(f'results are not reproducible to the bit; on a GPU that takes {" and ".join(missing)}')
+        notes.append(f'results are not reproducible to the bit; on a GPU this requires {" and ".join(missing)}')
     return notes
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Pending norms of the gradients of a step; squared: float32, (tensors,), the sums of squares."""
+    """Pending gradient norms of a step; squared: float32, (tensors,), the sums of squares."""
 
     rescale: float
     squared: mx.nd.NDArray
@@ -62,7 +62,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """Pending results of a step; sums: (2,), mean loss and number of stop requests; is_finite: (1,) for float16."""
+    """Pending results of a step. sums: (2,), mean loss and number of stop requests; is_finite: (1,) for float16."""
 
     sums: mx.nd.NDArray
     loss_scale: float
@@ -108,11 +108,11 @@ class Trainer:
 
     @property
     def eval_net(self) -> HybridBlock:
-        """The network for evaluations, as of the last fold()."""
+        """Network for evaluations, as of the last fold()."""
         return self._folded.net if self._folded else self.net
 
     def broadcast(self) -> None:
-        """Copy weights, statistics and optimizer state of rank 0 to all ranks."""
+        """Copy rank 0's weights, statistics and optimizer state to all ranks."""
         self._comm.broadcast(self._live_arrays())
 
     def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, stop_requested: bool,
@@ -177,15 +177,15 @@ class Trainer:
         return self._plan.rescale(step_in_epoch) / self.loss_scale.value
 
     def read(self, pending: PendingStep) -> tuple[float, bool]:
-        """Wait for a step; return its mean loss and whether a stop was requested; raise its MXNetError."""
-        loss, num_asked = (float(v) for v in pending.sums.asnumpy())
+        """Wait for a step. Return its mean loss and whether a stop was requested; raise its MXNetError."""
+        loss, num_requests = (float(v) for v in pending.sums.asnumpy())
         self.timer.check()
         if pending.is_finite is not None:
             self.loss_scale.read(pending.loss_scale, bool(pending.is_finite.asscalar()))
-        return loss, num_asked > 0
+        return loss, num_requests > 0
 
     def average_statistics(self) -> None:
-        """Average the running statistics over ranks in place, at any time because they are linear in the batches."""
+        """Average the running statistics over ranks in place, at any time because they are linear in the inputs."""
         self.settle()
         if self._statistics:
             self._comm.average(list(self._statistics.values()))
@@ -197,7 +197,7 @@ class Trainer:
     def settle(self) -> None:
         """Wait for every pushed step."""
         # Reading one array is not enough, because a static graph updates running statistics, and keeps weights in
-        # oneDNN's layout, outside of the array's dependencies.
+        # oneDNN's layout, outside the array's dependencies.
         mx.nd.waitall()
         self.timer.drain()
 
@@ -211,7 +211,7 @@ class Trainer:
         return {n: a.shape for n, a in self._live_arrays().items()}
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Copy all arrays of a checkpoint; equal on all ranks after average_statistics."""
+        """Copy all arrays of a checkpoint; they are equal on all ranks after average_statistics."""
         self.settle()
         return {n: a.asnumpy() for n, a in self._live_arrays().items()}
 
@@ -219,11 +219,11 @@ class Trainer:
         return {n: p.data().copy() for n, p in self.net.collect_params().items()}
 
     def digests(self) -> dict[str, int]:
-        """Return the CRC-32 of every array of a snapshot, by name."""
+        """Return the CRC-32 of every snapshot array, by name."""
         return {n: zlib.crc32(a.asnumpy().view(np.uint8).ravel()) for n, a in self._live_arrays().items()}
 
     def find_non_finite(self) -> str | None:
-        """Return the name of the first array of a snapshot that holds a NaN or an infinity."""
+        """Return the name of the first array of a snapshot that contains a NaN or an infinity."""
         return next((n for n, a in self._live_arrays().items() if npz.find_non_finite({n: a.asnumpy()})), None)
 
     def restore(self, arrays: Mapping[str, np.ndarray] | None) -> None:
@@ -239,7 +239,7 @@ class Trainer:
             mx.nd.array(arrays[name], self.context, array.dtype).copyto(array)
 
     def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
-        """Take some steps and an evaluation on made-up images, with every shape of the run, then restore everything."""
+        """Take some steps and an evaluation on synthetic images with all shapes of the run, then restore everything."""
         if not num_steps:
             return
         before, scale = self.snapshot(), self.loss_scale

@@ -185,7 +185,7 @@ def test_elastic_run_excludes_a_lost_host_and_converges(start, cluster):
     code, output = job.end()
     assert code == 0, output
     assert 'excluding h3, which did not answer' in output
-    assert 'planned again: 2 ranks (before: 3), global batch 24 (before: 24), learning rate times 1' in output
+    assert 'new plan: 2 ranks (before: 3), global batch 24 (before: 24), learning rate times 1' in output
     [resumed] = run_metrics(job.run_dir, 'resumed')
     assert (resumed['number_of_ranks'], resumed['number_of_nodes'], resumed['lr_scale']) == (2, 2, 1.0)
     assert '"key": "run_resumed"' in (job.run_dir / 'result_0.txt').read_text()

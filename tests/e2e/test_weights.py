@@ -166,7 +166,7 @@ def test_onnx_export_agrees_for_any_number_of_images(kept, tmp_path, monkeypatch
 def test_existing_files_are_not_overwritten(kept, tmp_path):
     (tmp_path / 'resnet18_best-0000.params').write_text('existing')
     done = call('export', kept, '--format=gluon', '--out', tmp_path)
-    assert done.returncode == 2 and 'exists already; remove it or choose another folder with --out' in done.stderr
+    assert done.returncode == 2 and 'exists already; remove it or choose a new folder with --out' in done.stderr
     assert [p.read_text() for p in tmp_path.iterdir()] == ['existing']
 
 
@@ -182,7 +182,7 @@ def test_wrong_export_is_refused_and_removed(kept, tmp_path, monkeypatch):
 def test_export_check_accepts_a_different_data_folder(kept, tmp_path, tiny):
     described(kept, tmp_path, dir='/nonexistent')
     done = call('export', tmp_path, '--format=gluon', '--out', tmp_path / 'out')
-    assert done.returncode == 2 and 'give their folder with --data.dir' in done.stderr
+    assert done.returncode == 2 and 'set their folder with --data.dir' in done.stderr
     assert not (tmp_path / 'out').exists()
     assert call('export', tmp_path, '--format=gluon', '--out', tmp_path / 'out', '--data.dir', tiny).returncode == 0
     assert {p.name for p in (tmp_path / 'out').iterdir()} == {f'resnet18_best{s}' for s in (

@@ -27,7 +27,7 @@ def test_list_options_are_parsed():
     for text in ('1,', '0', '1.5'):
         with pytest.raises(ConfigError, match='--ranks: got'):
             parse_numbers('--ranks', text)
-    with pytest.raises(ConfigError, match="--models: got 'd', expected some of a,b,c"):
+    with pytest.raises(ConfigError, match="--models: got 'd', expected one or more of a,b,c"):
         parse_list('--models', 'a,d', ['a', 'b', 'c'])
 
 

@@ -148,7 +148,7 @@ def test_unreadable_logs_do_not_stop_the_check_and_json_agrees(logs, tmp_path, m
     content = json.loads(as_json.stdout, parse_constant=pytest.fail)
     assert done.returncode == as_json.returncode == 1 and '\x1b' not in done.stdout + as_json.stdout
     for i, (name, reason) in enumerate([('none.txt', 'cannot read the log: No such file or directory'),
-                                     ('bad/result_0.txt', 'no MLPerf log line in it; expected a result_<k>.txt'),
+                                     ('bad/result_0.txt', 'contains no MLPerf log line; expected a result_<k>.txt'),
                                      ('bad/result_1.txt', 'cannot read the log: got a named pipe, expected a file'),
                                      ('bad/closed', 'cannot read the log: got a folder, expected a file')]):
         assert f'{tmp_path / name}\n  FAIL: {reason}\n' in done.stdout
@@ -162,7 +162,7 @@ def test_unreadable_logs_do_not_stop_the_check_and_json_agrees(logs, tmp_path, m
 
 
 @pytest.mark.parametrize('text, reason', [
-    (None, 'no result_<k>.txt in it or below it'), (':::MLLOG ' + 'x' * MAX_LINE, 'line 1 is longer than 8192')])
+    (None, 'contains no result_<k>.txt'), (':::MLLOG ' + 'x' * MAX_LINE, 'line 1 is longer than 8192')])
 def test_folder_without_readable_logs_is_a_usage_error(tmp_path, text, reason):
     if text is not None:
         (tmp_path / 'result_0.txt').write_text(text)

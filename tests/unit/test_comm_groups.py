@@ -174,4 +174,4 @@ def test_sharing_ranks_sum_first_only_if_nccl_would_refuse(monkeypatch, device, 
 
 def test_doctor_describes_the_path_of_gradients():
     assert describe_exchange('MPI', 'gpu', 7, 2, True).endswith(
-        'gradients of 2 ranks of a GPU through host memory and MPI, then those of 4 GPUs through NCCL')
+        'gradients of 2 ranks of a GPU through host memory and MPI, then of 4 GPUs through NCCL')

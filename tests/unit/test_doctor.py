@@ -112,7 +112,7 @@ CASES = [
     ('locked memory', {}, {}, 'not needed', '', ''),
     ('energy', {}, {}, 'ok', '4 CPU packages can be measured; 16 GPUs can be measured (run.telemetry)', ''),
     ('energy', {'energy': {'cpu': 0, 'gpu': 8}}, {}, 'ok', '2 CPU packages can be measured, none on h2, so there', ''),
-    ('run folder', {}, {}, 'ok', 'the same on all 2 hosts', ''),
+    ('run folder', {}, {}, 'ok', 'visible on all 2 hosts', ''),
     ('run folder', {'run_folder_problem': 'no /run/.doctor-1'}, {}, 'warning',
      'files of h1 are not visible on h2 (no /run/.doctor-1)', '')]
 

@@ -156,17 +156,17 @@ def test_torn_and_hostile_lines_are_ignored(tmp_path):
     (Attempt(0, 1, 'converged', True, True), False, 9, 0, ('end', 0)),
     (Attempt(0, 1, 'failed', True, True), False, 9, 0, ('end', 1)),
     (Attempt(0, 1, 'interrupted', True, True), False, 9, 0, ('end', 75)),
-    # An interrupted run is restarted as often as it gains steps.
-    (Attempt(0, 1, None, True, True), False, 1, 0, ('again', 0)),
+    # An interrupted run is restarted while it gains steps.
+    (Attempt(0, 1, None, True, True), False, 1, 0, ('restart', 0)),
     (Attempt(0, 1, None, True, True), False, 0, 0, ('end', 1)),
-    (Attempt(0, 1, None, False, True), False, 9, 2, ('again', 0)),
+    (Attempt(0, 1, None, False, True), False, 9, 2, ('restart', 0)),
     (Attempt(0, 1, None, False, True), False, 9, 3, ('end', 1)),
     (Attempt(0, 2, None, False, True), False, 9, 1, ('end', 2)),
     (Attempt(0, 1, None, True, True), True, 9, 0, ('end', 75)),
     (Attempt(None, 1, None, False, False), True, 9, 1, ('end', 1))])
 def test_restart_decision_after_an_attempt(attempt, is_stop_requested, restarts_left, num_stuck, expected):
     verdict = judge(attempt, is_stop_requested, restarts_left, num_stuck)
-    assert (verdict.what, verdict.exit_code) == expected
+    assert (verdict.action, verdict.exit_code) == expected
 
 
 def test_stuck_attempts_are_counted_across_starts_of_a_job(tmp_path):

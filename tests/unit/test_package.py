@@ -90,7 +90,7 @@ def rewrite(folder, source, target, old, new):
      ['result_1.txt: cache_clear is missing', 'result_0.txt: did not converge (aborted)']),
     ({'seeds': [1, 2, 3, 4, 4]}, None, ['some runs have the same seed, expected a different one for each run']),
     ({'config': closed(replace(SGD, data=DataConfig(dataset='digits', num_train=1437, num_val=360)))}, None,
-     ['the closed division requires ImageNet, but these logs are of other data']),
+     ['the closed division requires ImageNet, but these logs are of a different data set']),
     ({'pace_ms': 50}, lambda folder: rewrite(folder, 3, 4, '"value": 4,', '"value": 99,'),
      ['result_4.txt is a duplicate of result_3.txt: all ']),
     ({'ends': ['aborted']}, lambda folder: append(result(folder, 0), mllog('opt_name', 0, 'adam/../../../tmp/x')),
@@ -281,7 +281,7 @@ def test_differing_scores_are_reported(tmp_path, official, scored, is_shown):
 @pytest.mark.parametrize('words, message', [
     (['runs', '--org', 'us'], '--system SYSTEM, --out DIR: missing'),
     (['--check', 'x', '--org', 'us'], '--check: got --org too, expected only a finished tree'),
-    (['--check', 'x'], '--check: x has no folder results'),
+    (['--check', 'x'], '--check: x contains no folder results'),
     ([DIGITS, ROOT / 'logs/digits_sweep/1x1', '--org', 'us', '--system', 'x', '--out', 'o'], 'RUNS: got 2 sets')])
 def test_incompatible_options_are_refused(words, message):
     done = call('package', *words)

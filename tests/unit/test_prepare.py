@@ -92,7 +92,7 @@ def test_second_preparation_makes_only_missing_and_damaged_indexes(pictures, tmp
         assert capsys.readouterr().out == f'{out}: folder is already prepared{suffix}'
         assert load_manifest(out) == whole and verify(out, 1)[1] == []
         assert {p: p.stat().st_mtime_ns for p in out.glob('*.rec')} == times
-    with pytest.raises(DataError, match='contains folder, expected digits; choose another folder'):
+    with pytest.raises(DataError, match='contains folder, expected digits; use a new folder'):
         prepare('digits', '--out', out)
 
 

@@ -213,7 +213,7 @@ def test_command_writes_a_file_that_a_dry_run_accepts(tmp_path):
     (['--global-batch-size', 5], 'train: {global_batch_size: 1664}', '--global-batch-size: got 5'),
     ([], 'train: {local_batch_size: 208}', 'give --nodes and --ranks-per-node'),  # unknown number of ranks
     ([], 'schedule: {warmup_epochs: null}', 'schedule.warmup_epochs: got null'),
-    ([], 'run: {num_nodes: ' + '9' * 400 + '}', 'run.num_nodes: got a number of 400 digits, expected at most 18')])
+    ([], 'run: {num_nodes: ' + '9' * 400 + '}', 'run.num_nodes: got a number with 400 digits, expected at most 18')])
 def test_invalid_arguments_are_a_one_line_error(tmp_path, words, text, message):
     """`text` is the configuration to compare with."""
     path = tmp_path / 'c.yaml'

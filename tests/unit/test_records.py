@@ -43,7 +43,7 @@ def test_split_payload_is_joined_and_the_first_of_several_labels_counts(tmp_path
     (lambda rec, idx: idx.write_text('0\t0\n1\t7\n2\t80\n'), 'not a RecordIO record|truncated'),
     (lambda rec, idx: idx.write_text('0\t0\n1\t999999\n'), 'do not match'),
     (lambda rec, idx: idx.write_text('0\t0\n1\n'), 'two per image'),
-    (lambda rec, idx: idx.unlink(), 'make it with'),
+    (lambda rec, idx: idx.unlink(), 'create it with'),
     (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:8] + b'\xff' * 4 + rec.read_bytes()[12:]),
      'got a header of 4294967295 labels'),
 ])

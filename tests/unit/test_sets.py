@@ -18,7 +18,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet, score_minutes
 from mlperf_rn50.analysis.sets.set_warnings import set_warnings
 from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mllog.package.duplicates import find_copies
+from mlperf_rn50.mllog.package.duplicates import find_duplicates
 from mlperf_rn50.mllog.run import LogWarning
 
 MINUTES = 60.0
@@ -88,8 +88,8 @@ def test_unreadable_log_counts_as_unconverged_run(tmp_path):
     (folder / 'result_4.txt').write_text('Segmentation fault\n')
     system = load_set(folder)
     assert [r.status for r in system.runs] == ['converged'] * 4 + ['unreadable'] and system.score_minutes is not None
-    assert any(w.startswith('result_4.txt: no MLPerf log line in it') for w in set_warnings(system))
-    with pytest.raises(UserError, match='result_4.txt: no MLPerf log line'):
+    assert any(w.startswith('result_4.txt: contains no MLPerf log line') for w in set_warnings(system))
+    with pytest.raises(UserError, match='result_4.txt: contains no MLPerf log line'):
         load_run_sets([folder / 'result_4.txt'])
     write_lines(folder / 'result_4.txt', run_lines()[:6])  # killed early
     assert [r.status for r in load_set(folder).runs] == ['converged'] * 4 + ['failed']
@@ -120,7 +120,7 @@ def test_only_numbered_results_are_loaded(tmp_path):
     write_lines(write_set(tmp_path, 2) / 'result_0_v0.6.txt', ['a v0.6 version of result_0'])
     assert [r.path.name for r in load_set(tmp_path).runs] == ['result_0.txt', 'result_1.txt']
     (tmp_path / 'empty').mkdir()
-    with pytest.raises(UserError, match='no result_<k>.txt in it'):
+    with pytest.raises(UserError, match='contains no result_<k>.txt'):
         load_run_sets([tmp_path / 'empty'])
 
 
@@ -269,7 +269,7 @@ def test_invalid_paths_are_one_line_errors(tmp_path):
 @pytest.mark.parametrize('folder', ['logs', pytest.param('../shared/published', marks=pytest.mark.needs_published)])
 def test_real_logs_are_not_duplicates(folder):
     runs = [r for s in load_run_sets([ROOT / folder]) for r in s.runs]
-    assert len(runs) > 10 and find_copies(runs) == []
+    assert len(runs) > 10 and find_duplicates(runs) == []
 
 
 def test_duplicates_of_other_system_are_reported(tmp_path):

@@ -150,7 +150,7 @@ def test_newest_intact_checkpoint_is_resumed_and_a_damaged_named_one_is_refused(
     assert (loaded.path, loaded.progress.step) == (older, 3)
     [(path, reason)] = loaded.damaged
     assert path == newer and reason.startswith(f'{newer}: ') and 'arrays.npz is damaged' in reason
-    with pytest.raises(UserError, match=f'the one before it is {older}: --resume {older}'):
+    with pytest.raises(UserError, match=f'the previous one is {older}: --resume {older}'):
         load_resumption(Comm(), run, newer)
     assert checkpoint.list_checkpoints(run.checkpoints) == [older, newer]  # nothing is changed yet
     restored(loaded, loaded.progress)
@@ -166,7 +166,7 @@ def test_changed_configuration_is_refused_unless_allowed(tmp_path):
     with pytest.raises(UserError) as e:
         resume(before, other, 4, allowed=['data.crop'])
     assert str(e.value).endswith(
-        'the configuration differs from the run before: schedule.base_lr 0.4 -> 0.5; restore it, or accept these '
+        'the configuration differs from the earlier run: schedule.base_lr 0.4 -> 0.5; restore it, or accept these '
         'changes with --allow-changed data.crop,schedule.base_lr')
     plan, progress = resume(before, other, 4, allowed=['schedule.base_lr', 'data.crop'])
     assert progress.config == to_tree(plan.config) and progress.config['schedule']['base_lr'] == 0.5

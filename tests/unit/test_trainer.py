@@ -115,7 +115,7 @@ def test_gpu_note_on_reproducibility_depends_on_environment(environ, missing):
     fused, *note = device_notes(GPU, environ)
     assert fused == 'fused operators: none'
     assert note == ([] if missing is None else [
-        f'results are not reproducible to the bit; on a GPU that takes {missing}'])
+        f'results are not reproducible to the bit; on a GPU this requires {missing}'])
     assert device_notes(replace(GPU, train=TrainConfig(local_batch_size=4)), environ) == []
 
 

@@ -112,7 +112,7 @@ def test_older_folder_is_checked_by_available_checksums(folder):
     assert 'train.rec: matches its SHA-256 (older folder without' in right[0]
     flip(folder / 'train.rec', 5000)
     [found] = verify(folder, 2)[1]
-    assert 'train.rec: does not match its SHA-256; which records differ' in found
+    assert 'train.rec: does not match its SHA-256; the differing records' in found
 
 
 @pytest.mark.parametrize('arguments, message', [

@@ -145,7 +145,7 @@ def test_json_output(folder):
 
 
 @pytest.mark.parametrize('words, text', [
-    (['x', '--format', 'json'], '--format json: expected --once'), (['x', '--every', '0'], '--every: got 0, expected'),
+    (['x', '--format', 'json'], '--format json: got no --once'), (['x', '--every', '0'], '--every: got 0, expected'),
     (['x', '--every', 'nan'], '--every: got nan'), (['x', '--price-per-node-hour', '-1'], 'got -1, expected a number'),
     ([], 'RUN_FOLDER')])
 def test_usage_error_is_one_line(words, text):

@@ -18,7 +18,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import walk
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.package.duplicates import Copy, find_copies
+from mlperf_rn50.mllog.package.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
 from mlperf_rn50.mllog.run import LogWarning, Run
 
@@ -44,7 +44,7 @@ def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSEr
             for name in (*folders, *names) if re.fullmatch(r'result_\d+\.txt', name))
         if not logs and all(isinstance(e, (FileNotFoundError, NotADirectoryError)) for e in errors):
             reason = ('no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if errors else
-                      'no result_<k>.txt in it or below it')
+                      'contains no result_<k>.txt')
             raise UserError(f'{path}: {reason}; expected a log or a folder of logs')
         for log in logs:
             found.setdefault(log.parent, {})[log] = None
@@ -139,8 +139,8 @@ def _find_submitters(runs: Sequence[Run]) -> list[str]:
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
     """Return the systems, marked if their logs duplicate those of an earlier system."""
     homes = {id(r): i for i, s in enumerate(run_sets) for r in s.runs}
-    found: dict[int, dict[int, list[Copy]]] = {i: {} for i in range(len(run_sets))}
-    for copy in find_copies([r for s in run_sets for r in s.runs]):
+    found: dict[int, dict[int, list[Duplicate]]] = {i: {} for i in range(len(run_sets))}
+    for copy in find_duplicates([r for s in run_sets for r in s.runs]):
         home, other = homes[id(copy.run)], homes[id(copy.original)]
         if home != other:
             found[home].setdefault(other, []).append(copy)
@@ -148,7 +148,7 @@ def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
                     is_copy=sum(map(len, found[k].values())) == len(s.runs)) for k, s in enumerate(run_sets)]
 
 
-def _duplicate_text(run_set: RunSet, other: RunSet, copies: Sequence[Copy]) -> str:
+def _duplicate_text(run_set: RunSet, other: RunSet, copies: Sequence[Duplicate]) -> str:
     name = other.name if other.name != run_set.name else str(other.folder)
     if len(copies) == 1:
         copy = copies[0]

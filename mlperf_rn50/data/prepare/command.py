@@ -53,7 +53,7 @@ def find_dataset(options: Namespace, name: str) -> Dataset:
 
 
 def pack_image(encoded: bytes, resize_shorter: int | None) -> bytes:
-    """Return the bytes to store after a full decode; resize_shorter: pixels, None keeps them. Raise any exception."""
+    """Return the bytes to store after a full decode; resize_shorter None keeps them. May raise any exception."""
     from PIL import Image
     with Image.open(io.BytesIO(encoded)) as image:
         image.load()
@@ -102,13 +102,13 @@ def _write_parts(parts: Path, split: str, samples: list[Sample], num_workers: in
             return stems
         # MXNet has threads, so a forked copy of it may hang.
         pool = ProcessPoolExecutor(num_workers, get_context('spawn'), _follow_parent)
-        with ExitStack() as after:
-            after.callback(pool.shutdown)
+        with ExitStack() as cleanup:
+            cleanup.callback(pool.shutdown)
             try:
                 for done in as_completed(_submit(pool, missing)):
                     bar.update(done.result())
             except KeyboardInterrupt:
-                after.pop_all()
+                cleanup.pop_all()
                 for worker in active_children():
                     worker.kill()
                 # Python before 3.11.5 waits forever if a worker was killed while its work was being sent.
@@ -134,14 +134,14 @@ def _follow_parent() -> None:
 
 
 def _damaged_images(stems: Iterable[Path]) -> list[tuple[str, str]]:
-    """Return (name, reason) of the images of some parts that cannot be decoded."""
-    found: list[tuple[str, str]] = []
+    """Return (name, reason) of each image in some parts that cannot be decoded."""
+    images: list[tuple[str, str]] = []
     for path in (stem.with_suffix('.json') for stem in stems):
         damaged = decode(read_bytes(path), list[tuple[str, str]])
         if damaged is None:
             raise DataError(f'{path}: damaged; remove {path.parent} and run prepare again')
-        found += damaged
-    return found
+        images += damaged
+    return images
 
 
 def _write_index(rec_path: Path) -> str:
@@ -150,15 +150,15 @@ def _write_index(rec_path: Path) -> str:
 
 
 def _checksums(part: Path) -> list[int]:
-    """Return the checksums of the records of a part, in the order of its .idx."""
+    """Return the record checksums of a part, in the order of its .idx."""
     size = part.stat().st_size
     if not size:  # all images are damaged
         return []
     index = parse_index(part.with_suffix('.idx'), size)
     with open(part, 'rb', buffering=0) as f:
-        found = [checksum(f.fileno(), int(start), int(length)) for start, length in index.T]
-    known = [c for c in found if c is not None]
-    if len(known) < len(found):
+        checksums = [checksum(f.fileno(), int(start), int(length)) for start, length in index.T]
+    known = [c for c in checksums if c is not None]
+    if len(known) < len(checksums):
         raise DataError(f'{part}: truncated or unreadable; remove {part.parent} and run prepare again')
     return known
 
@@ -188,7 +188,7 @@ def _join(stems: list[Path], target: Path) -> dict:
 
 
 def _open_parts(parts: Path, dataset: Dataset, resize_shorter: int | None) -> None:
-    """Create the folder of parts; empty it first if its fingerprint file belongs to other input."""
+    """Create the folder of parts; empty it first if its fingerprint file belongs to different input."""
     digest = hashlib.sha256(repr((PART_SIZE, resize_shorter)).encode())
     for s in chain(dataset.train, dataset.validation):
         digest.update(f'{s.label} {s.name} {s.size}\n'.encode())
@@ -200,12 +200,12 @@ def _open_parts(parts: Path, dataset: Dataset, resize_shorter: int | None) -> No
 
 
 def is_prepared(out: Path, dataset_name: str) -> bool:
-    """Return whether a folder contains this complete data set; raise DataError if it contains another one."""
+    """Return whether a folder contains this complete data set; raise DataError if it contains a different one."""
     if not (out / MANIFEST_NAME).exists():
         return False
     manifest = load_manifest(out)
     if manifest['dataset'] != dataset_name:
-        raise DataError(f'--out: {out} contains {manifest["dataset"]}, expected {dataset_name}; choose another folder')
+        raise DataError(f'--out: {out} contains {manifest["dataset"]}, expected {dataset_name}; use a new folder')
     return not any(size_problem(out / f'{name}.rec', split) for name, split in manifest['splits'].items())
 
 

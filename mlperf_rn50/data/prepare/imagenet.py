@@ -11,7 +11,7 @@ COUNTS = (1_281_167, 50_000, 1000)  # training and validation images, classes
 
 
 def _tar_members(path: Path, is_nested: bool) -> Iterator[tuple[str, str, int, int]]:
-    """Yield (inner tar's stem or '', name, offset, size) of the images of a tar or of its nested tars."""
+    """Yield (inner tar's stem or '', name, offset, size) of each image in a tar or its nested tars."""
     with tarfile.open(path) as outer:
         for member in filter(tarfile.TarInfo.isfile, outer):
             if not is_nested:
@@ -24,19 +24,19 @@ def _tar_members(path: Path, is_nested: bool) -> Iterator[tuple[str, str, int, i
 
 
 def _tar_samples(path: Path, is_nested: bool) -> list[tuple[str, Sample]]:
-    """Return (synset or '', unlabelled sample) of the images of a tar, sorted by name."""
+    """Return (synset or '', unlabelled sample) for each image in a tar, sorted by name."""
     try:
-        found = [(synset, Sample(-1, f'{path.name}/{name}', None, str(path), offset, size))
-                 for synset, name, offset, size in _tar_members(path, is_nested)]
+        samples = [(synset, Sample(-1, f'{path.name}/{name}', None, str(path), offset, size))
+                   for synset, name, offset, size in _tar_members(path, is_nested)]
     except (OSError, tarfile.TarError) as e:
         raise DataError(f'imagenet: {path}: not a readable tar: {" ".join(str(e).split())}; download it again') from e
-    return sorted(found, key=lambda pair: (pair[0], pair[1].name))
+    return sorted(samples, key=lambda pair: (pair[0], pair[1].name))
 
 
 def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list[int]:
     """Return the labels of validation images in the order of their names, from lines of [name] synset.
 
-    The class numbers of ILSVRC2012_validation_ground_truth.txt are rejected, as they do not follow the synset names.
+    The class numbers of ILSVRC2012_validation_ground_truth.txt are rejected; they do not follow the synset names.
     """
     try:
         rows = [line.split() for line in path.read_text().splitlines() if line.strip()]
@@ -53,7 +53,7 @@ def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list
     for name, synset in zip(names, synsets):
         if synset not in number:
             raise DataError(f'--ground-truth: {path}: {name}: got {synset or "no line"!r}, expected a synset such as '
-                            f'{classes[0]} (the class numbers of the development kit have another order)')
+                            f'{classes[0]} (the class numbers of the development kit are in a different order)')
     return [number[s] for s in synsets]
 
 
@@ -69,10 +69,10 @@ def imagenet(source: Path, ground_truth: Path | None, allow_partial: bool) -> Da
         classes = sorted(p.name for p in train_dir.iterdir() if p.is_dir())
         train = folder_samples(train_dir, classes)
     elif train_tar.exists():
-        found = _tar_samples(train_tar, is_nested=True)
-        classes = sorted({synset for synset, _ in found})
+        samples = _tar_samples(train_tar, is_nested=True)
+        classes = sorted({synset for synset, _ in samples})
         number = {synset: label for label, synset in enumerate(classes)}
-        train = [replace(sample, label=number[synset]) for synset, sample in found]
+        train = [replace(sample, label=number[synset]) for synset, sample in samples]
     else:
         raise DataError(f'--source: {source}: expected {train_tar.name} or train/<synset>/ in it')
     result = Dataset('imagenet', str(source), classes, train, _validation(val_dir, val_tar, ground_truth, classes))

@@ -38,7 +38,7 @@ class RulesetResult:
 
 @dataclass(frozen=True)
 class LogFacts:
-    """Facts in a log that no checker reports; None for those that are missing."""
+    """Facts in a log that no checker reports; None for missing ones."""
 
     formats: frozenset[str]
     division: str | None
@@ -46,7 +46,7 @@ class LogFacts:
     is_imagenet: bool  # also of published logs, which have no data set
     num_resumes: int
     best_top1: float | None
-    torn: tuple[str, ...]  # a message for each torn line, and one with the number of the others
+    torn: tuple[str, ...]  # a message for each torn line, and one with the number of omitted ones
     long: tuple[str, ...]  # the same for lines over the length limit
 
 
@@ -75,23 +75,23 @@ def accuracy_of(event: LogEvent) -> float | None:
 
 def check_v05(path: Path) -> tuple[str, ...]:
     """Return the violations of the v0.5 compliance rules of MLPerf training, levels 1 and 2, and of its target."""
-    found = [e for _, e in read_events(path) if isinstance(e, LogEvent) and e.line_format == 'MLPv0.5.0']
-    if not found:
+    logged = [e for _, e in read_events(path) if isinstance(e, LogEvent) and e.line_format == 'MLPv0.5.0']
+    if not logged:
         return ('no :::MLPv0.5.0 line',)
-    counts, once = Counter(e.key for e in found), ['run_start', 'run_stop', 'run_final']
+    counts, once = Counter(e.key for e in logged), ['run_start', 'run_stop', 'run_final']
     violations = [f'level 1: {key} appears {counts[key]} times, expected once' for key in once if counts[key] != 1]
-    order = [e.key for e in found if e.key in once]
+    order = [e.key for e in logged if e.key in once]
     if not violations and order != once:
         violations.append(f'level 1: the order is {", ".join(order)}, expected {", ".join(once)}')
     if not counts['eval_start'] and not counts['eval_stop']:
         violations.append('level 1: eval_start and eval_stop are missing')
-    evaluations = [(e.value, accuracy_of(e)) for e in found if e.key == 'eval_accuracy']
+    evaluations = [(e.value, accuracy_of(e)) for e in logged if e.key == 'eval_accuracy']
     for value, accuracy in evaluations:
         if not (isinstance(value, dict) and {'epoch', 'value'} <= set(value)) or accuracy is None:
             violations.append(f'level 1: eval_accuracy is {value!r}, expected {{"epoch": e, "value": v}}')
     violations += [f'level 2: {key} is missing' for key in _LEVEL2 if not counts[key]]
     best = max([a for _, a in evaluations if a is not None], default=None)
-    target = next((e.value for e in found if e.key == 'eval_target' and isinstance(e.value, (int, float))), None)
+    target = next((e.value for e in logged if e.key == 'eval_target' and isinstance(e.value, (int, float))), None)
     if best is None:
         violations.append('level 1: eval_accuracy is missing')
     elif target is not None and best < target:
@@ -120,18 +120,18 @@ def find_facts(path: Path) -> LogFacts:
 
 
 def _limited(texts: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return the first of many messages, and one with the number of the others."""
+    """Return the first of many messages, and one with the number of omitted ones."""
     return (*texts[:_MAX_NAMED], *([f'{name}: {len(texts) - _MAX_NAMED} more'] if len(texts) > _MAX_NAMED else []))
 
 
 def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None) -> CheckedLog:
-    """Return the verdicts of rulesets, by default those of the line formats and for the logged division.
+    """Return the verdicts of rulesets, by default of the logged line formats and division.
 
     UserError if the file is unreadable or has no log line, NotInstalled if the official checker is missing.
     """
     facts = find_facts(path)
     if not facts.formats:
-        reason = facts.long[0] if facts.long else 'no MLPerf log line in it'
+        reason = facts.long[0] if facts.long else 'contains no MLPerf log line'
         raise UserError(f'{path}: {reason}; expected a result_<k>.txt')
     if rulesets is None:
         rulesets = [r for name in _BY_FORMAT if name in facts.formats for r in _BY_FORMAT[name]]
@@ -157,18 +157,18 @@ def _walk(folder: Path) -> list[Path]:
 
 
 def find_logs(paths: Sequence[Path]) -> list[Path]:
-    """Return the named files, and the result_*.txt in or below named folders; UserError for a folder without any."""
-    found: dict[Path, None] = {}
+    """Return the named files, and the result_*.txt in or below named folders; UserError for a folder without logs."""
+    result: dict[Path, None] = {}
     for path in paths:
         logs = _walk(path) if path.is_dir() else [path]
         if not logs:
-            raise UserError(f'{path}: no result_<k>.txt in it or below it; expected a log or a folder of logs')
-        found.update(dict.fromkeys(logs))
-    return list(found)
+            raise UserError(f'{path}: contains no result_<k>.txt; expected a log or a folder of logs')
+        result.update(dict.fromkeys(logs))
+    return list(result)
 
 
 def check_logs(paths: Sequence[Path], rulesets: Sequence[str] | None, division: str | None) -> Iterator[CheckedLog]:
-    """Check logs one by one; an unreadable one of several becomes an error, only NotInstalled ends them all."""
+    """Check logs one by one; among several, an unreadable one becomes an error result, but NotInstalled is raised."""
     for path in paths:
         try:
             yield check_log(path, rulesets, division)
@@ -206,7 +206,7 @@ def count_verdicts(logs: Sequence[CheckedLog]) -> dict[str, tuple[int, int]]:
 
 
 def render_sum(logs: Sequence[CheckedLog]) -> str:
-    """Return the numbers of logs that pass and fail, a line for each ruleset."""
+    """Return the numbers of logs that pass and fail, one line per ruleset."""
     num_unreadable = sum(log.facts is None for log in logs)
     lines = [f'{len(logs)} logs' + (f', {num_unreadable} unreadable' if num_unreadable else '')]
     for ruleset, counts in count_verdicts(logs).items():

@@ -1,8 +1,8 @@
-"""The official tools: the compliance checker on a log, package_checker and result_summarizer on a submission tree.
+"""Official tools: the compliance checker for a log, package_checker and result_summarizer for a submission tree.
 
-The compliance checker runs in this process, and its messages are reworded. It builds file names from values of the log
-and evaluates the files it finds, and its pattern takes time quadratic in the length of a line, so values and lengths
-are checked first. The tools for a tree leave files in it, interpret characters of its path as patterns and open any
+The compliance checker runs in this process, and its messages are reworded. It builds file names from values in the log
+and evaluates the files it finds, and its pattern takes time quadratic in the line length, so values and lengths are
+checked first. The tools for a tree leave files in it, interpret characters of its path as patterns and open any
 kind of file, so they get a copy of its regular files. Source: mlperf_logging; the layouts of v1.0 and later rounds.
 """
 import csv
@@ -72,7 +72,7 @@ def _parse(path: Path, ruleset: str) -> tuple[list[Any], list[tuple[str, Excepti
         text = (parser.TOKEN + line.rpartition(parser.TOKEN)[2]).strip()
         try:
             lines.append(parser.string_to_logline(number, text))
-        except Exception as e:  # the parser assumes a JSON object of four keys
+        except Exception as e:  # the parser assumes a JSON object with four keys
             errors.append((text, e))
     return lines, errors
 

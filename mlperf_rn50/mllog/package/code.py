@@ -32,7 +32,7 @@ exec "$(dirname "${BASH_SOURCE[0]}")/code/launch/setup.sh"
 '''
 # Placeholders are replaced by checked names and numbers only, never by text of a log.
 _RUN = '''#!/usr/bin/env bash
-# Runs the benchmark five times. Options are those of code/launch/LAUNCHER.sh, such as --hosts h1,h2
+# Runs the benchmark five times. Takes the options of code/launch/LAUNCHER.sh, such as --hosts h1,h2
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/code"
 exec launch/LAUNCHER.sh --config ../runs_SYSTEM/config_0.yaml --run-dir logs/SYSTEM --run.seed null --seeds 5 \\
@@ -57,7 +57,7 @@ def write_scripts(folder: Path, runs: Sequence[Run], system: str) -> None:
 
 
 def missing_code(home: Path) -> list[str]:
-    """Return the files missing in a checkout that the scripts of a submission need."""
+    """Return the files that the scripts of a submission need and a checkout lacks."""
     return [name for name in _CALLED if not (home / name).is_file()]
 
 
@@ -80,7 +80,7 @@ def _archive(home: Path, commit: str) -> bytes | None:
 
 
 def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
-    """Copy the program at the commit of the runs, or else as it is now; return a note on the latter."""
+    """Copy the program at the runs' commit, or its current state if that is impossible; return a note, '' for none."""
     commit = value_at(env, 'git_commit')
     if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit) and (tar := _archive(home, commit)):
         folder.mkdir(parents=True, exist_ok=True)

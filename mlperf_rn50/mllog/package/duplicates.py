@@ -1,7 +1,7 @@
-"""Duplicate logs, whatever seed or date they contain. Pure.
+"""Detection of duplicate logs, regardless of their seeds and dates. Pure.
 
 Runs are duplicates if all times since run_start are equal to the millisecond, and at least four of them, over a second
-or more, are not whole seconds, as coarse clocks write. With whole seconds, equal accuracies are required too.
+or more, are not whole seconds, which coarse clocks write. With whole seconds, the accuracies must be equal too.
 """
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _MIN_TIMES, _MIN_MS, _MIN_ACCURACIES = 4, 1000, 4  # fewer equal values, or a sh
 
 
 @dataclass(frozen=True)
-class Copy:
+class Duplicate:
     """A run that duplicates an earlier one, and a message about both."""
 
     run: Run
@@ -21,29 +21,29 @@ class Copy:
 
 
 def _is_evidence(times_ms: Sequence[int | None], accuracies: Sequence[float]) -> bool:
-    """Return whether equality of these times, and accuracies if times are whole seconds, cannot be coincidence."""
+    """Return whether equal times, and equal accuracies if the times are whole seconds, cannot be coincidence."""
     is_curve = len(set(accuracies)) >= _MIN_ACCURACIES
     significant = {t for t in times_ms if t is not None and (is_curve or t % 1000)}
     return len(significant) >= _MIN_TIMES and max(significant) - min(significant) >= _MIN_MS
 
 
-def find_copies(runs: Sequence[Run]) -> list[Copy]:
-    """Return the runs that duplicate an earlier one, whatever their dates, seeds and names."""
+def find_duplicates(runs: Sequence[Run]) -> list[Duplicate]:
+    """Return the runs that duplicate an earlier one, regardless of dates, seeds and names."""
     first: dict[object, Run] = {}
-    copies = []
+    duplicates = []
     for run in runs:
         times = [t for e in run.evaluations for t in (e.start_s, e.time_s, e.stop_s)]
         times += [t for s in run.segments for t in (s.start_s, s.stop_s)]
         times_ms = tuple(None if t is None else round(1e3 * t) for t in times)
         accuracies = tuple(e.accuracy for e in run.evaluations)
-        found = [first.setdefault(key, run) for key, needed in ((times_ms, ()), ((times_ms, accuracies), accuracies))
-                 if _is_evidence(times_ms, needed)]
-        original = next((r for r in found if r is not run), None)
+        earlier = [first.setdefault(key, run) for key, needed in ((times_ms, ()), ((times_ms, accuracies), accuracies))
+                   if _is_evidence(times_ms, needed)]
+        original = next((r for r in earlier if r is not run), None)
         if original:
             is_same_name = run.path.name == original.path.name
             name, other = (path if is_same_name else path.name for path in (run.path, original.path))
             is_same = accuracies == tuple(e.accuracy for e in original.evaluations)
-            copies.append(Copy(run, original, (
+            duplicates.append(Duplicate(run, original, (
                 f'{name} is a duplicate of {other}: all {sum(t is not None for t in times_ms)} times of epochs and '
                 f'evaluations are equal to the millisecond{"" if is_same else ", but not the accuracies"}')))
-    return copies
+    return duplicates

@@ -19,7 +19,7 @@ from mlperf_rn50.mllog.check.official import CheckResult, find_danger, judge_tre
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.package import system_desc
 from mlperf_rn50.mllog.package.code import copy_code, missing_code, write_runs, write_scripts
-from mlperf_rn50.mllog.package.duplicates import find_copies
+from mlperf_rn50.mllog.package.duplicates import find_duplicates
 from mlperf_rn50.mllog.read.description import load_env
 from mlperf_rn50.mllog.rulesets import ROUNDS
 from mlperf_rn50.mllog.run import Run
@@ -39,7 +39,7 @@ class Order:
     system: str
     round: str
     out: Path  # parent of the organisation's tree
-    code: Path | None = None  # checkout that is submitted; None for that of the running program
+    code: Path | None = None  # checkout to submit; None for the running program's
 
     @property
     def home(self) -> Path:
@@ -48,7 +48,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Package:
-    """The result of an order, or of the check of a finished tree."""
+    """Result of an order, or of checking a finished tree."""
 
     home: Path | None  # the tree; None if it was refused and not written
     refusals: Sequence[str] = ()  # violated rules
@@ -60,7 +60,7 @@ class Package:
 
     @property
     def is_open(self) -> bool:
-        """Whether the tree needs changes before it can be submitted."""
+        """True if the tree needs changes before it can be submitted."""
         return bool(self.refusals or self.flaws)
 
 
@@ -71,7 +71,7 @@ def _check_order(order: Order) -> None:
             raise UserError(f'{option}: got {name!r:.100}, expected a letter or digit, then letters, digits, . _ -')
     taken = order.home / 'results' / order.system
     if taken.exists():
-        raise UserError(f'{taken}: exists and is not overwritten; choose another --system or --out')
+        raise UserError(f'{taken}: exists and is not overwritten; change --system or --out')
     if missing := missing_code(order.code or _CHECKOUT):
         raise UserError(f'--code: {order.code or _CHECKOUT} lacks {", ".join(missing)}; name a checkout of '
                         'mlperf_rn50 with --code DIR')
@@ -83,7 +83,7 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
     base = next((base for r in runs if (base := system_desc.find_base(r.path))), None)
     description, logged = (system_desc.describe_system(runs, known, order.org, order.system, order.round, base)
                            for known in (env, {}))
-    notes = ['the system description comes from the logs' + (' and env.json' if env else ' alone')]
+    notes = ['the system description comes from the logs' + (' and env.json' if env else ' only')]
     if base:
         description, notes = system_desc.merge_description(base, description, logged)
     results = home / 'results' / order.system / 'resnet'
@@ -105,7 +105,7 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
 
 
 def _merge(source: Path, target: Path) -> None:
-    """Move the tree of a system into that of its organisation, results last; existing files are not changed."""
+    """Merge a system's tree into its organisation's tree, results last; existing files are not changed."""
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir(), key=lambda p: (p.name == 'results', p.name)):
         place = target / path.name
@@ -149,12 +149,12 @@ def _check_set(runs: Sequence[Run]) -> list[str]:
         refusals.append(f'got {len(failed)} failed runs, expected at most one: {", ".join(failed)}')
     refusals += [f'{r.path.name}: is still being written' for r in runs if r.status == 'running']
     refusals += [f'{r.path.name}: the run was resumed, expected one timed run' for r in runs if r.num_resumes]
-    refusals += [copy.text for copy in find_copies(runs)]
+    refusals += [duplicate.text for duplicate in find_duplicates(runs)]
     divisions = sorted({str(r.division) for r in runs if r.status != 'unreadable'})
     if len(divisions) > 1:
         refusals.append(f'got the divisions {", ".join(divisions)}, expected one')
     if 'closed' in divisions and not all(r.is_imagenet for r in runs):
-        refusals.append('the closed division requires ImageNet, but these logs are of other data')
+        refusals.append('the closed division requires ImageNet, but these logs are of a different data set')
     seeds = [r.seed for r in runs if r.seed is not None]
     if len(set(seeds)) < len(seeds):
         refusals.append('some runs have the same seed, expected a different one for each run')
@@ -162,7 +162,7 @@ def _check_set(runs: Sequence[Run]) -> list[str]:
 
 
 def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], CheckResult]:
-    """Return the violations of the set or of a dangerous log, else of the logs if more than one fails; a summary."""
+    """Return violations by the set or a dangerous log, or by the logs if more than one fails; also a summary."""
     if refusals := _check_set(runs) or [f'{r.path.name}: {danger}' for r in runs
                                         if (danger := find_danger(r.path, ruleset))]:
         return refusals, ('logs', 'not checked')
@@ -185,10 +185,10 @@ def find_warnings(runs: Sequence[Run]) -> list[str]:
     shared = [text for text, count in counts.items() if count == len(runs) > 1]
     result += [f'all {len(runs)} logs: {text}' for text in shared]
     for run in runs:
-        own = [w for w in run.warnings if w.text not in shared]
-        result += [f'{run.path.name}{"" if w.line is None else f":{w.line}"}: {w.text}' for w in own[:_MAX_WARNINGS]]
-        if len(own) > _MAX_WARNINGS:
-            result.append(f'{run.path.name}: {len(own) - _MAX_WARNINGS} more warnings; mlperf-rn50 report shows them')
+        rest = [w for w in run.warnings if w.text not in shared]
+        result += [f'{run.path.name}{"" if w.line is None else f":{w.line}"}: {w.text}' for w in rest[:_MAX_WARNINGS]]
+        if len(rest) > _MAX_WARNINGS:
+            result.append(f'{run.path.name}: {len(rest) - _MAX_WARNINGS} more warnings; mlperf-rn50 report shows them')
     return result
 
 
@@ -220,7 +220,7 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
 
 
 def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:
-    """Return a package as text; score_minutes is that of report."""
+    """Return a package as text; score_minutes: as computed by report."""
     lines = [heading, *(f'  warning: {text}' for text in package.warnings)]
     lines += [f'  - {text}' for text in (*package.refusals, *package.flaws)]
     lines += [f'  {name:19s} {text}' for name, text in package.findings]
@@ -232,7 +232,7 @@ def render_package(package: Package, heading: str, score_minutes: float | None =
 
 
 def _compare(package: Package, score_minutes: float | None) -> list[str]:
-    """Return a warning if the score of result_summarizer differs from that of report without being scaled."""
+    """Return a warning if the scores of result_summarizer and report differ without scaling."""
     official = package.official_score_minutes
     if official is None or score_minutes is None or any(name == 'scaling' for name, _ in package.findings):
         return []

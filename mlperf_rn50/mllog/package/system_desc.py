@@ -1,4 +1,4 @@
-"""System descriptions of submissions: made from runs, env.json and a submitted description, and checked."""
+"""System descriptions of submissions, built from runs, env.json and a submitted description, and their checks."""
 import re
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -31,7 +31,7 @@ class SubmittedDescription(NamedTuple):
 
 
 def find_base(log: Path) -> SubmittedDescription | None:
-    """Return the description in the submission tree of a log; None without one."""
+    """Return the description in the submission tree of a log; None if there is none."""
     path = system_path(log)
     try:
         content, _ = load_object(path)
@@ -49,7 +49,7 @@ def _text(key: str, value: Any) -> Any:
 
 
 def data_note(runs: Sequence[Run]) -> str:
-    """Return the label of a result on other data than ImageNet; '' for ImageNet."""
+    """Return the label of a result on data other than ImageNet; '' for ImageNet."""
     other = next((r for r in runs if not r.is_imagenet), None)
     return '' if other is None else (f'Trained on {other.dataset or "other data"}, not ImageNet; this checks the '
                                      'format only, and the result cannot be submitted or compared.')
@@ -95,25 +95,25 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
         'sw_notes': data_note(runs)}
 
 
-def merge_description(base: SubmittedDescription, ours: dict[str, Any],
+def merge_description(base: SubmittedDescription, built: dict[str, Any],
                       logged: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the base with gaps filled from ours, and notes on the sources; logged is ours without env.json."""
+    """Return the base with gaps filled from built, and notes on the sources; logged: built without env.json."""
     fields = {k: v for k, v in base.fields.items() if k not in _DETERMINED}
-    filled = [k for k, v in ours.items() if v and k not in fields and k not in _DETERMINED]
+    filled = [k for k, v in built.items() if v and k not in fields and k not in _DETERMINED]
     by_source = {'env.json': [k for k in filled if not logged[k]], 'the logs': [k for k in filled if logged[k]]}
     notes = ['; '.join([f'the system description is {base.name}', *(
         f'from {source}: {", ".join(names)}' for source, names in by_source.items() if names)])]
-    notes += [f'{k} is {fields[k]:.40} in {base.name}, but {ours[k]} in the logs; the two must agree'
-              for k in _COMPARED if k in fields and ours[k] and fields[k] != ours[k]]
-    if base.fields.get('division', ours['division']) != ours['division']:
-        notes.append(f'division is {base.fields["division"]:.40} in {base.name}, but {ours["division"]} in the logs, '
+    notes += [f'{k} is {fields[k]:.40} in {base.name}, but {built[k]} in the logs; the two must agree'
+              for k in _COMPARED if k in fields and built[k] and fields[k] != built[k]]
+    if base.fields.get('division', built['division']) != built['division']:
+        notes.append(f'division is {base.fields["division"]:.40} in {base.name}, but {built["division"]} in the logs, '
                      'which is used')
-    labels = dict.fromkeys(text for text in (base.fields.get('sw_notes'), ours['sw_notes']) if text)
-    return {**ours, **fields, 'sw_notes': '; '.join(labels)}, notes
+    labels = dict.fromkeys(text for text in (base.fields.get('sw_notes'), built['sw_notes']) if text)
+    return {**built, **fields, 'sw_notes': '; '.join(labels)}, notes
 
 
 def _status(text: str, round_name: str) -> str:
-    """Return the availability in the words of a round, for 'onprem', 'on-prem' or 'Available on-premise'."""
+    """Return the availability in the terms of a round, for 'onprem', 'on-prem' or 'Available on-premise'."""
     word = text.lower().replace('-', '')
     known = next((k for k in _STATUS_OF_4 if k in word), 'research')
     return _STATUS_OF_4[known] if round_name >= 'v4.0' else known
@@ -126,7 +126,7 @@ def find_gaps(description: dict[str, Any]) -> list[str]:
 
 
 def check_description(home: Path, system: str, divisions: Set[str | None]) -> tuple[list[str], list[str]]:
-    """Return the flaws and the gaps of the description of a system in a tree, given the divisions in its logs."""
+    """Return the flaws and gaps of a system's description in a tree, given the divisions in its logs."""
     name = f'systems/{system}.json'
     try:
         content, _ = load_object(home / name)

@@ -1,4 +1,4 @@
-"""Evaluations and training segments on the clock of a run, and inconsistent times. Pure."""
+"""Evaluations and training segments on a run's clock, and inconsistent times. Pure."""
 import bisect
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from mlperf_rn50.mllog.run import Evaluation, TrainSegment
 
 SKEW_S = 2.0  # tolerated between the clocks of nodes and processes; published logs have milliseconds
 _GAP_S = 60.0  # tolerated between the last evaluation and run_stop, however short the epochs are
-_OLDEST_S = 1e9  # an earlier time is in seconds where milliseconds belong
+_OLDEST_S = 1e9  # an earlier time is in seconds instead of milliseconds
 
 
 def renumber(log: RawLog) -> None:
@@ -43,7 +43,7 @@ def evaluations(log: RawLog) -> tuple[Evaluation, ...]:
 
 
 def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]:
-    """Return the training segments: epochs, or where the log has none, blocks up to their evaluation."""
+    """Return the training segments: epochs or, if the log has none, blocks up to their evaluation."""
     starts = log.epochs or log.blocks
     borders = sorted(t for t in [end_s, *(log.clock_s(mark) for mark, _ in starts.values()),
                                  *map(log.clock_s, log.eval_starts.values())] if t is not None)
@@ -84,7 +84,7 @@ def _eval_moments(log: RawLog) -> list[Moment]:
 
 
 def contradictions(log: RawLog) -> list[Finding]:
-    """Return the findings that make the time to train unusable; for a resumed run, only those of its resumes."""
+    """Return the findings that make the time to train unusable; for a resumed run, only findings about its resumes."""
     if log.resumes:
         return list(_check_resumes(log))
     if keys.RUN_START not in log.single:
@@ -106,11 +106,11 @@ def _check_resumes(log: RawLog) -> Iterator[Finding]:
         before_s = max([log.clock_s(m) or 0.0 for k, m in kept if epoch and k <= epoch and m.part <= part], default=0.0)
         if clock_s < before_s - SKEW_S:
             yield Finding(mark.line, f'run_resumed has clock_s {clock_s:.1f}, less than the {before_s:.1f} s that '
-                          'its checkpoint covers', 'run_resumed has a clock_s less than what its checkpoint covers')
+                          'its checkpoint covers', 'run_resumed has a clock_s less than its checkpoint covers')
         now_s = log.clock_s(mark._replace(part=part))
         if now_s is not None and 0 <= now_s < clock_s - SKEW_S:
             yield Finding(mark.line, f'run_resumed has clock_s {clock_s:.1f}, more than the {now_s:.1f} s since '
-                          'run_start', 'run_resumed has a clock_s of more than the time since run_start')
+                          'run_start', 'run_resumed has a clock_s more than the time since run_start')
 
 
 def misplaced(log: RawLog) -> Iterator[Finding]:
@@ -163,11 +163,11 @@ def _check_order(name: str, starts: Mapping[int, tuple[LinePosition, float]]) ->
     for (before, earlier), (epoch, later) in zip(pairs, pairs[1:]):
         if (back_s := earlier.time_s - later.time_s) > SKEW_S:
             yield Finding(later.line, f'{name} {epoch} is {back_s:.1f} s earlier than {name} {before} (line '
-                          f'{earlier.line})', f'{name} earlier than that of the epoch before')
+                          f'{earlier.line})', f'{name} earlier than in the previous epoch')
 
 
 def check_gap(log: RawLog, done: tuple[Evaluation, ...], segments: tuple[TrainSegment, ...]) -> Iterator[Finding]:
-    """Find a run_stop that is later than training and evaluation explain."""
+    """Yield a finding if run_stop is later than training and evaluation explain."""
     ends = [t for e in done for t in (e.time_s, e.stop_s) if t is not None]
     if log.resumes or not ends or not log.single.keys() >= {keys.RUN_START, keys.RUN_STOP}:
         return

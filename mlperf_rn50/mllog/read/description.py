@@ -1,4 +1,4 @@
-"""The system description beside a log: entry.json (v0.5), systems/<system>.json (later), our env.json."""
+"""System description of a log: entry.json (v0.5), systems/<system>.json (later), or env.json of this program."""
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,18 +39,18 @@ def _count(value: Any) -> int | None:
 
 
 def _name(value: Any) -> str | None:
-    """Return a name as one line; None if it is empty or a placeholder."""
+    """Return a name on one line; None if it is empty or a placeholder."""
     text = ' '.join(value[:1000].split()) if isinstance(value, str) else ''
     return text if text.upper() not in ('', 'N/A', 'NONE', '-') else None
 
 
 def _names(values: list[Any]) -> str | None:
-    """Return the distinct names, joined; None without any."""
+    """Return the distinct names, joined; None if there are none."""
     return ' + '.join(dict.fromkeys(name for v in values if (name := _name(v)))) or None
 
 
 def sibling(log: Path, stem: str, suffix: str) -> Path:
-    """Return the path of a file beside one of our logs, such as config_2.yaml for result_2.txt, config.yaml for 0."""
+    """Return the path of a file that belongs to a log, such as config_2.yaml for result_2.txt, config.yaml for 0."""
     m = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', log.stem)
     return log.with_name(f'{stem}{f"_{m[1]}" if m and m[1] != "0" else ""}{suffix}')
 
@@ -77,7 +77,7 @@ def load_object(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def load_env(log: Path) -> dict[str, Any]:
-    """Return the env.json of one of our runs; empty if it is missing or unreadable."""
+    """Return the env.json that belongs to a log; empty if it is missing or unreadable."""
     try:
         return load_object(sibling(log, 'env', '.json'))[0]
     except ValueError:
@@ -126,7 +126,7 @@ def find_description(log: Path) -> tuple[SystemDescription, str | None]:
 
 
 def org_of_folder(log: Path) -> tuple[str, FactSource] | None:
-    """Return the submitter from the path v0.6/<org>/results/<system>/resnet, in v0.5 perhaps with <org>/<name>."""
+    """Return the submitter from the path v0.6/<org>/results/<system>/resnet; v0.5 may have <org>/<name>."""
     folders = [p.name for p in log.absolute().parents]
     if folders[0] != 'resnet' or 'results' not in folders[2:3]:
         return None
@@ -169,5 +169,5 @@ def _describe(path: Path, content: dict[str, Any], text: str) -> SystemDescripti
             (org, source('submitter')) if org else None, make_count(num_nodes or None, source('number_of_nodes')),
             make_count(total, source('accelerators_per_node')), _name(content.get('accelerator_model_name')),
             _name(content.get('framework')))
-    gpus = objects_at(content, 'host', 'hardware', 'gpus')  # our env.json: the log itself counts nodes and GPUs
+    gpus = objects_at(content, 'host', 'hardware', 'gpus')  # env.json: the log contains the numbers of nodes and GPUs
     return SystemDescription(accelerator=_names([g.get('name') for g in gpus]), framework=framework_of(content))

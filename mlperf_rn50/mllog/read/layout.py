@@ -1,4 +1,4 @@
-"""Nodes, ranks, accelerators and batch of a run: as logged, else as described, else from counted lines."""
+"""Nodes, ranks, accelerators and batch of a run: as logged, or as described, or from counted lines."""
 import re
 
 from mlperf_rn50.mllog import events, keys
@@ -6,7 +6,7 @@ from mlperf_rn50.mllog.read.description import Count, SystemDescription, make_co
 from mlperf_rn50.mllog.read.raw_log import INPUT_BATCH_SIZE, RawLog, integer
 from mlperf_rn50.mllog.run import FactSource
 
-# In v0.5 input_batch_size is the batch of an accelerator, in some logs the global one. No accelerator held so many.
+# In v0.5 input_batch_size is the batch of an accelerator, in some logs the global one. No accelerator held this many.
 _NOT_LOCAL = 1024
 
 
@@ -22,7 +22,7 @@ def _description_in_log(log: RawLog) -> SystemDescription | None:
 
 
 class LayoutReader:
-    """The numbers of a run, each None if unknown; adds their sources, and warnings about other values."""
+    """Reader of the numbers of a run, each None if unknown; adds their sources and warnings about other values."""
 
     def __init__(self, log: RawLog, description: SystemDescription, sources: dict[str, FactSource]):
         self._log, self._sources = log, sources
@@ -44,14 +44,14 @@ class LayoutReader:
         return Count(count, FactSource('implied', f'{count} {key} lines', line)) if count > 1 else None
 
     def _in_order(self, described: Count | None, lines: Count | None) -> list[Count | None]:
-        """Return both counts, first that of lines if two agree, as where NVIDIA's v0.5 has a wrong description."""
+        """Return both counts, the lines first if two of them agree, because some v0.5 descriptions are wrong."""
         nodes, total = self._described.nodes, self._described.accelerators
         agree = (nodes and total and self._ranks and self._cleared
                  and self._ranks.number * nodes.number == self._cleared.number * total.number)
         return [lines, described] if agree else [described, lines]
 
     def _settle(self, name: str, unit: str, *values: Count | None) -> int | None:
-        """Return the first number, and warn of those that differ; for a resumed run, the last resume comes first."""
+        """Return the first number and warn of different ones; for a resumed run, the last resume takes precedence."""
         log, known = self._log, [v for v in values if v]
         if log.resumes:
             key = {'num_nodes': events.NUM_NODES, 'num_ranks': events.NUM_RANKS}.get(name, name)
@@ -78,7 +78,7 @@ class LayoutReader:
                             *self._in_order(self._described.nodes, self._cleared), named)
 
     def _accelerators(self) -> int | None:
-        """Return the accelerators of all nodes; a rank drives one if nothing else is known."""
+        """Return the number of accelerators on all nodes; one per rank if nothing else is known."""
         per_node = integer(self._log.value(events.ACCELERATORS_PER_NODE))
         logged = make_count(per_node * self.num_nodes if per_node is not None and self.num_nodes else None,
                             self._log.source(events.ACCELERATORS_PER_NODE))
@@ -87,7 +87,7 @@ class LayoutReader:
                             *self._in_order(self._described.accelerators, lines))
 
     def _implied_batch(self) -> Count | None:
-        """Return the global batch from that of an accelerator, as logged by v0.5, unless it is too large for one."""
+        """Return the global batch from the v0.5 batch per accelerator, unless that is too large for one accelerator."""
         logged = self._logged(INPUT_BATCH_SIZE)
         if logged is None or logged.number >= _NOT_LOCAL:
             text = 'input_batch_size, too large for one accelerator'

@@ -16,28 +16,28 @@ _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_b
 INPUT_BATCH_SIZE = 'input_batch_size'  # v0.5, of one accelerator
 RUN_FINAL = 'run_final'  # v0.5, after run_stop
 _ONCE = frozenset([keys.INIT_STOP, keys.RUN_START, keys.RUN_STOP])  # some logs repeat the other single keys
-_SINGLE = _ONCE | {  # one value per run, whatever the number of ranks
+_SINGLE = _ONCE | {  # one value per run, for any number of ranks
     keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_STATUS, keys.SUBMISSION_PLATFORM,
     keys.SUBMISSION_ENTRY, keys.GLOBAL_BATCH_SIZE, keys.TRAIN_SAMPLES, keys.EVAL_SAMPLES, events.TARGET_ACCURACY,
     events.DATASET, events.NUM_NODES, events.NUM_RANKS, events.ACCELERATORS_PER_NODE, INPUT_BATCH_SIZE, RUN_FINAL}
 _COUNTED = frozenset([keys.INIT_START, keys.SEED, keys.CACHE_CLEAR])
-_V05_KEYS = {  # tags of v0.5 and the later keys of the same meaning
+_V05_KEYS = {  # tags of v0.5 and the later keys with the same meaning
     'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED, 'train_epoch': keys.EPOCH_START,
     'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
     'eval_target': events.TARGET_ACCURACY, 'opt_learning_rate': keys.OPT_BASE_LR}
 
 
 def number(value: Any, low: float, high: float) -> float | None:
-    """Return a value if it is a number in the range, else None."""
+    """Return a value if it is a number in the range, otherwise None."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if is_number and low <= value <= high else None
 
 
 def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
-    """Return a value if it is a whole number in the range, or text of one, else None."""
+    """Return a whole number in the range, given as number or text; None for anything else."""
     is_text = isinstance(value, str) and re.fullmatch(r'\d{1,12}', value, re.ASCII)
-    found = number(int(value) if is_text else value, low, high)
-    return int(found) if found is not None and found == int(found) else None
+    parsed = number(int(value) if is_text else value, low, high)
+    return int(parsed) if parsed is not None and parsed == int(parsed) else None
 
 
 def _epoch_number(value: Any) -> int | None:
@@ -55,7 +55,7 @@ class LinePosition(NamedTuple):
 
 
 class RawLog:
-    """Content of the lines of one format. Epochs count from 1; the first line of each is used."""
+    """Content of all lines in one format. Epochs count from 1; the first line of each is used."""
 
     def __init__(self, line_format: LineFormat):
         self.format = line_format
@@ -77,11 +77,11 @@ class RawLog:
         self.rates: list[tuple[LinePosition, Any]] = []  # learning rates as logged
         self.notes = Notes()
         self.warn, self.contradict = self.notes.warn, self.notes.contradict
-        self.has_other_end = False  # a second run_stop has another status
+        self.has_other_end = False  # a second run_stop has a different status
         self.longest_gap_s = 0.0  # between two events
         self.last_s: float | None = None  # time of the last event
         self._epoch_now = 0
-        self._open_eval: list[LinePosition] = []  # v0.5: start and stop of an evaluation of yet unknown epoch
+        self._open_eval: list[LinePosition] = []  # v0.5: start and stop of an evaluation whose epoch is not known yet
         self._evaluated = 0
 
     def value(self, key: str) -> Any:
@@ -96,7 +96,7 @@ class RawLog:
         return FactSource('logged', key, self.line(key))
 
     def is_success(self, event: LogEvent) -> bool:
-        """Return whether a run_stop marks success; without a status it does in v0.5, whose published logs have none."""
+        """Return whether a run_stop marks success; v0.5 does not require a status, which its published logs lack."""
         if self.format == 'MLPv0.5.0':
             return not (isinstance(event.value, dict) and event.value.get('success') in (False, 'false'))
         return event.metadata.get('status') == keys.SUCCESS
@@ -114,7 +114,7 @@ class RawLog:
         return mark.time_s - self.single[keys.RUN_START][0].time_s
 
     def add(self, line: int, event: LogEvent) -> None:
-        """Add an event; raise ValueError if it begins another run."""
+        """Add an event; raise ValueError if it begins a second run."""
         mark = LinePosition(event.time_s, line, len(self.resumes))
         key = event.key
         if self.format == 'MLPv0.5.0':
@@ -137,7 +137,7 @@ class RawLog:
         elif _OPTIMIZER_KEY.fullmatch(key):
             if len(self.optimizer) < _MAX_KEYS:
                 self.optimizer.setdefault(key, event.value)
-            if event.key == 'opt_learning_rate' and len(self.rates) < _MAX_KEPT:  # v0.5: again whenever it changes
+            if event.key == 'opt_learning_rate' and len(self.rates) < _MAX_KEPT:  # v0.5 repeats it on every change
                 self.rates.append((mark, event.value))
         else:
             self._add_progress(mark, key, event)
@@ -159,11 +159,11 @@ class RawLog:
         elif key in _ONCE and abs(gap_s) <= _DUPLICATE_S:
             self.warn(mark.line, f'{key} repeats line {first.line}; the first is used', _DUPLICATE)
         elif key in _ONCE:
-            text = f'{key} repeats line {first.line} at another time'
+            text = f'{key} repeats line {first.line} at a different time'
             self.contradict(mark.line, f'{text} ({gap_s:+.1f} s); the first is used', f'{text}; the first is used')
 
     def _is_other_end(self, mark: LinePosition, event: LogEvent) -> bool:
-        """Return whether a second run_stop has another status, with a warning if so."""
+        """Return whether a second run_stop has a different status, with a warning if so."""
         first, before = self.single[keys.RUN_STOP]
         ends = [str(e.metadata.get('status') if self.format != 'MLPv0.5.0' else self.is_success(e))[:80]
                 for e in (before, event)]
@@ -186,7 +186,7 @@ class RawLog:
         elif key == keys.BLOCK_STOP:
             self.last_block_stop = mark
         elif self.format == 'MLPv0.5.0' and key in (keys.EVAL_START, keys.EVAL_STOP) and event.value is None:
-            if key == keys.EVAL_START:  # without an epoch, which is that of the accuracy between or after the two
+            if key == keys.EVAL_START:  # has no epoch; the accuracy between or after the two does
                 self._open_eval = [mark]
             elif self._open_eval:
                 self._open_eval = [self._open_eval[0], mark]
@@ -199,7 +199,7 @@ class RawLog:
         elif key == keys.EVAL_ACCURACY:
             self._add_accuracy(mark, epoch, event)
         elif key == events.TRACKED_STATS and isinstance(event.value, dict) and len(self.stats) < _MAX_KEPT:
-            step = integer(event.metadata.get('step'), 1, _MAX_EPOCH)  # the name of the epoch in some rounds
+            step = integer(event.metadata.get('step'), 1, _MAX_EPOCH)  # some rounds call the epoch a step
             self.stats.setdefault(epoch or step or self._epoch_now, (mark, event.value))
             if 'learning_rate' in event.value and len(self.rates) < _MAX_KEPT:
                 self.rates.append((mark, event.value['learning_rate']))

@@ -1,7 +1,7 @@
-"""Reading of log files of v0.5 (:::MLPv0.5.0), v0.6 (:::MLL) and v0.7 to v4.0 (:::MLLOG) into Runs.
+"""Conversion of log files of v0.5 (:::MLPv0.5.0), v0.6 (:::MLL) and v0.7 to v4.0 (:::MLLOG) to Runs.
 
-A log is not trusted. It is read as a stream, a value is used only if its type and range are right, and anything
-inconsistent becomes a warning with its line.
+A log is not trusted. It is read as a stream, a value is used only if its type and range are valid, and anything
+inconsistent becomes a warning with a line number.
 """
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from mlperf_rn50.mllog.run import Notes, Run
 
 
 def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
-    """Yield the events of a file with their line numbers, for a torn line its error; UserError if it is unreadable."""
+    """Yield numbered events of a file, and an error for each torn line; UserError if the file is unreadable."""
     try:
         for line_number, line in numbered_lines(path):
             if b':::ML' in line:
@@ -29,7 +29,7 @@ def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
 
 
 class OtherBenchmark(UserError):
-    """A log of another benchmark than ResNet."""
+    """A log of a benchmark other than ResNet."""
 
 
 def read_run(path: Path, now_s: float | None = None) -> Run:
@@ -54,9 +54,9 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
     if not logs:
         with open(path, 'rb') as f:
             is_utf16 = f.read(2) in (b'\xff\xfe', b'\xfe\xff')  # as written by some shells
-        raise UserError(f'{path}: no MLPerf log line in it; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0'
+        raise UserError(f'{path}: contains no MLPerf log line; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0'
                         + ('; the file is UTF-16, convert it to UTF-8' if is_utf16 else ''))
-    # Our own logs hold the same run in two formats, of which the later one contains more.
+    # Logs of this program contain the same run in two formats; the later format contains more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)
     best.notes.include(torn)

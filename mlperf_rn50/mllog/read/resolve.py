@@ -1,4 +1,4 @@
-"""Resolution of a log and the system description beside it into a Run: facts, their sources, and warnings."""
+"""Resolution of a log and its system description into a Run: facts, their sources, and warnings."""
 import math
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from mlperf_rn50.text import plural
 _AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
 _ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': 'v0.7+'}
 _MAX_CHANGES = 20  # configuration keys changed at a resume
-# A log not written for this long is that of a dead run, unless the run itself has long gaps between events.
+# A log that is not written to for this long belongs to a dead run, unless it has long gaps between events.
 _QUIET_S, _QUIET_GAPS = 600.0, 3
 _DAY_S = 86400.0  # even a slow run logs an event per day; a copy of an old log is as old as its last event
 
@@ -43,7 +43,7 @@ def _is_share(accuracy: float, num_images: int) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value is a scalar that JSON has, unlike NaN."""
+    """Return whether a value is a scalar that JSON can represent, unlike NaN."""
     return isinstance(value, (int, str, type(None))) or isinstance(value, float) and math.isfinite(value)
 
 
@@ -62,7 +62,7 @@ class RunResolver:
         self.evaluations = clock.evaluations(log)
 
     def _org(self) -> str | None:
-        """Return the submitter, from the submission or, without one, from the log."""
+        """Return the submitter from the submission or, if there is none, from the log."""
         logged = _text(self.log.value(keys.SUBMISSION_ORG))
         in_log = (logged, self.log.source(keys.SUBMISSION_ORG)) if logged else None
         named = self.description.org or org_of_folder(self.path) or in_log
@@ -91,7 +91,7 @@ class RunResolver:
         log = self.log
         num_train, num_val = integer(log.value(keys.TRAIN_SAMPLES), 1), integer(log.value(keys.EVAL_SAMPLES), 1)
         is_size_of_imagenet = num_train in (None, IMAGENET_TRAIN)
-        text = f'{num_train} training images, expected {IMAGENET_TRAIN} for ImageNet; the data counts as another set'
+        text = f'{num_train} training images, expected {IMAGENET_TRAIN} for ImageNet; it counts as different data'
         if events.DATASET in log.single:
             event = log.single[events.DATASET][1]
             is_imagenet = event.metadata.get('is_imagenet') is True
@@ -115,7 +115,7 @@ class RunResolver:
         return not contradictions
 
     def _status(self, target: float | None, time_s: float | None, is_sound: bool) -> RunStatus:
-        """Return how the run ended; a success must be confirmed by the evaluations."""
+        """Return the status of the run; the evaluations must confirm a success."""
         log = self.log
         if keys.RUN_START not in log.single:
             log.warn(None, 'no run_start; the time to train is unknown')
@@ -152,7 +152,7 @@ class RunResolver:
         return age is not None and age < limit_s and since_event_s < max(limit_s, _DAY_S)
 
     def _round(self) -> str:
-        """Return the round from the line format, or from a folder for the rounds that share one."""
+        """Return the round from the line format, or from a folder name for rounds with the same format."""
         name = _ROUNDS[self.log.format]
         named = [r for part in self.path.absolute().parts if (r := round_of(part))]
         if named and name == 'v0.7+' and named[-1] >= 'v0.7':
@@ -199,7 +199,7 @@ class RunResolver:
             texts = [f'{key[:60]} {str(values[0])[:40]} -> {str(values[1])[:40]}' for key, values in pairs
                      if isinstance(values, list) and len(values) == 2]
             if texts:
-                log.warn(mark.line, f'the run was resumed with another configuration: {", ".join(texts)}')
+                log.warn(mark.line, f'the run was resumed with a changed configuration: {", ".join(texts)}')
 
     def _init_s(self) -> float | None:
         stop, start = self.log.single.get(keys.INIT_STOP), self.log.first_init

@@ -1,4 +1,4 @@
-"""Energy of a run from the telemetry of its nodes beside the log, which is untrusted input like the log.
+"""Energy of a run from the telemetry of its nodes, which is untrusted input like the log.
 
 It covers the run's clock, without gaps of resumes and repeated training, and needs samples of every node throughout.
 """
@@ -18,7 +18,7 @@ KINDS = ('cpu', 'gpu')
 # Expected reasons for missing energy.
 NO_TELEMETRY, NO_COUNTERS = 'no telemetry of the run', 'no node has readable counters'
 _MAX_DEVICES, _MAX_DEVICE_W = 64, 1e4
-# Permitted distance of a sample, of which there is one a second, from an end of a part, and covered share of the part.
+# Maximum distance of a sample (one per second) from an end of a part, and minimum covered share of the part.
 _MAX_GAP_S, _MIN_SHARE = 3.0, 0.9
 
 Readings = list[tuple[float, float]]  # (seconds on the node's clock, joules), in order of the file
@@ -27,11 +27,11 @@ Devices = dict[str, float]  # joules by name
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy of the devices of a run's nodes; None if it was not measured."""
+    """Energy of the devices in a run's nodes; None if it was not measured."""
 
     seconds: float  # on the run's clock
-    cpu_joules: float | None = None  # of all CPU packages of all nodes
-    gpu_joules: float | None = None  # of all GPUs of all nodes, used or not
+    cpu_joules: float | None = None  # of all CPU packages in all nodes
+    gpu_joules: float | None = None  # of all GPUs in all nodes, used or not
     reasons: Mapping[str, str] = field(default_factory=dict)  # of missing energy, by kind
     nodes: Mapping[str, Mapping[str, Devices]] = field(default_factory=dict)  # by host and kind
 
@@ -50,7 +50,7 @@ class _Unmeasured(Exception):
 
 
 class _Session:
-    """Samples from the start of a sampler to its end."""
+    """Samples from the start to the end of a sampler."""
 
     def __init__(self) -> None:
         self.readings: dict[str, dict[str, Readings]] = {}
@@ -137,13 +137,13 @@ def _node_joules(node: _Node, kind: str, until_s: float) -> Devices:
         raise _Unmeasured(f'{node.host} has no samples from the start of the run')
     if any(not s.readings.get(kind) for s, _, _ in parts):
         raise _Unmeasured(f'{node.host} has no readable counters')
-    found: Devices = {}
+    joules: Devices = {}
     for name in dict.fromkeys(n for s, _, _ in parts for n in s.readings[kind]):
         try:
-            found[name] = _device_joules(parts, kind, name)
+            joules[name] = _device_joules(parts, kind, name)
         except _Unmeasured as e:
             raise _Unmeasured(f'{node.host}, {kind} {name}: {e}') from e
-    return found
+    return joules
 
 
 def _last_s(node: _Node) -> float:
@@ -153,7 +153,7 @@ def _last_s(node: _Node) -> float:
 
 
 def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
-    """Raise _Unmeasured unless the sampled nodes are those of the run."""
+    """Raise _Unmeasured unless the sampled nodes match the nodes of the run."""
     if not nodes:
         raise _Unmeasured(NO_TELEMETRY)
     if not any(kind in n.kinds for n in nodes):
@@ -167,19 +167,19 @@ def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
 
 
 def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, until_s: float | None = None) -> Energy:
-    """Return the energy up to a time, or the end of the run, or else the last time that all nodes have sampled."""
+    """Return the energy up to a time, the end of the run, or otherwise the last time sampled by all nodes."""
     nodes = [_read_node(path) for path in files_of(run, files)]
     sampled_s = max(0.0, min(map(_last_s, nodes), default=0.0))
     seconds = next(s for s in (until_s, run.time_to_train_s, sampled_s) if s is not None)
-    found: dict[str, dict[str, Devices]] = {}
+    measured: dict[str, dict[str, Devices]] = {}
     reasons = {}
     for kind in KINDS:
         try:
             _check_nodes(run, nodes, kind)
-            found[kind] = {n.host: _node_joules(n, kind, seconds) for n in nodes}
+            measured[kind] = {n.host: _node_joules(n, kind, seconds) for n in nodes}
         except _Unmeasured as e:
             reasons[kind] = str(e)
     joules = {f'{kind}_joules': sum(j for devices in hosts.values() for j in devices.values())
-              for kind, hosts in found.items()}
-    by_node = {n.host: {kind: hosts[n.host] for kind, hosts in found.items()} for n in nodes} if found else {}
+              for kind, hosts in measured.items()}
+    by_node = {n.host: {kind: hosts[n.host] for kind, hosts in measured.items()} for n in nodes} if measured else {}
     return Energy(seconds, **joules, reasons=reasons, nodes=by_node)

@@ -1,4 +1,4 @@
-"""Reader of the metrics.jsonl beside one of our logs, which is untrusted input like the log."""
+"""Reader of the metrics.jsonl of a run, which is untrusted input like the log."""
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class _StragglersRecord(msgspec.Struct):
 
 @dataclass(frozen=True)
 class NodeReads:
-    """Bytes of training records that a node read, with padding, and of those among them read for the first time."""
+    """Bytes of training records that a node read, with padding; new: read for the first time."""
 
     host: str
     path: Path
@@ -56,7 +56,7 @@ class NodeReads:
 
 
 def read_learning_rates(run: Run) -> Sequence[tuple[float, float]]:
-    """Return (seconds since run_start, learning rate), from metrics.jsonl or else from the log, which has fewer."""
+    """Return (seconds since run_start, learning rate) from metrics.jsonl, or from the log, which contains fewer."""
     steps = read_lines(sibling(run.path, 'metrics', '.jsonl'), _Step, b'learning_rate')
     return tuple((s.time_s, s.learning_rate) for _, s in steps) or run.learning_rates
 
@@ -68,7 +68,7 @@ def read_curve(path: Path) -> list[tuple[int, float]]:
 
 
 def read_node_reads(run: Run) -> list[NodeReads]:
-    """Return the reads of each node, in order of names; of a repeated epoch, as after a resume, the last."""
+    """Return the reads of each node, sorted by name; the last ones of an epoch that a resume repeated."""
     path = sibling(run.path, 'metrics', '.jsonl')
     epochs: dict[str, dict[int, tuple[int, int, int | None]]] = {}  # (line, bytes, new bytes) by host and epoch
     for line, reads in read_lines(path, _Reads, b'record_bytes'):
@@ -88,10 +88,10 @@ def read_node_reads(run: Run) -> list[NodeReads]:
 
 def read_stragglers(run: Run) -> list[str]:
     """Return the last message about each straggler, and how often it was one."""
-    found: dict[str, tuple[str, int]] = {}
+    messages: dict[str, tuple[str, int]] = {}
     records = [r for _, r in read_lines(sibling(run.path, 'metrics', '.jsonl'), _StragglersRecord, b'stragglers')]
     for text in (text for r in records for text in r.stragglers):
         rank = text.partition(' is slow')[0]
-        if rank in found or len(found) < _MAX_NODES:
-            found[rank] = text, found.get(rank, ('', 0))[1] + 1
-    return [f'{text} (at {count} of {len(records)} evaluations)' for text, count in found.values()]
+        if rank in messages or len(messages) < _MAX_NODES:
+            messages[rank] = text, messages.get(rank, ('', 0))[1] + 1
+    return [f'{text} (at {count} of {len(records)} evaluations)' for text, count in messages.values()]

@@ -1,4 +1,4 @@
-"""Reader of the node telemetry beside a log, which is untrusted input like the log."""
+"""Reader of the node telemetry of a run, which is untrusted input like the log."""
 import math
 import os
 import re
@@ -14,7 +14,7 @@ from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog.run import Run
 
 _MAX_NODES = 256
-# Counters that are added up, by label in a plot.
+# Counters that are added up, by plot label.
 KINDS = {'disk read': ('disk_read',), 'disk write': ('disk_write',),
          'network receive': ('net_receive', 'infiniband_receive'), 'network send': ('net_send', 'infiniband_send')}
 
@@ -60,8 +60,8 @@ class NodeTelemetry:
 
 def _rate(record: TelemetryRecord, kinds: tuple[str, ...]) -> float:
     """Return the bytes per second of all devices in a sample."""
-    found = [value for kind in kinds for name, value in getattr(record, f'{kind}_bytes_per_s').items() if name != 'lo']
-    return sum(found) if found else math.nan
+    rates = [value for kind in kinds for name, value in getattr(record, f'{kind}_bytes_per_s').items() if name != 'lo']
+    return sum(rates) if rates else math.nan
 
 
 def read_node(path: Path) -> NodeTelemetry | None:
@@ -81,20 +81,20 @@ def read_node(path: Path) -> NodeTelemetry | None:
 
 
 def find_telemetry(folder: Path) -> dict[str, list[Path]]:
-    """Return the telemetry files in a folder in order of names, by number of the run."""
-    found: dict[str, list[Path]] = {}
+    """Return the telemetry files in a folder, sorted by name, by run number."""
+    result: dict[str, list[Path]] = {}
     with suppress(OSError), os.scandir(folder) as entries:
         for name in sorted(e.name for e in entries):
             if m := re.fullmatch(r'telemetry_(\d+)_.+\.jsonl', name):
-                found.setdefault(m[1], []).append(folder / name)
-    return found
+                result.setdefault(m[1], []).append(folder / name)
+    return result
 
 
 def files_of(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> Sequence[Path]:
-    """Return the telemetry files of a run; files is find_telemetry of its folder, or None to call that."""
+    """Return the telemetry files of a run; files: result of find_telemetry for its folder, None to call it."""
     m = re.fullmatch(r'result_(\d+)\.txt', run.path.name)
-    found = find_telemetry(run.path.parent) if files is None else files
-    return found.get(m[1], ())[:_MAX_NODES] if m else ()
+    by_run = find_telemetry(run.path.parent) if files is None else files
+    return by_run.get(m[1], ())[:_MAX_NODES] if m else ()
 
 
 def host_of(path: Path) -> str:
@@ -103,5 +103,5 @@ def host_of(path: Path) -> str:
 
 
 def read_telemetry(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> list[NodeTelemetry]:
-    """Return the samples of all nodes of a run; files as in files_of."""
+    """Return the samples of all nodes in a run; files: as for files_of."""
     return [node for p in files_of(run, files) if (node := read_node(p))]

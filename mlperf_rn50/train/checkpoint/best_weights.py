@@ -22,7 +22,7 @@ class Network:
 
 
 class BestWeights:
-    """Keeps the best network on rank 0; safe to update while a thread writes the one before."""
+    """Best network so far, on rank 0; safe to update while a thread writes the previous one."""
 
     def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str]):
         self._folder, self._plan, self._classes = folder.weights, plan, classes
@@ -50,20 +50,20 @@ class BestWeights:
             self._write(BEST, self._best, is_last=True)
             return
         self.write_best()
-        at, accuracy = self._last_accuracy or (step, None)
-        self._write(LAST, Network(step, accuracy if at == step else None, arrays), is_last=True)
+        last_step, accuracy = self._last_accuracy or (step, None)
+        self._write(LAST, Network(step, accuracy if last_step == step else None, arrays), is_last=True)
 
     def _write(self, stem: str, network: Network, is_last: bool) -> None:
-        config, found = self._plan.config, network.accuracy
+        config, accuracy = self._plan.config, network.accuracy
         description = describe_weights(
             config, self._classes, self._plan.eval_batch_size, network.step // self._plan.steps_per_epoch,
             config.run.seed or 0, is_best=stem == BEST, is_last=is_last,
-            counts=(found.num_top1, found.num_top5, found.num_images) if found else None)
+            counts=(accuracy.num_top1, accuracy.num_top5, accuracy.num_images) if accuracy else None)
         save_weights(self._folder, stem, description, {n: a.asnumpy() for n, a in network.arrays.items()})
 
 
 class BackgroundWriter:
-    """Thread that writes submissions one after the other; submitting waits for the one before."""
+    """Thread that writes submissions in turn; submitting waits for the previous one."""
 
     def __init__(self, on_wait: Callable[[], None] = lambda: None):
         """on_wait is called every second while finish waits."""
@@ -71,7 +71,7 @@ class BackgroundWriter:
         self._pending: Future[object] | None = None
 
     def submit(self, *writes: Callable[[], object]) -> None:
-        """Write in order in the background, after the submission before; raise the UserError of that one."""
+        """Write in order in the background, after the previous submission; raise the UserError of that submission."""
         self.finish()
         self._pending = self._pool.submit(lambda: [write() for write in writes])
 

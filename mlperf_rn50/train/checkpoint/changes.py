@@ -19,8 +19,8 @@ FREE = frozenset((
     'train.local_batch_size', 'train.global_batch_size', 'train.eval_batch_size', 'train.num_warmup_steps',
     'train.max_epochs', 'train.target_accuracy'))
 
-# The default of this key changed from false to null; checkpoints from before that lack _CAME_WITH_IT.
-_FORMER_DEFAULT, _CAME_WITH_IT = ('model.fused_bn_relu', False, None), 'fused_bn_add_relu'
+# The default of this key changed from false to null; older checkpoints lack _ADDED_WITH_IT.
+_FORMER_DEFAULT, _ADDED_WITH_IT = ('model.fused_bn_relu', False, None), 'fused_bn_add_relu'
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Change:
 
 
 def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> list[Change]:
-    """Compare a configuration with an earlier tree; keys newer than the tree count as default."""
+    """Compare a configuration with an earlier tree; keys newer than the tree count as defaults."""
     now, default = to_tree(config), to_tree(Config())
     whole = {section: {**default.get(section, {}), **keys} for section, keys in before.items()}
     changes = [Change(f'{section}.{key}', value, now.get(section, {}).get(key)) for section, keys in whole.items()
                for key, value in keys.items()
                if (section, key) != ('run', 'seed') and value != now.get(section, {}).get(key)]
-    is_former = _CAME_WITH_IT not in before.get('model', {})
+    is_former = _ADDED_WITH_IT not in before.get('model', {})
     return [c for c in changes if not is_former or (c.key, c.before, c.now) != _FORMER_DEFAULT]
 
 
@@ -50,7 +50,7 @@ def check_changes(changes: Sequence[Change], allowed: Sequence[str], where: str)
     """Raise CheckpointError for changes that are neither free nor allowed; where: checkpoint path."""
     refused = [c for c in changes if c.key not in FREE and c.key not in allowed]
     if refused:
-        raise CheckpointError(f'{where}: the configuration differs from the run before: '
+        raise CheckpointError(f'{where}: the configuration differs from the earlier run: '
                               f'{", ".join(map(str, refused))}; restore it, or accept these changes with '
                               f'--allow-changed {",".join([*allowed, *(c.key for c in refused)])}')
 

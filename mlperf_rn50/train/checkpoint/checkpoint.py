@@ -1,7 +1,7 @@
 """Checkpoints, written atomically and verified when read.
 
-A checkpoint is a folder step_<n> with arrays.npz and the small state.json, which contains the SHA-256 of arrays.npz and
-of itself. Order and augmentation are functions of (seed, epoch, step), so the global step defines the data position.
+A checkpoint is a folder step_<n> with arrays.npz and the small state.json, which contains the SHA-256 of both
+files. Order and augmentation are functions of (seed, epoch, step), so the global step defines the data position.
 """
 import errno
 import hashlib
@@ -72,7 +72,7 @@ def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], kee
     except OSError as e:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept, '
-                              'make room or fix the permissions and resume') from e
+                              'free space or fix the permissions and resume') from e
     for old in list_checkpoints(folder)[:-keep]:
         _remove(old)
     return final
@@ -85,14 +85,14 @@ def _seal(content: dict[str, Any]) -> str:
 
 
 def _unseal(text: str) -> dict[str, Any]:
-    """Return the content given to _seal; raise ValueError for damage and CheckpointError for another version."""
+    """Return the content given to _seal; raise ValueError for damage and CheckpointError for a different version."""
     content = files.parse_json(text)
     if not isinstance(content, dict):
         raise ValueError(f'state.json holds a {type(content).__name__}, expected an object')
     content.pop('sha256', None)
-    is_whole, found = _seal(content) == text, content.get('format')
-    if found in _UNSEALED or is_whole and found != FORMAT:
-        raise CheckpointError(f'got format {str(found)[:20]}, expected {FORMAT}; resume with the program version '
+    is_whole, version = _seal(content) == text, content.get('format')
+    if version in _UNSEALED or is_whole and version != FORMAT:
+        raise CheckpointError(f'got format {str(version)[:20]}, expected {FORMAT}; resume with the program version '
                               'that wrote it, or start a new run')
     if not is_whole:
         raise ValueError('state.json is damaged: its SHA-256 does not match')
@@ -107,20 +107,20 @@ def _remove(path: Path) -> None:
 
 
 def put_aside(paths: Sequence[Path]) -> None:
-    """Rename damaged checkpoints, so that list_checkpoints ignores them; raise CheckpointError on failure."""
+    """Rename damaged checkpoints so that list_checkpoints ignores them; raise CheckpointError on failure."""
     for path in paths:
         aside = path.with_name(_ASIDE + path.name)
         try:
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
         except OSError as e:
-            raise CheckpointError(f'{path}: cannot put the damaged checkpoint aside: {e.strerror}') from e
+            raise CheckpointError(f'{path}: cannot rename the damaged checkpoint: {e.strerror}') from e
 
 
 def rewind(folder: Path, path: Path, progress: Progress, arrays: Mapping[str, np.ndarray]) -> None:
     """Make the progress of a resumed run the newest checkpoint of a folder; raise CheckpointError on failure.
 
-    Its step may be lower than before: with a larger batch, or when resuming from an older checkpoint than the newest.
+    Its step may be lower than before: with a larger batch, or after resuming from a checkpoint other than the newest.
     """
     if not is_checkpoint_name(path.name) or progress.step < step_of(path):
         save(folder, progress, arrays, keep=len(list_checkpoints(folder)) + 1)
@@ -137,8 +137,8 @@ def clear_unfinished(folder: Path) -> None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the finished checkpoints of a folder by their names, oldest first, without reading them."""
-    found = [p for p in folder.glob(f'{_PREFIX}*') if is_checkpoint_name(p.name) and p.is_dir()]
-    return sorted(found, key=step_of)
+    checkpoints = [p for p in folder.glob(f'{_PREFIX}*') if is_checkpoint_name(p.name) and p.is_dir()]
+    return sorted(checkpoints, key=step_of)
 
 
 def newest_step(folder: Path) -> int:
@@ -158,7 +158,7 @@ def step_of(path: Path) -> int:
 def load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
     """Read and verify a checkpoint; return its progress and its read-only arrays.
 
-    Raise DamagedCheckpoint with a hint to the one before, or CheckpointError for other versions and failed reads.
+    Raise DamagedCheckpoint with a hint at the previous one, or CheckpointError for other versions and failed reads.
     """
     try:
         return _load(path)
@@ -183,10 +183,10 @@ def _load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
     try:
         described = _unseal(read_text(path / 'state.json', _MAX_STATE_BYTES))
         progress = parse_progress(described['state'])
-        data, wanted = read_bytes(path / 'arrays.npz'), str(described['arrays_sha256'])
+        data, expected = read_bytes(path / 'arrays.npz'), str(described['arrays_sha256'])
         got = hashlib.sha256(data).hexdigest()
-        if wanted != got:
-            raise ValueError(f'arrays.npz is damaged: got SHA-256 {got[:12]}…, expected {wanted[:12]}…')
+        if expected != got:
+            raise ValueError(f'arrays.npz is damaged: got SHA-256 {got[:12]}…, expected {expected[:12]}…')
         arrays = read_arrays(io.BytesIO(data), len(data))
         check_finite(arrays)
         return progress, arrays
@@ -200,16 +200,16 @@ def _load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
         raise DamagedCheckpoint(f'{path}: {_reason(e)}') from e
 
 
-def check_arrays(path: Path, arrays: dict[str, np.ndarray], wanted: dict[str, tuple[int, ...]]) -> None:
+def check_arrays(path: Path, arrays: dict[str, np.ndarray], expected: dict[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError unless names and shapes of the arrays match."""
-    for name in sorted(set(wanted) - set(arrays)):
-        raise CheckpointError(f'{path}: {name} is missing; this checkpoint is of another model or optimizer')
-    for name in sorted(set(arrays) - set(wanted)):
-        raise CheckpointError(f'{path}: {name} is unexpected; this checkpoint is of another model or optimizer')
-    for name, shape in wanted.items():
+    for name in sorted(set(expected) - set(arrays)):
+        raise CheckpointError(f'{path}: {name} is missing; this checkpoint is of a different model or optimizer')
+    for name in sorted(set(arrays) - set(expected)):
+        raise CheckpointError(f'{path}: {name} is unexpected; this checkpoint is of a different model or optimizer')
+    for name, shape in expected.items():
         if arrays[name].shape != shape:
             raise CheckpointError(f'{path}: {name}: got shape {arrays[name].shape}, expected {shape}; '
-                                  'this checkpoint is of another model or data set')
+                                  'this checkpoint is of a different model or data set')
 
 
 def _reason(error: Exception) -> str:
@@ -222,4 +222,4 @@ def _reason(error: Exception) -> str:
 
 def _previous_hint(path: Path) -> str:
     others = [p for p in list_checkpoints(path.parent) if is_checkpoint_name(path.name) and step_of(p) < step_of(path)]
-    return f'; the one before it is {others[-1]}: --resume {others[-1]}' if others else '; there is none before it'
+    return f'; the previous one is {others[-1]}: --resume {others[-1]}' if others else '; there is no previous one'

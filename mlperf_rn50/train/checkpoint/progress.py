@@ -1,4 +1,4 @@
-"""Progress of a run, which a checkpoint contains beside the arrays."""
+"""Progress of a run, stored in a checkpoint together with the arrays."""
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
@@ -42,7 +42,7 @@ def parse_progress(tree: Any) -> Progress:
     """Return the record from a JSON value; raise ValueError for wrong keys, types or ranges."""
     keys = [f.name for f in fields(Progress)]
     if not isinstance(tree, dict) or set(tree) != set(keys):
-        raise ValueError(f'the state has other keys than {", ".join(keys)}')
+        raise ValueError(f'the state has keys other than {", ".join(keys)}')
     progress = msgspec.convert(tree, Progress)
     if len(progress.nodes) != progress.world_size:
         raise ValueError(f'nodes: got {len(progress.nodes)}, expected one for each of {progress.world_size} ranks')

@@ -1,7 +1,7 @@
 """Files of a run. A folder may contain several numbered runs; nothing is overwritten.
 
 Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/; run k owns
-result_k.txt, config_k.yaml and so on. .run_k.lock claims the number k, and the program that writes the run locks it.
+result_k.txt, config_k.yaml and so on. .run_k.lock reserves the number k; the program that writes the run locks it.
 """
 import fcntl
 import re
@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboar
 
 
 class _NumberedPath:
-    """Path of a run with its number; first: the text instead of the number for run 0."""
+    """Path of a run with its number; first: text that replaces the number for run 0."""
 
     def __init__(self, stem: str, suffix: str = '', first: str = ''):
         self._stem, self._suffix, self._first = stem, suffix, first
@@ -71,7 +71,7 @@ def clear_abandoned(run: RunFolder) -> None:
 
 
 def check_present(run: RunFolder) -> None:
-    """Raise StorageError if the log has vanished from the run folder, as after a lost mount."""
+    """Raise StorageError if the log has vanished from the run folder, for example after a lost mount."""
     if not run.result.exists():
         raise StorageError(f'{run.dir}: {run.result.name} has vanished, so this is no longer the folder of this run; '
                            'mount it again, and resume from the last checkpoint')
@@ -101,14 +101,14 @@ def new_run(folder: Path) -> RunFolder:
 
 
 def find_run(path: Path) -> tuple[RunFolder, Path]:
-    """Return the run of --resume PATH, and its checkpoints folder or one checkpoint, unread; raise CheckpointError."""
+    """Return the run for --resume PATH, and its checkpoints folder or one checkpoint, unread; raise CheckpointError."""
     checkpoints = path.parent
     if not is_checkpoint(path):
         folders = [path] if path.name.startswith('checkpoints') else sorted(path.glob('checkpoints*'), key=_run_index)
-        found = [f for f in folders if list_checkpoints(f)]
-        if not found:
+        usable = [f for f in folders if list_checkpoints(f)]
+        if not usable:
             raise CheckpointError(f'{path}: contains no checkpoint, expected a run folder with checkpoints/step_<n>')
-        path = checkpoints = found[-1]
+        path = checkpoints = usable[-1]
     if not path.is_dir():
         raise CheckpointError(f'{path}: no such checkpoint')
     run = RunFolder(checkpoints.parent, _run_index(checkpoints))

@@ -12,7 +12,7 @@ from mlperf_rn50.train.comm.horovod import Comm
 
 
 def device_id_of(config: Config, comm: Comm) -> int | None:
-    """Return MXNet's number of the GPU of this rank, None on CPUs; all ranks call it and raise the same ConfigError."""
+    """Return MXNet's number of this rank's GPU, None on CPUs; all ranks call it and raise the same ConfigError."""
     if config.train.device == 'cpu':
         return None
     num_gpus = mx.context.num_gpus()

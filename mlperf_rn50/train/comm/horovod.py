@@ -1,7 +1,7 @@
 """Communication between ranks through Horovod, and for a single process.
 
 Without a launcher (mpirun, horovodrun, srun) there is one rank and Horovod is not used, because MPI cannot always start
-alone. Ranks that share a GPU exchange in two stages, see sharing.py.
+without one. Ranks that share a GPU exchange in two stages, see sharing.py.
 """
 import json
 import math
@@ -20,7 +20,7 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.launcher_env import launched_size
 from mlperf_rn50.train.comm.sharing import check_places, find_sets, find_stages
 
-# More than the concurrent sums, and few enough names for Horovod's cache.
+# More than the number of concurrent sums, and few enough names for Horovod's cache.
 _MAX_IN_BACKGROUND = 16
 Exchange = Callable[[], AbstractContextManager[None]]
 
@@ -69,7 +69,7 @@ def fp16_scale(world_size: int) -> float:
 
 
 def _copy(sources: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
-    """Copy arrays into others, except into themselves, without waiting."""
+    """Copy arrays into targets, except into themselves, without waiting."""
     for source, target in zip(sources, targets):
         if source is not target:
             source.copyto(target)
@@ -98,8 +98,8 @@ class HorovodComm(Comm):
         import horovod.mxnet as hvd
         check_controller(os.environ, hvd.mpi_built(), hvd.gloo_built())
         size = launched_size() or 1
-        wanted = [ranks for n in (size, *subset_sizes) if n <= size for ranks in find_sets(n, num_sharing)]
-        sets = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted if len(ranks) < size}
+        requested = [ranks for n in (size, *subset_sizes) if n <= size for ranks in find_sets(n, num_sharing)]
+        sets = {ranks: hvd.ProcessSet(list(ranks)) for ranks in requested if len(ranks) < size}
         with exchange():
             hvd.init(process_sets=list(sets.values()))
         self._exchange = exchange
@@ -135,7 +135,7 @@ class HorovodComm(Comm):
             grad[:] = reduced.astype(grad.dtype) / scale
 
     def sum_in_background(self, array):
-        # Horovod rejects names in use, and several sums are pending if the network is slow.
+        # Horovod rejects names in use, and several sums may be pending on a slow network.
         total = array.copy()
         self._sum([total], f'background/{next(self._turns)}')
         return total
@@ -149,8 +149,8 @@ class HorovodComm(Comm):
     def _sum(self, arrays, name):
         """Sum device arrays over ranks in place, as one exchange, without waiting.
 
-        float16 is summed in float16 on the host, as by NCCL, so that an overflow is infinite in the sum of the leader
-        and thus on all ranks. Every rank takes the result from the last sum within its GPU.
+        float16 is summed in float16 on the host, as by NCCL, so that an overflow is infinite in the leader's sum
+        and therefore on all ranks. Every rank takes the result from the last sum within its GPU.
         """
         sharers, leaders = find_stages(self.rank, self.world_size, self._num_sharing)
         hosts = self._host_arrays(arrays, name) if len(sharers) > 1 else arrays
@@ -172,7 +172,7 @@ class HorovodComm(Comm):
             self._hvd.grouped_allreduce_(arrays, op=self._hvd.Sum, process_set=self._sets[ranks], name=name)
 
     def _host_arrays(self, arrays, name):
-        """Return host arrays like those of a device, cached by name because drivers lock new pages slowly."""
+        """Return host arrays shaped like device arrays, cached by name because drivers lock new pages slowly."""
         if arrays[0].context == mx.cpu():
             return arrays
         cached = self._host_cache.get(name, [])

@@ -1,4 +1,4 @@
-"""Checks that all ranks agree, and detection of stragglers."""
+"""Agreement checks across ranks, and detection of stragglers."""
 import json
 import zlib
 from collections import Counter
@@ -20,7 +20,7 @@ def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:
 
 
 def check_finite(name: str | None, epoch: int) -> None:
-    """Raise RunFailed if an array is named as not finite; all ranks call it after check_agreement."""
+    """Raise RunFailed if name is an array that is not finite; all ranks call it after check_agreement."""
     if name:
         raise RunFailed(f'{name} holds values that are not finite after epoch {epoch + 1}, which a ReLU may hide from '
                         'the loss; resume from a checkpoint before this epoch')

@@ -2,7 +2,7 @@
 
 NCCL rejects a communicator with two ranks of one GPU. Horovod creates a communicator per process set with the first
 exchange of a GPU array, and sends host arrays through MPI or Gloo. Therefore the ranks of each GPU sum in host memory,
-one of them, the leader, exchanges the sum through NCCL, and the others get the result through host memory.
+one of them, the leader, exchanges the sum through NCCL, and the others receive the result through host memory.
 """
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,7 +38,7 @@ def check_places(places: Sequence[tuple[str, int]], num_sharing: int) -> None:
 
 
 def decide_sharing(device: str, ranks_per_device: int, has_nccl: bool) -> int:
-    """Return how many neighbouring ranks sum first; 1 without NCCL, where Horovod copies GPU arrays to the host."""
+    """Return how many neighbouring ranks sum first; 1 without NCCL, because Horovod then copies GPU arrays."""
     return ranks_per_device if device == 'gpu' and has_nccl else 1
 
 
@@ -62,6 +62,6 @@ def describe_exchange(controller: str, device: str, num_ranks: int, ranks_per_de
     num_gpus = -(-num_ranks // num_sharing)
     if num_sharing == 1:
         return f'{controller} controller, gradients of {num_gpus} GPUs through NCCL'
-    last = f', then those of {num_gpus} GPUs through NCCL' if num_gpus > 1 else ''
+    last = f', then of {num_gpus} GPUs through NCCL' if num_gpus > 1 else ''
     return (f'{controller} controller, gradients of {num_sharing} ranks of a GPU through host memory and '
             f'{controller}{last}')

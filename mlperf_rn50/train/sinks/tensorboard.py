@@ -13,7 +13,7 @@ from mlperf_rn50.train import events
 
 
 class TensorBoard:
-    """Writes an event file, without SummaryWriter because its thread hides the errors of a full disk."""
+    """Writer of an event file, without SummaryWriter because its thread hides the errors of a full disk."""
 
     def __init__(self, folder: Path, first_step: int):
         """Open the file; a resumed run invalidates events of later steps."""

@@ -14,7 +14,7 @@ _PLAIN_PERIOD_S = 30.0  # between two progress lines without a terminal
 
 
 class _LogFile(logging.Handler):
-    """Handler of train.log that propagates write errors, unlike those of logging."""
+    """Handler for train.log that propagates write errors, unlike logging's handlers."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -104,7 +104,7 @@ class Terminal:
         self._console.info('resumed from %s at step %d; this log can no longer be submitted', event.checkpoint,
                            event.step)
         if plan.world_size != event.world_size_before:
-            self._console.info('planned again: %d ranks (before: %d), global batch %d (before: %d), '
+            self._console.info('new plan: %d ranks (before: %d), global batch %d (before: %d), '
                                'learning rate times %.4g', plan.world_size, event.world_size_before,
                                plan.global_batch_size, event.batch_before, plan.lr_scale)
         if event.changes:

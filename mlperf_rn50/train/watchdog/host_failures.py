@@ -1,4 +1,4 @@
-"""Failures of hosts and ranks: lines in the run folder, counted when a launcher chooses hosts again."""
+"""Failures of hosts and ranks: lines in the run folder that a launcher counts to choose hosts for a restart."""
 import json
 from collections.abc import Mapping
 from contextlib import suppress

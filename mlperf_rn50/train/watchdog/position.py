@@ -11,7 +11,7 @@ from mlperf_rn50.system.launcher_env import launched_rank
 from mlperf_rn50.train.watchdog import stall_report
 
 T = TypeVar('T')
-# Phases of a rank, with the key of comm that limits the time without a sign of life.
+# Phases of a rank, each with the key of comm that limits the time without a sign of life.
 PHASES = {'start-up': 'start_limit_s', 'training': 'stall_limit_s', 'evaluation': 'eval_limit_s',
           'writing a checkpoint': 'checkpoint_limit_s'}
 
@@ -56,7 +56,7 @@ class Position:
             self._shared.calling = 0
 
     def mark_exchange(self, is_exchanging: bool) -> None:
-        """Record the start (True) or end of a gradient exchange, whose step has been computed."""
+        """Record the start (True) or end of a gradient exchange; its step has been computed."""
         self._shared.computed += is_exchanging
         self._shared.exchanging = is_exchanging
 

@@ -1,4 +1,4 @@
-"""Report of a stalled rank: stacks, and which rank waits for which.
+"""Report of a stalled rank: its stacks, and which ranks wait for which.
 
 It goes to <run folder>/stalled/<job>/rank_<r>.txt and .json, which the watchers of other ranks read on a shared file
 system. Storage and rank may hang, so a forked process with a time limit does the work.
@@ -24,16 +24,16 @@ from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure
 STACK_SIGNAL = getattr(signal, 'SIGSTKFLT', 16)  # Python 3.10 has no name for it
 WAITING = 'waiting'
 _CLOCK_SKEW_S = 60
-_QUIET_S = 1.0  # without new output, after which a dump is complete
+_QUIET_S = 1.0  # without new output, after which a dump counts as complete
 _MAX_NAMED = 10
-# Variables that identify one start of all ranks: our launchers, Open MPI, Slurm.
+# Variables that identify one start of all ranks, set by the launchers, Open MPI or Slurm.
 _JOBS = ('MLPERF_RN50_JOB', 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'SLURM_JOB_ID')
 _FULL_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
 class State:
-    """State of a rank; num_reached counts exchanges, equally on all ranks; time_s: seconds since 1970."""
+    """State of a rank. num_reached counts exchanges, equally on all ranks; time_s: seconds since 1970."""
 
     rank: int
     host: str
@@ -51,7 +51,7 @@ def stalled_folder(run_dir: Path, variables: dict[str, str]) -> Path:
 
 
 def run_limited(limit_s: float, work: Callable[[], str]) -> str | None:
-    """Do some work in a forked process; return None if it fails or exceeds the limit."""
+    """Run work in a forked process; return None if it fails or exceeds the limit."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -143,13 +143,13 @@ def _name_ranks(ranks: Sequence[int]) -> str:
 
 
 def full_folders() -> str:
-    """Describe full folders among those written to at a start; '' for none."""
-    found = []
+    """Describe full folders that a start writes to; '' if there are none."""
+    texts = []
     for folder in dict.fromkeys([os.environ.get('TMPDIR', '/tmp'), '/dev/shm']):
         try:
             usage = shutil.disk_usage(folder)
         except OSError:
             continue
         if usage.free < _FULL_BYTES:
-            found.append(f'{folder} is full ({usage.free} bytes free of {usage.total / 1e6:.0f} MB)')
-    return ' and '.join(found)
+            texts.append(f'{folder} is full ({usage.free} bytes free of {usage.total / 1e6:.0f} MB)')
+    return ' and '.join(texts)

@@ -29,7 +29,7 @@ _REPORTS_S = 3.0  # for the reports of other stalled ranks
 _RECORD_LIMIT_S = 15.0
 _READ_LIMIT_S = 5.0
 _POLL_S = 0.5
-# Samples kept, so that the oldest predates the kill of the rank, which the kernel counts before the rank ends.
+# Number of kept samples; the oldest must predate the kill, which the kernel counts before the rank ends.
 _NUM_KILL_SAMPLES = 40
 _PR_SET_PDEATHSIG = 1
 
@@ -38,8 +38,8 @@ _PR_SET_PDEATHSIG = 1
 class Health:
     """State of a rank as seen by its watcher; times are in seconds on the monotonic clock.
 
-    beat_at: of the last sign of life. limit_s: 0 for none. orphaned_at: end of the launcher.
-    stacks: path of the stacks of this stall, '' for none, None before they are recorded.
+    beat_at: last sign of life. limit_s: 0 for no limit. orphaned_at: end of the launcher.
+    stacks: path of the stacks of this stall, '' if there are none, None before they are recorded.
     """
 
     rank: int
@@ -77,7 +77,7 @@ def assess(health: Health, now: float) -> tuple[Action, str]:
 
 
 class Watcher:
-    """Watches one rank; see run_watched. stacks: pipe of the stacks of the rank."""
+    """Watcher of one rank; see run_watched. stacks: pipe for the stacks of the rank."""
 
     def __init__(self, pid: int, position: Position, limits_s: Mapping[str, float], folder: Path | None,
                  can_stop: bool, stacks: int, parent: int):
@@ -144,17 +144,17 @@ class Watcher:
         number = 9 if code == 128 + signal.SIGKILL else -code  # from a shell between watcher and rank
         if number <= 0:
             return code
-        # A stop signal comes from a launcher that ends its ranks and gives the reason itself.
+        # A stop signal comes from a launcher that ends its ranks and reports the reason.
         if self._health.orphaned_at is None and number not in STOP_SIGNALS:
             self._report(': '.join([f'killed by signal {number} ({_signal_name(number)})', *self._cause(number)]))
         return EXIT_FAILED
 
     def _cause(self, number: int) -> list[str]:
         after = out_of_memory.take_sample(self._pid, self._cgroup, self._memory)
-        found = [out_of_memory.explain_death(number, self._memory, after, launched_local()[1])]
+        causes = [out_of_memory.explain_death(number, self._memory, after, launched_local()[1])]
         if number == signal.SIGBUS:  # a full file system behind mapped memory
-            found.append(stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders) or '')
-        return [f for f in found if f]
+            causes.append(stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders) or '')
+        return [cause for cause in causes if cause]
 
     def _record(self) -> str:
         if self._folder is None or self._health.is_stopped:
@@ -163,11 +163,11 @@ class Watcher:
             stall_report.record, self._folder, self._position.state(), self._pid, self._stacks)) or ''
 
     def _describe_stall(self) -> str:
-        """Describe what the rank waits for, full folders during start-up, and the path of the stacks."""
+        """Describe the cause of the wait, full folders during start-up, and the path of the stacks."""
         stacks = self._health.stacks
-        found = stall_report.run_limited(_READ_LIMIT_S, self._explain) if self._folder and stacks else None
+        text = stall_report.run_limited(_READ_LIMIT_S, self._explain) if self._folder and stacks else None
         full = '' if self._position.has_started else stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders)
-        parts = [f': {found}' if found else ', waiting for another rank or for its data',
+        parts = [f': {text}' if text else ', waiting for another rank or for its data',
                  f'; {full}' if full else '', f'; stacks: {stacks}' if stacks else '']
         return ''.join(parts)
 
@@ -208,8 +208,8 @@ def run_watched(program: Callable[[Position], int], stall_limit_s: float,
     request ends the rank at once.
 
     Args:
-        stall_limit_s: time without a sign of life before a rank is ended; 0 for never.
-        can_stop: whether the rank handles a stop request; otherwise a request ends it at once.
+        stall_limit_s: time without a sign of life before a rank is ended; 0 disables the limit.
+        can_stop: True if the rank handles a stop request; otherwise a request ends it at once.
     """
     position, parent = Position(), os.getppid()
     limits_s = {**dict.fromkeys(PHASES, stall_limit_s), **(other_limits_s or {})}
@@ -229,7 +229,7 @@ def run_watched(program: Callable[[Position], int], stall_limit_s: float,
 
 
 def _prepare_rank(position: Position, reader: int, stacks: int) -> None:
-    """Make a rank end with its watcher, and write its stacks on a signal."""
+    """Make a rank end together with its watcher, and write its stacks on a signal."""
     libc = ctypes.CDLL(None)
     threading.Thread(target=_end_with_watcher, args=(position, reader), name='watched', daemon=True).start()
     # The thread cannot run while native code holds the GIL, so this signal ends the rank after 12 s: the C handler is
@@ -241,9 +241,9 @@ def _prepare_rank(position: Position, reader: int, stacks: int) -> None:
 
 
 def _end_with_watcher(position: Position, reader: int) -> None:
-    """Wait for the end of the watcher in a thread, report it, and end the rank."""
+    """Wait in a thread for the end of the watcher, report it, and end the rank."""
     os.read(reader, 1)
-    if not position.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):  # else the launcher does
+    if not position.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):  # otherwise the launcher does
         with suppress(OSError):  # the terminal may be gone
             os.write(2, f'mlperf-rn50: {rank_name()}, {position}: the watcher was killed (SIGKILL, or out of memory); '
                         'the rank ends with it\n'.encode())
