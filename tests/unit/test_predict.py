@@ -114,7 +114,7 @@ def test_duplicates_count_once(tmp_path):
     [judged] = validation.predicted
     assert judged.target.round == 'v0.7+' and 'v0.6, v1.0' in judged.costs.source  # the folder names lack the round
     text = render_validation(validation)
-    assert len(re.findall('left out: all logs are copies of those of another system', text)) == 2
+    assert len(re.findall('left out: all logs duplicate logs of a different system', text)) == 2
 
 
 def test_markdown_in_names_is_escaped():

@@ -278,7 +278,7 @@ def test_duplicates_of_other_system_are_reported(tmp_path):
     for path in (tmp_path / 's/a').iterdir():
         write_lines(tmp_path / 's/b' / path.name, [path.read_text().replace('"seed", "value": ', '"seed", "value": 9')])
     study = study_of(tmp_path)
-    doubt = 'all 5 logs have the same times as logs of a; they are duplicates, not runs of another system'
+    doubt = 'all 5 logs have the same times as logs of a; they are duplicates, not runs of a different system'
     assert {s.name: s.doubts for s in study.run_sets} == {'a': (), 'b': (doubt,), 'c': ()}
     assert f'- b: {doubt}' in render_table([study])
     assert {s.name for s, c in zip(study.run_sets, study.comparisons) if c} == {'a', 'c'}  # a ratio is meaningless

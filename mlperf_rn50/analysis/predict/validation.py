@@ -99,11 +99,11 @@ def validate_published() -> Validation:
 
 
 def validate_systems(run_sets: Sequence[RunSet]) -> Validation:
-    """Predict the sets of a tree, except refused ones and copies."""
-    usable = [s for s in run_sets if s.has_recipe and not s.is_copy]
-    copied = 'all logs are copies of those of another system'
+    """Predict the sets of a tree, except refused and duplicate sets."""
+    usable = [s for s in run_sets if s.has_recipe and not s.is_duplicate]
+    duplicate = 'all logs duplicate logs of a different system'
     return validate(usable, [
-        f'{s.round} {s.name} left out: {copied if s.is_copy else s.refusal or "the logs lack the batch"}'
+        f'{s.round} {s.name} left out: {duplicate if s.is_duplicate else s.refusal or "the logs lack the batch"}'
         for s in run_sets if s not in usable])
 
 

@@ -137,44 +137,45 @@ def _find_submitters(runs: Sequence[Run]) -> list[str]:
 
 
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
-    """Return the systems, marked if their logs duplicate those of an earlier system."""
-    homes = {id(r): i for i, s in enumerate(run_sets) for r in s.runs}
+    """Return the run sets, marked if their logs duplicate logs of an earlier set."""
+    indices = {id(r): i for i, s in enumerate(run_sets) for r in s.runs}
     found: dict[int, dict[int, list[Duplicate]]] = {i: {} for i in range(len(run_sets))}
-    for copy in find_duplicates([r for s in run_sets for r in s.runs]):
-        home, other = homes[id(copy.run)], homes[id(copy.original)]
-        if home != other:
-            found[home].setdefault(other, []).append(copy)
-    return [replace(s, doubts=(*s.doubts, *(_duplicate_text(s, run_sets[i], copies) for i, copies in found[k].items())),
-                    is_copy=sum(map(len, found[k].values())) == len(s.runs)) for k, s in enumerate(run_sets)]
+    for duplicate in find_duplicates([r for s in run_sets for r in s.runs]):
+        index, other = indices[id(duplicate.run)], indices[id(duplicate.original)]
+        if index != other:
+            found[index].setdefault(other, []).append(duplicate)
+    return [replace(s, doubts=(*s.doubts, *(_duplicate_text(s, run_sets[i], d) for i, d in found[k].items())),
+                    is_duplicate=sum(map(len, found[k].values())) == len(s.runs)) for k, s in enumerate(run_sets)]
 
 
-def _duplicate_text(run_set: RunSet, other: RunSet, copies: Sequence[Duplicate]) -> str:
+def _duplicate_text(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplicate]) -> str:
     name = other.name if other.name != run_set.name else str(other.folder)
-    if len(copies) == 1:
-        copy = copies[0]
-        return f'{copy.run.path.name} has the same times as {copy.original.path.name} of {name}; one is a duplicate'
-    count = f'all {len(copies)}' if len(copies) == len(run_set.runs) else f'{len(copies)} of {len(run_set.runs)}'
-    return f'{count} logs have the same times as logs of {name}; they are duplicates, not runs of another system'
+    if len(duplicates) == 1:
+        first = duplicates[0]
+        return f'{first.run.path.name} has the same times as {first.original.path.name} of {name}; one is a duplicate'
+    count = 'all' if len(duplicates) == len(run_set.runs) else f'{len(duplicates)} of'
+    return (f'{count} {len(run_set.runs)} logs have the same times as logs of {name}; they are duplicates, not runs of '
+            'a different system')
 
 
-def _make_system(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> RunSet:
+def _make_run_set(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> RunSet:
     home = folder.absolute()
     home = home.parent if home.name == 'resnet' else home  # <system>/resnet/result_<k>.txt of a submission
     return RunSet(home.name, folder, home.parent, runs, refusal, tuple(_find_submitters(runs)))
 
 
 def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
-    """Return the systems with ResNet logs under some paths, ordered by size within a study.
+    """Return the run sets with ResNet logs under some paths, ordered by size within a study.
 
     Folders of other benchmarks are ignored. Folders that cannot be read, or whose runs differ in a setting that a set
-    must share, are systems with a refusal.
+    must share, are refused sets.
 
     Raises:
         UserError: a path contains no log, or no log can be read.
     """
     found, faults = _find_logs(paths)
-    run_sets = [_make_system(folder, (_unreadable(folder),), f'the folder cannot be read: {e.strerror}')
-               for e in faults for folder in (Path(e.filename),)]
+    run_sets = [_make_run_set(folder, (_unreadable(folder),), f'the folder cannot be read: {e.strerror}')
+                for e in faults for folder in (Path(e.filename),)]
     others: list[OtherBenchmark] = []
     loaded = iter(_load_runs([log for logs in found.values() for log in logs]))
     for folder, logs in found.items():
@@ -182,7 +183,7 @@ def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
         if isinstance(runs, OtherBenchmark):
             others.append(runs)
         else:
-            run_sets.append(_make_system(folder, runs, _find_difference(runs)))
+            run_sets.append(_make_run_set(folder, runs, _find_difference(runs)))
     if not run_sets:
         raise others[0]
     if all(r.status == 'unreadable' for s in run_sets for r in s.runs) and not faults:

@@ -61,19 +61,19 @@ class RunSet:
     runs: tuple[Run, ...]
     refusal: str | None = None  # why the runs do not form a set
     doubts: tuple[str, ...] = ()  # about the whole set, such as duplicates of other logs
-    is_copy: bool = False  # all logs duplicate those of other sets
+    is_duplicate: bool = False  # all logs duplicate those of other sets
     is_published: bool = False  # from the packaged table
     unlogged: Mapping[str, Any] = field(default_factory=dict)  # recipe fields, from the submitted settings
     given_times: RunTimes | None = None  # of a published set, whose runs have no times of epochs
 
     @cached_property
-    def copies(self) -> tuple[Duplicate, ...]:
+    def duplicates(self) -> tuple[Duplicate, ...]:
         return tuple(find_duplicates(self.runs))
 
     @cached_property
     def counted(self) -> tuple[Run, ...]:
         """Runs without duplicates."""
-        copied = {c.run.path for c in self.copies}
+        copied = {d.run.path for d in self.duplicates}
         return tuple(r for r in self.runs if r.path not in copied)
 
     @cached_property

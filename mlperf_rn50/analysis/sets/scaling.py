@@ -65,7 +65,7 @@ def has_other_units(run_set: RunSet, baseline: RunSet) -> bool:
 def compare(run_set: RunSet, baseline: RunSet) -> Comparison | None:
     """Compare a system with a baseline; return None without both times, or for a duplicate system."""
     time_s, base_s = run_set.time_s, baseline.time_s
-    if not time_s or not base_s or run_set.is_copy and run_set is not baseline:
+    if not time_s or not base_s or run_set.is_duplicate and run_set is not baseline:
         return None
     units = None if has_other_units(run_set, baseline) else ratio(run_set.num_units, baseline.num_units)
     total = base_s / time_s
@@ -101,7 +101,7 @@ def _by_units(run_sets: Sequence[RunSet]) -> dict[int, list[RunSet]]:
     """Group the systems with a throughput by number of units."""
     groups: dict[int, list[RunSet]] = {}
     for run_set in run_sets:
-        if run_set.num_units and run_set.images_per_s and not run_set.is_copy:
+        if run_set.num_units and run_set.images_per_s and not run_set.is_duplicate:
             groups.setdefault(run_set.num_units, []).append(run_set)
     return groups
 
@@ -213,7 +213,7 @@ def _rate(run_set: RunSet, baseline: RunSet) -> Rate | None:
     """Return a row of the scaling-efficiency table, or None without a rate or for different kinds of units."""
     base_units, base_rate = baseline.num_units, baseline.images_per_s
     units, rate = run_set.num_units, run_set.images_per_s
-    if has_other_units(run_set, baseline) or run_set.is_copy and run_set is not baseline:
+    if has_other_units(run_set, baseline) or run_set.is_duplicate and run_set is not baseline:
         return None
     return scale_rate(base_units, base_rate, units, rate) if base_units and base_rate and units and rate else None
 
