@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests of MXNet, DALI, Horovod and NumPy in a stand-in for NVIDIA's MXNet container.
+# Runs the tests that use MXNet, DALI, Horovod and NumPy in a stand-in for NVIDIA's MXNet container.
 # Usage: tests/ngc.sh [TEST FILE...]
-# The stand-in has Python 3.10, MXNet's CPU wheel, NumPy 1.22, Horovod 0.28.1, Open MPI, and DALI 1.38, or if NVIDIA's
-# index is unreachable 1.35, the last older version on PyPI. It is built once, in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50,
+# The stand-in has Python 3.10, MXNet's CPU wheel, NumPy 1.22, Horovod 0.28.1, Open MPI, and DALI 1.38, or DALI 1.35
+# from PyPI if NVIDIA's index is unreachable. It is built once, in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50,
 # with a copy of the checkout and a separate .venv (1.6 GB). It needs no root.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -35,7 +35,7 @@ make_base() {
 }
 # A change of these functions causes a new build.
 base=$home/$(declare -f find_python build_horovod make_base | sha256sum | cut -c1-12)
-# Copies tracked and untracked files, and keeps the .venv of the last time.
+# Copies tracked and untracked files, and keeps the existing .venv.
 copy_checkout() {
     mkdir -p "$home/checkout"
     find "$home/checkout" -mindepth 1 -maxdepth 1 ! -name '.venv*' -exec rm -rf {} +
