@@ -20,8 +20,8 @@ RUN [ "$VARIANT" = cpu ] || [ "$VARIANT" = ngc ] || { \
         && apt-get install -y --no-install-recommends nvidia-cuda-toolkit libcuda1 \
         && rm -rf /var/lib/apt/lists/*; }
 WORKDIR /opt/mlperf_rn50
-# Packages first, so that a change of the program does not reinstall them. Downloads and the Horovod build are in a cache
-# outside the images.
+# Packages first, so that changes of the program do not reinstall them. Downloads and the Horovod build are cached outside
+# the image.
 COPY setup.cfg pyproject.toml LICENSE ./
 COPY launch/setup.sh launch/setup_ngc.sh launch/requirements.lock launch/requirements_ngc.lock launch/
 COPY mlperf_rn50/__init__.py mlperf_rn50/
@@ -50,7 +50,7 @@ COPY --from=build /opt/mlperf_rn50 /opt/mlperf_rn50
 RUN MLPERF_RN50_VARIANT="$VARIANT" /opt/mlperf_rn50/launch/setup.sh --check
 ENV PATH=/opt/mlperf_rn50/.venv/bin:$PATH HOME=/home/rn50 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
-# Kubernetes cannot tell whether a user name is root, so this is a number.
+# Kubernetes cannot check whether a named user is root, so the user is given as a number.
 USER 1000
 WORKDIR /home/rn50
 ENTRYPOINT ["mlperf-rn50"]

@@ -1,4 +1,4 @@
-"""Writes docs/mlperf-rn50.1, the manual page, from the parsers of the commands; a test holds the two together.
+"""Write the manual page docs/mlperf-rn50.1 from the parsers of the commands; a test compares the two.
 
 Usage: python docs/make_man.py > docs/mlperf-rn50.1
 """
@@ -9,46 +9,46 @@ from mlperf_rn50.cli import whole_parser
 from mlperf_rn50.config import SECTIONS
 
 _ENVIRONMENT = {
-    'NO_COLOR': 'Where it is set to anything, nothing is coloured.',
-    'FORCE_COLOR': 'Where it is set to anything, and NO_COLOR is not, pipes and files get colour as terminals do.'}
+    'NO_COLOR': 'If set to any value, output has no colour.',
+    'FORCE_COLOR': 'If set to any value and NO_COLOR is not set, output to pipes and files has colour.'}
 
 
 def escape(text: str) -> str:
-    """Text as roff shows it: no line of it is a request, and a minus is what a shell takes."""
+    """Escape text for roff, so that no line is a request and minus signs stay ASCII."""
     lines = text.replace('\\', '\\e').replace('-', '\\-').splitlines()
     return '\n'.join(f'\\&{line}' if line[:1] in ('.', "'") else line for line in lines)
 
 
 def verbatim(text: str) -> str:
-    """Text whose lines stay as they are."""
+    """Render text without reflowing its lines."""
     return f'.PP\n.nf\n{escape(text)}\n.fi'
 
 
 def is_key(action: Action) -> bool:
-    """Whether an option is a key of the configuration."""
+    """Return True for a key of the configuration."""
     section, _, name = action.dest.partition('.')
     return section in SECTIONS and bool(name)
 
 
 def render_action(action: Action, parser: ArgumentParser) -> str:
-    """An argument: what is typed, and what it means."""
+    """Render the syntax and meaning of an argument."""
     formatter = parser._get_formatter()
     value = formatter._format_args(action, action.dest.rpartition('.')[2].upper())
     names = ', '.join(f'\\fB{escape(name)}\\fR' for name in action.option_strings)
-    value = escape(value).replace(',', ',\\:')  # where a line of many choices may break
+    value = escape(value).replace(',', ',\\:')  # allow line breaks in long lists of choices
     typed = f'{names} \\fI{value}\\fR' if value else names
     return f'.TP\n{typed.strip()}\n{escape(formatter._expand_help(action))}'
 
 
 def shown_actions(parser: ArgumentParser) -> list[Action]:
-    """The arguments of a parser that the page describes."""
+    """Return the arguments of a parser that the page describes."""
     return [a for a in parser._actions if a.help and a.help != SUPPRESS and a.dest != 'help'
             and not isinstance(a, _SubParsersAction)
-            and not (a.dest in SECTIONS and a.metavar == 'CONFIG')]  # a whole section of the configuration
+            and not (a.dest in SECTIONS and a.metavar == 'CONFIG')]  # a whole configuration section
 
 
 def render_command(name: str, parser: ArgumentParser) -> list[str]:
-    """A command: how it is typed, its arguments, and its examples."""
+    """Render the syntax, arguments and examples of a command."""
     actions = shown_actions(parser)
     formatter = parser._get_formatter()
     values = ' '.join(formatter._format_args(a, a.dest) for a in actions if not a.option_strings)
@@ -56,12 +56,12 @@ def render_command(name: str, parser: ArgumentParser) -> list[str]:
              escape(parser.description or '')]
     lines += [render_action(a, parser) for a in actions if not is_key(a)]
     if any(map(is_key, actions)):
-        lines += ['.PP', 'Every key of the configuration is an option, too: see CONFIGURATION.']
+        lines += ['.PP', 'Every key of the configuration is also an option, see CONFIGURATION.']
     return [*lines, verbatim(parser.epilog or '')]
 
 
 def render_page() -> str:
-    """The whole page."""
+    """Render the whole page."""
     parser = whole_parser()
     commands = next(a for a in parser._actions if isinstance(a, _SubParsersAction)).choices
     title, _, codes = (parser.epilog or '').partition('exit codes: ')

@@ -1,9 +1,9 @@
-"""Makes the pictures of the pages for the documentation: the report's, and those of a run that is watched, which it
-trains: scikit-learn's digits with 2 ranks, compared with five runs of before.
+"""Make the screenshots of report and watch for the documentation.
 
-Needs the extra `test`, Debian's chromium, and for the run all that trains and data/digits.
+The watched run trains scikit-learn's digits with 2 ranks and is compared with five earlier runs. Needs the extra
+`test`, Debian's chromium, and for the run the training packages and data/digits.
 
-Usage: python docs/make_pictures.py [--only report|watch] [FOLDER], which is docs/pictures
+Usage: python docs/make_pictures.py [--only report|watch] [FOLDER], by default docs/pictures
 """
 import io
 import os
@@ -30,8 +30,8 @@ _TOP = _HERE.parent
 _LOGS, _RUN = _TOP / 'logs/digits_sweep', Path('logs/digits_cpu/now')
 _TRAIN = ['launch/local.sh', '--ranks-per-node', '2', '--config', 'launch/configs/digits_cpu.yaml', '--run-dir', _RUN,
           '--run.reference', '[logs/digits_five]', '--checkpoint.period_epochs', '1']
-_SHOWN_EPOCH = 2.2  # of three or four
-# By kind: the screen, and how many pixels of the page's height are shown at most.
+_SHOWN_EPOCH = 2.2  # the run takes three or four
+# Screen, and maximum height of the screenshot in pixels.
 _DESK = {'viewport': {'width': 1400, 'height': 900}}, 1250
 _PHONE = {'viewport': {'width': 400, 'height': 860}, 'device_scale_factor': 1.5, 'is_mobile': True,
           'has_touch': True}, 1250
@@ -40,7 +40,7 @@ _TERMINAL = '''<body style="margin:0;background:{background};color:{foreground}"
 
 
 def _shoot(browser: Browser, page_path: Path, target: Path, screen: dict, most_px: int, scheme: str) -> None:
-    """Writes a picture of a page in 256 colours."""
+    """Write a screenshot of a page in 256 colours."""
     page = browser.new_page(color_scheme=scheme, **screen)
     page.goto(page_path.as_uri())
     height = min(most_px, page.evaluate('document.documentElement.scrollHeight'))
@@ -51,7 +51,7 @@ def _shoot(browser: Browser, page_path: Path, target: Path, screen: dict, most_p
 
 
 def make_report_pictures(browser: Browser, folder: Path) -> None:
-    """The report of the committed sweep: light and dark, on a desk and on a phone."""
+    """Make screenshots of the committed sweep's report in light and dark mode, on a desktop and on a phone."""
     with tempfile.TemporaryDirectory() as out:
         if main(['report', str(_LOGS), '--out', out, '--format', 'html']):
             raise SystemExit(1)
@@ -62,14 +62,14 @@ def make_report_pictures(browser: Browser, folder: Path) -> None:
 
 
 def make_watch_pictures(browser: Browser, folder: Path) -> None:
-    """A live run: in a terminal of 100 columns, and its page on a desk and, in the dark, on a phone."""
+    """Make screenshots of a live run in a terminal of 100 columns, on a desktop, and in dark mode on a phone."""
     shutil.rmtree(_RUN, ignore_errors=True)
     training = subprocess.Popen(list(map(str, _TRAIN)), start_new_session=True)
     try:
         follower = Follower(_RUN)
         while ((run := follower.look()).epoch or 0.0) < _SHOWN_EPOCH:
             if training.poll() is not None:
-                raise SystemExit(f'the training ended with {training.returncode} before its picture was taken')
+                raise SystemExit(f'training ended with exit code {training.returncode} before the screenshot')
             time.sleep(0.5)
     finally:
         os.killpg(training.pid, signal.SIGTERM)
@@ -86,9 +86,9 @@ def make_watch_pictures(browser: Browser, folder: Path) -> None:
 
 
 def make_pictures(folder: Path, only: str | None) -> None:
-    """Writes the pictures."""
+    """Make all screenshots, or only those of one page."""
     with sync_playwright() as playwright:
-        # Its sandbox wants namespaces, which root in a container has not.
+        # The sandbox needs namespaces, which root in a container does not have.
         browser = playwright.chromium.launch(executable_path=shutil.which('chromium'), args=['--no-sandbox'])
         if only != 'watch':
             make_report_pictures(browser, folder)

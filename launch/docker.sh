@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains on this node in a container of docker or podman; the image is built from the Dockerfile.
+# Trains on this node in a docker or podman container; the image is built from the Dockerfile.
 # Usage: launch/docker.sh [--image IMAGE] [--mount DIR]... --config FILE --ranks-per-node R [OPTIONS...]
 # Example: launch/docker.sh --image mlperf_rn50:cu117 --mount /data --ranks-per-node 4
 #              --config launch/configs/c4140_v100_1node.yaml

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the manifests for a training on a Kubernetes cluster.
+# Prints the manifests for training on a Kubernetes cluster.
 # Usage: launch/kubernetes.sh --image IMAGE --config FILE --volume CLAIM:PATH [OPTIONS...] | kubectl apply -f -
 
 set -euo pipefail

@@ -6,7 +6,7 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH"
 ruff check mlperf_rn50 tests benchmarks docs
 mypy mlperf_rn50
-# Words of translated prose, which CONTRIBUTING.md rules out, stay at zero.
+# Refuse words that CONTRIBUTING.md rules out.
 words='told|said|says so|nobody|somebody|whom|foretell|witness|goes on|stands still|a word|believed?'
 if grep -rnwiE --include='*.py' --include='*.md' --include='*.sh' --include='*.yaml' --include='*.html' --include='*.cfg' \
     --exclude=lint.sh --exclude-dir=logs --exclude-dir=.venv "$words" mlperf_rn50 launch docs tests benchmarks ./*.md ./*.cfg

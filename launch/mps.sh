@@ -3,7 +3,7 @@
 # Usage: launch/mps.sh start|stop|folder     launch/bind.sh and the launchers call it for --ranks-per-device above 1
 # Without a GPU nothing is started, and ranks share a core set.
 # folder prints the pipe folder: CUDA_MPS_PIPE_DIRECTORY, or a folder in /tmp with the same name for all ranks of a node.
-# It must be a folder, not a link, with mode 700 and owned by this user.
+# It must be a folder, not a link, owned by this user and with mode 700.
 
 set -euo pipefail
 folder=${CUDA_MPS_PIPE_DIRECTORY:-/tmp/mlperf_rn50-mps-$EUID}
@@ -15,10 +15,10 @@ fail() {
 }
 # Rejects a folder that other users can write to or have created.
 check_folder() {
-    local found
-    found=$(stat -c '%F, owner %u, mode %a' -- "$folder" 2>/dev/null) || found=nothing
-    [[ $found =~ ^directory,\ owner\ $EUID,\ mode\ 2?700$ ]] ||
-        fail "$folder on $HOSTNAME: got ${found/directory/a folder}, expected a folder, owner $EUID, mode 700; remove it, or set CUDA_MPS_PIPE_DIRECTORY to a folder of yours"
+    local state
+    state=$(stat -c '%F, owner %u, mode %a' -- "$folder" 2>/dev/null) || state=nothing
+    [[ $state =~ ^directory,\ owner\ $EUID,\ mode\ 2?700$ ]] ||
+        fail "$folder on $HOSTNAME: got ${state/directory/a folder}, expected a folder, owner $EUID, mode 700; remove it, or set CUDA_MPS_PIPE_DIRECTORY to a folder of yours"
 }
 ask() { # QUESTION
     echo "$1" | nvidia-cuda-mps-control >/dev/null 2>&1
@@ -41,7 +41,7 @@ if [ "$1" = stop ]; then
 fi
 mkdir -m 700 -- "$folder" 2>/dev/null || true # the mode of an existing folder is not changed
 check_folder
-mkdir -p -- "$CUDA_MPS_LOG_DIRECTORY" || fail "$CUDA_MPS_LOG_DIRECTORY cannot be created; set CUDA_MPS_LOG_DIRECTORY to another folder"
+mkdir -p -- "$CUDA_MPS_LOG_DIRECTORY" || fail "$CUDA_MPS_LOG_DIRECTORY cannot be created; set CUDA_MPS_LOG_DIRECTORY to a different folder"
 # The first rank of a node starts the service. The lock is on the folder, so that no file is opened for writing. The
 # service does not inherit that rank's CUDA_VISIBLE_DEVICES, with which it would serve only some GPUs and renumber them,
 # except for a MIG instance, which is served only by name. It does not inherit the limit of threads, which would also

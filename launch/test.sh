@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up the environment and runs linters, types and tests; the last line has time and memory, and each call of pytest
-# reports the tests it left out.
+# Sets up the environment and runs linters, type checks and tests. Each call of pytest reports the tests it left out, and
+# the last line has time and memory.
 # Usage: launch/test.sh [--all | --ngc | --gpu] [PYTEST OPTIONS...]
 #   without an option: quick tests; they need only launch/setup.sh, and no root
 #   --all: additionally slow tests, real hosts, Slurm, containers and a browser (root; tests/install.sh installs them),
@@ -37,7 +37,7 @@ done
 if [ "$scope" = all ]; then
     tests/ngc.sh || failed=1
     run_tests --numprocesses "$(($(nproc) + 1))" -m 'slow or cluster or browser' "$@" || failed=1
-    echo 'again, as on a processor without AVX-512:'
+    echo 'selected tests again, as on a processor without AVX-512:'
     DNNL_MAX_CPU_ISA=AVX2 run_tests --numprocesses "$(nproc)" -m 'not slow' tests/e2e/test_{bench,train}.py \
         tests/unit/test_{bench,evaluate,pipeline,resnet,trainer}.py || failed=1
 fi

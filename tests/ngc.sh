@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs the tests of MXNet, DALI, Horovod and NumPy in a stand-in for NVIDIA's MXNet container.
+# Runs the tests that use MXNet, DALI, Horovod and NumPy in a stand-in for NVIDIA's MXNet container.
 # Usage: tests/ngc.sh [TEST FILE...]
-# The stand-in has Python 3.10, MXNet's CPU wheel, NumPy 1.22, Horovod 0.28.1, Open MPI, and DALI 1.38 (1.35, the last
-# older version on PyPI, if NVIDIA's index is unreachable). It is built once, in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50,
-# with a copy of the checkout and a separate .venv (1.6 GB). Root is not required.
+# The stand-in has Python 3.10, MXNet's CPU wheel, NumPy 1.22, Horovod 0.28.1, Open MPI, and DALI 1.38, or DALI 1.35
+# from PyPI if NVIDIA's index is unreachable. It is built once, in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50,
+# with a copy of the checkout and a separate .venv (1.6 GB). It needs no root.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 home=${XDG_CACHE_HOME:-$HOME/.cache}/mlperf_rn50/ngc_stand_in

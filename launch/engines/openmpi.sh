@@ -14,7 +14,7 @@ done
 options=(--quiet --bind-to none --oversubscribe --mca mpi_yield_when_idle 1 --mca btl_vader_single_copy_mechanism none
     # Detect a lost host after 25 s without an answer.
     --mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 5 --mca oob_tcp_keepalive_probes 3
-    # Separate folders per job, which launcher or guard remove at its end; launch/bind.sh creates the second one.
+    # Separate folders per job, removed by the launcher or guard at the end; launch/bind.sh creates the second one.
     --mca orte_tmpdir_base "${TMPDIR:-/tmp}/mlperf_rn50-$MLPERF_RN50_JOB"
     --mca btl_vader_backing_directory "/dev/shm/mlperf_rn50-$MLPERF_RN50_JOB")
 for name in $("$here/launch/engines/variables.sh"); do

@@ -1,6 +1,6 @@
-"""Execute a program with SIGTERM blocked: scancel sends it to mpirun and orted too, which would kill their ranks.
+"""Execute a program with SIGTERM blocked, because scancel also sends it to mpirun and orted, which would kill ranks.
 
-Open MPI unblocks all signals in the ranks, which therefore receive it.
+Open MPI unblocks all signals in the ranks, so they receive it.
 """
 import os
 import signal

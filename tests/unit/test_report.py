@@ -45,7 +45,7 @@ system      nodes    accelerators    batch    converged    epochs to converge   
 def test_keys_match_the_documentation(studies):
     first, second = json.loads(render_json(studies))['systems']
     page = (ROOT / 'docs/results.md').read_text()
-    section = page.partition('## The JSON report')[2].partition('\n## ')[0]
+    section = page.partition('## JSON report')[2].partition('\n## ')[0]
     named = re.findall(r'^\| (`\w+`.*?) \| (.*) \|$', section, re.MULTILINE)
     assert set(first) == {key for keys, _ in named for key in re.findall(r'`(\w+)`', keys)}
     assert set(first['runs'][0]) == set(re.findall(r'`(\w+)`', next(text for keys, text in named if '`runs`' in keys)))
