@@ -12,16 +12,8 @@ import pytest
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.comm import horovod as comm_module
-from mlperf_rn50.train.comm import sharing as sharing_module
+from mlperf_rn50.train.comm import sharing
 from mlperf_rn50.train.comm.horovod import HorovodComm, open_comm
-from mlperf_rn50.train.comm.sharing import (
-    check_places,
-    decide_sharing,
-    describe_exchange,
-    find_sets,
-    find_stages,
-    sharing_of,
-)
 from mlperf_rn50.train.options import TrainConfig
 
 
@@ -113,10 +105,10 @@ def assert_fits(calls, leaders):
 
 
 def test_stages_and_sets():
-    assert [find_stages(r, 5, 2) for r in (0, 3, 4)] == [((0, 1), (0, 2, 4)), ((2, 3), (0, 2, 4)), ((4,), (0, 2, 4))]
-    assert find_stages(2, 4, 1) == ((2,), (0, 1, 2, 3))
-    assert find_sets(5, 2) == [(0, 1, 2, 3, 4), (0, 1), (0, 2, 4), (2, 3)]
-    assert find_sets(4, 1) == [(0, 1, 2, 3)] and find_sets(2, 2) == [(0, 1)] and find_sets(1, 4) == [(0,)]
+    assert sharing.find_stages(0, 5, 2) == ((0, 1), (0, 2, 4)) and sharing.find_stages(4, 5, 2) == ((4,), (0, 2, 4))
+    assert sharing.find_stages(2, 4, 1) == ((2,), (0, 1, 2, 3))
+    assert sharing.find_sets(5, 2) == [(0, 1, 2, 3, 4), (0, 1), (0, 2, 4), (2, 3)]
+    assert [sharing.find_sets(*sizes) for sizes in ((4, 1), (2, 2), (1, 4))] == [[(0, 1, 2, 3)], [(0, 1)], [(0,)]]
 
 
 def places_of(num_ranks, ranks_per_node):
@@ -152,26 +144,26 @@ def test_places_of_ranks_are_checked_before_sharing(calls_of):
 
 def test_ranks_of_a_gpu_must_be_consecutive():
     for counts in ([4], [3], [4, 2], [2, 3]):
-        check_places([(f'h{i}', r) for i, n in enumerate(counts) for r in range(n)], 2)
+        sharing.check_places([(f'h{i}', r) for i, n in enumerate(counts) for r in range(n)], 2)
     with pytest.raises(ConfigError, match='^run.ranks_per_device: got 2, and ranks 2 and 3, which are to share a GPU, '
                                           'are number 2 on h0 and number 0 on h1; start a multiple of 2 ranks'):
-        check_places([('h0', 0), ('h0', 1), ('h0', 2), ('h1', 0)], 2)
+        sharing.check_places([('h0', 0), ('h0', 1), ('h0', 2), ('h1', 0)], 2)
     with pytest.raises(ConfigError, match='number 0 on h0 and number 2 on h0'):
-        check_places([('h0', 0), ('h0', 2)], 2)
+        sharing.check_places([('h0', 0), ('h0', 2)], 2)
 
 
-@pytest.mark.parametrize('device, per_device, has_nccl, sharing', [
+@pytest.mark.parametrize('device, per_device, has_nccl, expected', [
     ('gpu', 1, True, 1), ('gpu', 3, True, 3), ('gpu', 3, False, 1), ('cpu', 3, True, 1)])
-def test_sharing_ranks_sum_first_only_if_nccl_would_refuse(monkeypatch, device, per_device, has_nccl, sharing):
-    assert decide_sharing(device, per_device, has_nccl) == sharing
+def test_sharing_ranks_sum_first_only_if_nccl_would_refuse(monkeypatch, device, per_device, has_nccl, expected):
+    assert sharing.decide_sharing(device, per_device, has_nccl) == expected
     install(monkeypatch, SimpleNamespace(nccl_built=lambda: has_nccl))
     config = Config(train=TrainConfig(device=device), run=RunConfig(ranks_per_device=per_device))
-    monkeypatch.setattr(sharing_module, 'launched_size', lambda: 6)
-    assert sharing_of(config) == sharing
-    monkeypatch.setattr(sharing_module, 'launched_size', lambda: None)
-    assert sharing_of(config) == 1
+    monkeypatch.setattr(sharing, 'launched_size', lambda: 6)
+    assert sharing.sharing_of(config) == expected
+    monkeypatch.setattr(sharing, 'launched_size', lambda: None)
+    assert sharing.sharing_of(config) == 1
 
 
 def test_doctor_describes_the_path_of_gradients():
-    assert describe_exchange('MPI', 'gpu', 7, 2, True).endswith(
+    assert sharing.describe_exchange('MPI', 'gpu', 7, 2, True).endswith(
         'gradients of 2 ranks of a GPU through host memory and MPI, then of 4 GPUs through NCCL')

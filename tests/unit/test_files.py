@@ -10,18 +10,8 @@ import pytest
 from helpers import call
 from lines import write_set
 
+from mlperf_rn50 import files
 from mlperf_rn50.errors import EXIT_FAILED, StorageError
-from mlperf_rn50.files import (
-    MAX_LINE_BYTES,
-    LineFile,
-    parse_json,
-    read_text,
-    temporaries_in,
-    temporary_of,
-    walk,
-    write_atomically,
-    writing,
-)
 from mlperf_rn50.jsonl import decode, read_lines
 
 
@@ -29,11 +19,11 @@ from mlperf_rn50.jsonl import decode, read_lines
 def test_torn_last_line_is_cut_off_and_a_new_line_is_written_at_once(tmp_path, before, kept):
     path = tmp_path / 'lines'
     path.write_text(before)
-    lines = LineFile(path)
+    lines = files.LineFile(path)
     lines.write('next é')
     assert path.read_text() == kept + 'next é\n'
     with pytest.raises(FileExistsError):
-        LineFile(path, is_new=True)
+        files.LineFile(path, is_new=True)
 
 
 def test_write_follows_no_symbolic_link(tmp_path):
@@ -41,26 +31,26 @@ def test_write_follows_no_symbolic_link(tmp_path):
     target.write_text('without an end of line')
     link.symlink_to(target)
     with pytest.raises(StorageError, match='link: got a symbolic link'):
-        LineFile(link)
-    temporary_of(link).symlink_to(target)
+        files.LineFile(link)
+    files.temporary_of(link).symlink_to(target)
     with pytest.raises(OSError):
-        write_atomically(link, 'new')
+        files.write_atomically(link, 'new')
     assert target.read_text() == 'without an end of line'
 
 
 def test_error_of_a_full_disk_names_file_and_disk(tmp_path):
-    lines = LineFile(Path('/dev/full'))
+    lines = files.LineFile(Path('/dev/full'))
     with pytest.raises(StorageError) as e:
         lines.write('x')
     assert str(e.value).startswith('/dev/full: cannot write: No space left on device; the disk at /dev has ')
     assert 'bytes free; free space' in str(e.value) and e.value.exit_code == EXIT_FAILED
     lines.close()
     with pytest.raises(StorageError, match='lines: cannot write: No such file or directory'):
-        LineFile(tmp_path / 'none/lines')
+        files.LineFile(tmp_path / 'none/lines')
 
 
 def test_line_that_does_not_fit_leaves_no_part(tmp_path):
-    lines, (soft, hard) = LineFile(tmp_path / 'lines'), resource.getrlimit(resource.RLIMIT_FSIZE)
+    lines, (soft, hard) = files.LineFile(tmp_path / 'lines'), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
         with pytest.raises(StorageError, match='lines: cannot write: File too large'):
@@ -73,32 +63,32 @@ def test_line_that_does_not_fit_leaves_no_part(tmp_path):
 
 def test_failed_write_leaves_no_temporary_file(tmp_path, monkeypatch):
     path = tmp_path / 'config.yaml'
-    write_atomically(path, 'old')
+    files.write_atomically(path, 'old')
 
     def fail(_):
         raise OSError(errno.ENOSPC, 'No space left on device')
     monkeypatch.setattr(os, 'fsync', fail)
     monkeypatch.setattr(os, 'statvfs', fail)
     message = 'config.yaml: cannot write: No space left on device; the disk does not respond'
-    with pytest.raises(StorageError, match=message), writing(path):
-        write_atomically(path, 'new')
-    assert path.read_text() == 'old' and temporaries_in(tmp_path) == []
+    with pytest.raises(StorageError, match=message), files.writing(path):
+        files.write_atomically(path, 'new')
+    assert path.read_text() == 'old' and files.temporaries_in(tmp_path) == []
 
 
 def test_untrusted_text_and_json_are_bounded(tmp_path):
     path = tmp_path / 'x'
     path.write_text('12345')
-    assert read_text(path, 5) == '12345'
+    assert files.read_text(path, 5) == '12345'
     with pytest.raises(ValueError, match='larger than 4 bytes'):
-        read_text(path, 4)
+        files.read_text(path, 4)
     os.mkfifo(tmp_path / 'pipe')
     for endless in (Path('/dev/zero'), tmp_path / 'pipe'):
         with pytest.raises(OSError, match='expected a file'):
-            read_text(endless, 1000)
+            files.read_text(endless, 1000)
         assert list(read_lines(endless, Step)) == []
     for text in ('[' * 100_000, '{"a":' * 100_000):
         with pytest.raises(ValueError, match='nested too deeply'):
-            parse_json(text)
+            files.parse_json(text)
 
 
 class Step(msgspec.Struct):
@@ -116,7 +106,7 @@ def test_lines_keep_their_numbers_and_torn_lines_are_skipped(tmp_path):
     path = tmp_path / 'steps.jsonl'
     path.write_text('{"step": 1}\nnoise\n{"other": 2}\n{"step": 3, "loss": 0.5}\n{"step": 4}')
     assert list(read_lines(path, Step, b'"step"')) == [(1, Step(1)), (4, Step(3, 0.5))]
-    path.write_text('x' * (2 * MAX_LINE_BYTES) + '{"step": 1}\n{"step": 2}\n')
+    path.write_text('x' * (2 * files.MAX_LINE_BYTES) + '{"step": 1}\n{"step": 2}\n')
     assert list(read_lines(path, Step)) == [(2, Step(2))]
 
 
@@ -129,10 +119,11 @@ def test_walk_matches_the_standard_library(tmp_path):
     (tmp_path / 'loop').symlink_to('loop')
     (tmp_path / 'gone').symlink_to('nowhere')
     expected = [(place, sorted(folders), sorted(names)) for place, folders, names in os.walk(tmp_path)]
-    assert sorted(walk(tmp_path, print)) == sorted(expected)
-    assert [os.path.basename(place) for place, _, _ in walk(tmp_path, print)][1:] == ['a', 'b', 'a', 'c', 'secret']
+    assert sorted(files.walk(tmp_path, print)) == sorted(expected)
+    names = [os.path.basename(place) for place, _, _ in files.walk(tmp_path, print)]
+    assert names[1:] == ['a', 'b', 'a', 'c', 'secret']
     faults = []
-    assert list(walk(tmp_path / 'none', faults.append)) == []
+    assert list(files.walk(tmp_path / 'none', faults.append)) == []
     assert [(type(e), e.filename) for e in faults] == [(FileNotFoundError, str(tmp_path / 'none'))]
 
 

@@ -9,15 +9,7 @@ import yaml
 from helpers import ROOT, call
 
 import mlperf_rn50
-from mlperf_rn50.analysis.recipe.choose import (
-    choose_recipe,
-    families,
-    fold,
-    generation_of,
-    interpolate,
-    make_config,
-    reached_epoch,
-)
+from mlperf_rn50.analysis.recipe import choose
 from mlperf_rn50.analysis.recipe.differences import find_deviations
 from mlperf_rn50.analysis.recipe.tables import render_config
 from mlperf_rn50.analysis.sets.published import load_published
@@ -47,29 +39,29 @@ def config_of(folder: Path, tree) -> Path:
 
 def changed(**sections):
     """Return the configuration of the v0.6 DGX-1 recipe with some values changed."""
-    published = make_config(choose_recipe(1664, sets=[s for s in load_published() if s.round == 'v0.6']))
+    published = choose.make_config(choose.choose_recipe(1664, sets=[s for s in load_published() if s.round == 'v0.6']))
     return replace(published, **{name: replace(getattr(published, name), **keys) for name, keys in sections.items()})
 
 
 def test_equal_recipes_are_folded_with_all_their_systems():
-    recipes = fold(load_published())
+    recipes = choose.fold(load_published())
     assert sum(len(p.sets) for p in recipes) == 38 and len({(p.recipe, p.generation) for p in recipes}) == len(recipes)
     assert len(recipes) <= 26  # each has a letter in tables
     [most] = [p for p in recipes if p.recipe.global_batch_size == 3264 and p.recipe.opt_name == 'lars']
     assert len(most.sets) == 12 and (len(most.epochs), len(most.runs)) == (59, 60) and most.rounds == 'v0.7, v1.0'
     assert most.unlogged == {'poly_power', 'label_smoothing'} and most.is_whole
-    assert {generation_of(s) for s in most.sets} == {'v0.7 and later'}
+    assert {choose.generation_of(s) for s in most.sets} == {'v0.7 and later'}
 
 
 def test_lower_target_counts_epochs_until_each_run_reached_it():
     run = SETS['dgx1_ngc19.05_mxnet'].runs[0]
-    assert reached_epoch(run, 0.759) == run.epochs_to_converge == 60 and reached_epoch(run, 0.99) is None
-    low, high = (fold([SETS['dgx1_ngc19.05_mxnet']], target=t)[0] for t in (0.749, None))
+    assert choose.reached_epoch(run, 0.759) == run.epochs_to_converge == 60 and choose.reached_epoch(run, 0.99) is None
+    low, high = (choose.fold([SETS['dgx1_ngc19.05_mxnet']], target=t)[0] for t in (0.749, None))
     assert low.epochs == (52, 52, 56, 56, 56) and high.epochs == (56, 60, 60, 60, 60)
     old = [SETS['dgx1_ngc18.11_mxnet']]  # runs with target 74.9 % that ended above 75 %
-    assert fold(old, target=0.75) == [] != fold(old, target=0.749)
+    assert choose.fold(old, target=0.75) == [] != choose.fold(old, target=0.749)
     aborted = [SETS['nf5488a5_mxnet']]
-    assert [len(fold(aborted, target=t)[0].epochs) for t in (0.759, 0.749)] == [4, 5]
+    assert [len(choose.fold(aborted, target=t)[0].epochs) for t in (0.759, 0.749)] == [4, 5]
 
 
 @pytest.mark.parametrize('batch, opt_name, target, lr, epochs, source_batch', [
@@ -77,7 +69,7 @@ def test_lower_target_counts_epochs_until_each_run_reached_it():
     (3328, 'lars', None, 10.5, 35, 3264),  # 59 of 60 runs 2 % below, rather than 60 epochs of an older round
     (4096, 'lars', None, 11.7, 35, 4080)])  # logs at batch 4096 lack the end of the schedule
 def test_published_recipe_of_a_batch_is_chosen(batch, opt_name, target, lr, epochs, source_batch):
-    choice = choose_recipe(batch, opt_name, target)
+    choice = choose.choose_recipe(batch, opt_name, target)
     assert choice.kind == 'known' and choice.recipe.base_lr == lr and round(choice.epochs) == epochs
     assert choice.sources[0].recipe.global_batch_size == source_batch and choice.recipe.global_batch_size == batch
     assert choice.recipe.target_accuracy == choice.target == (target or choice.sources[0].recipe.target_accuracy)
@@ -98,16 +90,16 @@ def altered(base_lr, epochs=35, batch=1664, failed=0):
     (1664, [altered(5.0, 38), altered(7.4)], 7.4),  # then the shorter recipe
     (1664, [altered(5.0, 38), altered(5.0, 38), altered(7.4)], 5.0)])  # unless a longer recipe has more runs
 def test_reliable_then_nearest_then_shortest_recipe_is_chosen(batch, sets, base_lr):
-    assert choose_recipe(batch, sets=sets).recipe.base_lr == base_lr
+    assert choose.choose_recipe(batch, sets=sets).recipe.base_lr == base_lr
 
 
 def test_interpolated_rate_is_log_linear_and_epochs_are_on_the_grid():
-    choice = choose_recipe(2611, 'sgd', 0.749)  # the square root of 1,664 x 4,096
+    choice = choose.choose_recipe(2611, 'sgd', 0.749)  # the square root of 1,664 x 4,096
     assert choice.kind == 'between' and choice.recipe.base_lr == pytest.approx((0.6 * 1.8) ** 0.5, rel=0.002)
     assert choice.recipe.warmup_epochs == round(5 + 3 * (2611 - 1664) / (4096 - 1664), 1)
     assert choice.recipe.step_epochs == (30, 60, 80) and choice.epochs_range == (63, 64) and choice.epochs in (63, 64)
     assert 'between' in choice.source_text and (choice.num_converged, choice.num_runs) == (10, 10)
-    choice = choose_recipe(10_000, 'lars')
+    choice = choose.choose_recipe(10_000, 'lars')
     r = choice.recipe
     assert (r.decay_epochs, r.weight_decay, r.momentum) == (46, 5e-5, 0.9)
     assert (choice.epochs - r.first_eval_epoch) % r.eval_period == 0 and choice.epochs <= r.last_eval_epoch
@@ -119,18 +111,18 @@ def test_interpolated_rate_is_log_linear_and_epochs_are_on_the_grid():
     (4096, None, None, [SETS['1-node-8s-cpx-2-mxnet']], 'there are none')])  # its logs lack the end of the schedule
 def test_batch_outside_the_published_range_is_refused(batch, opt_name, target, sets, message):
     with pytest.raises(ConfigError, match=r'--global-batch-size: got [\d,]+ .*expected a batch') as e:
-        choose_recipe(batch, opt_name, target, sets)
+        choose.choose_recipe(batch, opt_name, target, sets)
     assert message in str(e.value)
 
 
 def test_interpolation_errors_match_the_documentation():
     """Compare each published recipe with an interpolation between its neighbours in the same family."""
     page, pairs = (ROOT / 'docs/recipes.md').read_text(), []
-    for family in families([p for p in fold(load_published()) if p.is_whole]):
+    for family in choose.families([p for p in choose.fold(load_published()) if p.is_whole]):
         sizes = sorted({p.recipe.global_batch_size for p in family})
         for batches in zip(sizes, sizes[1:], sizes[2:]):
             low, published, high = ([p for p in family if p.recipe.global_batch_size == b] for b in batches)
-            pairs += [(p, interpolate(low[0], high[0], batches[1])) for p in published]
+            pairs += [(p, choose.interpolate(low[0], high[0], batches[1])) for p in published]
     rows = [f'| {p.generation} {p.recipe.opt_name} | {p.recipe.global_batch_size:,} | {p.recipe.base_lr:g} '
             f'| {c.recipe.base_lr:g} | {p.recipe.warmup_epochs:g} | {c.recipe.warmup_epochs:g} '
             f'| {p.mean_epochs:.3g} | {c.epochs:.3g} |' for p, c in pairs]
@@ -141,7 +133,8 @@ def test_interpolation_errors_match_the_documentation():
     ('dgx1_v05', 1664, 'sgd', 0.749), ('dgxa100_v07', 3264, 'sgd', 0.759)])
 def test_recipe_matches_the_stored_configuration_of_the_system(name, batch, opt_name, target):
     kept = resolve_config(ROOT / f'launch/configs/{name}.yaml', [], PARSER)
-    written = make_config(choose_recipe(batch, opt_name, target), kept.run.num_nodes, kept.run.ranks_per_node)
+    choice = choose.choose_recipe(batch, opt_name, target)
+    written = choose.make_config(choice, kept.run.num_nodes, kept.run.ranks_per_node)
     assert written.schedule == kept.schedule and written.optimizer == kept.optimizer and written.model == kept.model
     # Options of data throughput belong to the system, not to the recipe.
     system_keys = {key: getattr(written.data, key) for key in ('prefetch_depth', 'device_memory_padding_mib',
@@ -191,7 +184,7 @@ def test_command_writes_a_file_that_a_dry_run_accepts(tmp_path):
     text = out.read_text()
     assert text.startswith('# mlperf-rn50 recipe --global-batch-size 1664 --nodes 2 --ranks-per-node 4 --out ')
     assert 'Expected: 35 epochs' in text and 'DellEMC' in text and 'lars_eta' not in text and 'momentum' not in text
-    config = make_config(choose_recipe(1664), 2, 4)
+    config = choose.make_config(choose.choose_recipe(1664), 2, 4)
     assert resolve_config(out, [], PARSER) == config and config.train.eval_offset == 2
     assert render_config(config, ['a\x1b[31m', 'b']).startswith('# a?[31m\n# b\n')
     done = call('train', '--config', out, '--dry-run')
@@ -242,7 +235,8 @@ def test_command_reports_the_same_deviation_as_train(tmp_path):
 
 
 @pytest.mark.parametrize('config', [
-    make_config(choose_recipe(b, 'lars', 0.759)) for b in (1750, 2500, 3500, 5000)] + [
-    make_config(choose_recipe(p.recipe.global_batch_size, sets=p.sets)) for p in fold(load_published()) if p.is_whole])
+    choose.make_config(choose.choose_recipe(b, 'lars', 0.759)) for b in (1750, 2500, 3500, 5000)] + [
+    choose.make_config(choose.choose_recipe(p.recipe.global_batch_size, sets=p.sets))
+    for p in choose.fold(load_published()) if p.is_whole])
 def test_published_and_interpolated_recipes_have_no_deviation(config):
     assert find_deviations(config, None) == []

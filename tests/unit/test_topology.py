@@ -6,61 +6,51 @@ from helpers import write_files
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlperf_rn50.system import topology
 from mlperf_rn50.system.cgroup import Limits
-from mlperf_rn50.system.topology import (
-    NumaNode,
-    Topology,
-    choose_binding,
-    find_topology,
-    parse_cpu_list,
-    quota_threads,
-    render_cpu_list,
-    set_omp_threads,
-    unbound_threads,
-)
 
 
 def node(number, first, num_cores, sibling=None):
     """Return a NUMA node with cores first, first + 1, ...; second threads start at `sibling`."""
-    return NumaNode(number, tuple((first + i,) if sibling is None else (first + i, sibling + i)
+    return topology.NumaNode(number, tuple((first + i,) if sibling is None else (first + i, sibling + i)
                                   for i in range(num_cores)))
 
 
 # Two sockets of 20 cores with two threads each, and two GPUs per socket.
-C4140 = Topology((node(0, 0, 20, 40), node(1, 20, 20, 60)), (0, 0, 1, 1))
-PLAIN = Topology((node(0, 0, 2),))
+C4140 = topology.Topology((node(0, 0, 20, 40), node(1, 20, 20, 60)), (0, 0, 1, 1))
+PLAIN = topology.Topology((node(0, 0, 2),))
 
 
 @given(st.sets(st.integers(0, 500)))
 def test_cpu_lists_round_trip(cpus):
-    assert set(parse_cpu_list(render_cpu_list(sorted(cpus)))) == cpus
-    assert parse_cpu_list('0-3,8\n') == [0, 1, 2, 3, 8] and render_cpu_list([0, 1, 2, 4]) == '0-2,4'
+    assert set(topology.parse_cpu_list(topology.render_cpu_list(sorted(cpus)))) == cpus
+    assert topology.parse_cpu_list('0-3,8\n') == [0, 1, 2, 3, 8] and topology.render_cpu_list([0, 1, 2, 4]) == '0-2,4'
 
 
 def test_rank_per_gpu_uses_socket_of_gpu():
-    bindings = [choose_binding(C4140, r, 4, 1) for r in range(4)]
+    bindings = [topology.choose_binding(C4140, r, 4, 1) for r in range(4)]
     assert [(b.gpu, b.numa_node, b.num_threads) for b in bindings] == [(0, 0, 10), (1, 0, 10), (2, 1, 10), (3, 1, 10)]
     assert bindings[0].cpus == (*range(10), *range(40, 50))
     assert bindings[3].cpus == (*range(30, 40), *range(70, 80))
     # With one visible GPU per task, in a different order, a rank gets the cores of its GPU.
-    visible = [choose_binding(C4140, r, 4, 1, place) for r, place in enumerate((2, 0, 3, 1))]
+    visible = [topology.choose_binding(C4140, r, 4, 1, place) for r, place in enumerate((2, 0, 3, 1))]
     assert [(b.cpus, b.numa_node) for b in visible] == [(bindings[p].cpus, bindings[p].numa_node) for p in (2, 0, 3, 1)]
     # A single rank on two sockets without GPUs uses both.
-    assert choose_binding(Topology((node(0, 0, 4), node(1, 4, 4))), 0, 1, 1).cpus == tuple(range(8))
+    assert topology.choose_binding(topology.Topology((node(0, 0, 4), node(1, 4, 4))), 0, 1, 1).cpus == tuple(range(8))
 
 
 def test_pinned_threads_use_physical_cores_first_and_avoid_neighbour_rank():
-    exclusive, shared = choose_binding(C4140, 1, 4, 1), choose_binding(C4140, 3, 8, 2)
+    exclusive, shared = topology.choose_binding(C4140, 1, 4, 1), topology.choose_binding(C4140, 3, 8, 2)
     assert exclusive.pinning == (*range(10, 20), *range(50, 60))
     assert shared.pinning == (*range(15, 20), *range(10, 15), *range(55, 60), *range(50, 55))
-    crowded = [choose_binding(PLAIN, r, 5, 5) for r in range(5)]
+    crowded = [topology.choose_binding(PLAIN, r, 5, 5) for r in range(5)]
     assert [b.pinning for b in crowded] == [(0, 1), (1, 0), (0, 1), (1, 0), (0, 1)]
 
 
 @pytest.mark.parametrize('local_size, per_device, cpus', [(1, 1, [(0, 1)]), (2, 1, [(0,), (1,)]),
                                                           (3, 1, [(0,), (0,), (1,)]), (4, 2, [(0,), (0,), (1,), (1,)])])
 def test_machine_without_gpus(local_size, per_device, cpus):
-    bindings = [choose_binding(PLAIN, r, local_size, per_device) for r in range(local_size)]
+    bindings = [topology.choose_binding(PLAIN, r, local_size, per_device) for r in range(local_size)]
     assert [b.cpus for b in bindings] == cpus and {b.gpu for b in bindings} == {None}
 
 
@@ -70,7 +60,8 @@ def test_cores_are_shared_evenly(nodes, per_device, devices, has_gpus):
     numa_nodes = tuple(node(i, 100 * i, n) for i, n in enumerate(nodes))
     gpus = tuple(d * len(nodes) // devices for d in range(devices)) if has_gpus else ()
     local_size = devices * per_device
-    bindings = [choose_binding(Topology(numa_nodes, gpus), r, local_size, per_device) for r in range(local_size)]
+    places = topology.Topology(numa_nodes, gpus)
+    bindings = [topology.choose_binding(places, r, local_size, per_device) for r in range(local_size)]
     for r, b in enumerate(bindings):
         assert b.cpus == bindings[r // per_device * per_device].cpus
         assert b.num_threads == max(1, len(b.cpus) // per_device)
@@ -84,26 +75,27 @@ def test_topology_is_read_from_sys(tmp_path):
     files = {f'devices/system/node/node{n}/cpulist': cpus for n, cpus in enumerate(('0-1,4-5', '2-3,6-7'))}
     files |= {f'devices/system/cpu/cpu{n}/topology/thread_siblings_list': f'{n % 4},{n % 4 + 4}' for n in range(8)}
     write_files(tmp_path, files | {'bus/pci/devices/0000:3b:00.0/numa_node': '1'})
-    topology = find_topology(tmp_path, [0, 1, 2, 3, 4, 6, 7], ['0000:3b:00.0'])
-    assert topology == Topology((NumaNode(0, ((0, 4), (1,))), NumaNode(1, ((2, 6), (3, 7)))), (1,))
-    without_numa = find_topology(tmp_path / 'none', [0, 3], ['none'])
-    assert without_numa == Topology((NumaNode(0, ((0,), (3,))),), (0,))
+    found = topology.find_topology(tmp_path, [0, 1, 2, 3, 4, 6, 7], ['0000:3b:00.0'])
+    nodes = topology.NumaNode(0, ((0, 4), (1,))), topology.NumaNode(1, ((2, 6), (3, 7)))
+    assert found == topology.Topology(nodes, (1,))
+    without_numa = topology.find_topology(tmp_path / 'none', [0, 3], ['none'])
+    assert without_numa == topology.Topology((topology.NumaNode(0, ((0,), (3,))),), (0,))
 
 
 @pytest.mark.parametrize('text, threads', [('2,1', 2), ('many', None)])
 def test_omp_threads_are_set_if_variable_is_not_a_number(text, threads, monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', text)
-    assert set_omp_threads(7) == (threads or 7)
+    assert topology.set_omp_threads(7) == (threads or 7)
     assert os.environ['OMP_NUM_THREADS'] == (text if threads else '7')
 
 
 @pytest.mark.parametrize('quota, local_size, threads', [(None, 2, 8), (0.5, 1, 1), (5.9, 2, 2), (64.0, 2, 8)])
 def test_threads_follow_share_of_cpu_quota(quota, local_size, threads):
-    assert quota_threads(8, local_size, Limits(quota_cpus=quota)) == threads
+    assert topology.quota_threads(8, local_size, Limits(quota_cpus=quota)) == threads
 
 
 @pytest.mark.parametrize('num_cpus, local_size, limits, threads', [
     (64, 4, Limits(), 16), (64, 4, Limits(quota_cpus=6.0), 1), (16, 4, Limits(), 16),  # bound by a different program
     (4, 2, Limits(cpuset=(0, 1, 2, 3)), 2), (2, 4, Limits(cpuset=(0, 1)), 1)])
 def test_threads_of_unbound_rank(num_cpus, local_size, limits, threads):
-    assert unbound_threads(range(num_cpus), 64, local_size, limits) == threads
+    assert topology.unbound_threads(range(num_cpus), 64, local_size, limits) == threads
