@@ -91,7 +91,7 @@ def test_refused_system_is_named_but_not_drawn(sweep):
     for name, picture in drawn.items():
         assert 'Not drawn because they are refused: 2 nodes' in picture.caption
         assert not [t for t, _ in marks_of(picture) if t.startswith(('2 nodes', '2x4'))], name
-    assert drawn and not pictures_of(sweep, systems=(refused,), comparisons=(None,), rates=(None,))
+    assert drawn and not pictures_of(sweep, run_sets=(refused,), comparisons=(None,), rates=(None,))
 
 
 def test_status_of_a_run_is_marked(sweep, pictures):
@@ -99,7 +99,7 @@ def test_status_of_a_run_is_marked(sweep, pictures):
     assert '>did not converge<' in svg and '>converged<' in svg and '>still running<' not in svg
     system = study_of(sweep / '1x4').baseline
     running = replace(system, runs=(replace(system.runs[0], status='running', time_to_train_s=None), *system.runs[1:]))
-    drawn = pictures_of(sweep / '1x4', systems=(running,), baseline=running)
+    drawn = pictures_of(sweep / '1x4', run_sets=(running,), baseline=running)
     single = {name: render_svg(p) for name, p in drawn.items()}
     for name in ('epochs', 'accuracy_time'):
         assert '>still running<' in single[name] and '>did not converge<' not in single[name]
