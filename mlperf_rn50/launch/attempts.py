@@ -12,6 +12,8 @@ from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
 from mlperf_rn50.train.watchdog.host_failures import append_line
 
 MAX_STUCK = 3  # consecutive attempts without a newer checkpoint, after which the launcher gives up
+# Failures of a host in such attempts, after which --elastic excludes it; less than MAX_STUCK, or it is never excluded.
+MAX_FAILURES = 2
 _MAX_PAUSE_S = 60.0
 _ATTEMPTS = 'attempts.jsonl'
 _PHASES = {'eval_start': 'evaluation', 'epoch_start': 'training', 'eval_stop': 'training'}

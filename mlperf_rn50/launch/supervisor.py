@@ -15,7 +15,7 @@ from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
 from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure, read_failures
 from mlperf_rn50.train.watchdog.signals import SignalQueue
 
-MAX_FAILURES = 2  # of a host in consecutive attempts without gain, after which --elastic excludes it
+_DOCTOR = 'd'  # suffix of the job of an attempt's doctor
 _WAIT_LIMIT_S = 60.0  # for silent hosts before a restart
 _RETRY_S = 2.0
 
@@ -130,13 +130,13 @@ class Supervisor:
         if not self.options.doctor or self.world.signals.is_requested:
             return 0
         # A separate job, so that its guards end only its processes.
-        return self._start(f'{job}d', ['doctor', '--quiet', *train_options], lambda: False)
+        return self._start(job + _DOCTOR, ['doctor', '--quiet', *train_options], lambda: False)
 
     def _is_finding(self, job: str, code: int) -> bool:
         """Return whether the doctor found a fault; a killed rank or a lost host is a failed attempt instead."""
         if code != EXIT_FAILED:
             return code == EXIT_USAGE
-        has_failed_rank = any(f.job == f'{job}d' for f in read_failures(self.layout.run_dir))
+        has_failed_rank = any(f.job == job + _DOCTOR for f in read_failures(self.layout.run_dir))
         return not has_failed_rank and not (self.has_ssh and self.world.silent(self.layout.hosts))
 
     def _record(self, job: str, attempt: Attempt) -> int:
@@ -165,11 +165,12 @@ class Supervisor:
             return True
         if self.options.elastic:
             # Failures of attempts without gain, with the host names that the user gave.
-            failures = [replace(f, host=name_of(f, layout.hosts, layout.ranks_per_node))
-                        for f in read_failures(self.layout.run_dir) if (layout := self._stuck.get(f.job))]
+            failures = [replace(f, job=job, host=name_of(f, layout.hosts, layout.ranks_per_node))
+                        for f in read_failures(self.layout.run_dir)
+                        if (layout := self._stuck.get(job := f.job.removesuffix(_DOCTOR)))]
             bad = bad_hosts(failures, self.layout.hosts)
             for host, cause in bad.items():
-                self.world.say(f'excluding {host}, which failed twice without gaining steps ({cause})')
+                self.world.say(f'excluding {host} after {attempts.MAX_FAILURES} failures without gained steps ({cause})')
             self._exclude(list(bad))
         deadline = time.monotonic() + _WAIT_LIMIT_S
         while silent := self.world.silent(self.layout.hosts):
@@ -211,7 +212,7 @@ def name_of(failure: Failure, hosts: Sequence[str], ranks_per_node: int) -> str:
 def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
     """Return the hosts that failed too often in attempts without gain, with the last cause; never all hosts."""
     bad = {h: [f.cause for f in failures if f.host == h][-1] for h in hosts
-           if len({f.job for f in failures if f.host == h}) >= MAX_FAILURES}
+           if len({f.job for f in failures if f.host == h}) >= attempts.MAX_FAILURES}
     return bad if len(bad) < len(hosts) else {}
 
 

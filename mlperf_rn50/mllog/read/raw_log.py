@@ -9,8 +9,8 @@ from mlperf_rn50.mllog.run import FactSource, Notes
 
 _MAX_KEPT = 10_000  # evaluations, epochs and so on; a real log has about a hundred
 _MAX_KEYS = 64
-_DUPLICATE_S = 2.0  # between the lines that several ranks write for one event
-_DUPLICATE = f'duplicates within {_DUPLICATE_S:g} s, as written by several ranks; the first is used'
+_SAME_EVENT_S = 2.0  # between the lines that several ranks write for one event
+_DUPLICATE = f'duplicates within {_SAME_EVENT_S:g} s, as written by several ranks; the first is used'
 _MAX_EPOCH = 10**6
 _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps')
 INPUT_BATCH_SIZE = 'input_batch_size'  # v0.5, of one accelerator
@@ -148,7 +148,7 @@ class RawLog:
             return
         first, before = self.single[key]
         gap_s = mark.time_s - first.time_s
-        if key == keys.RUN_START and keys.RUN_STOP in self.single and not 0 < abs(gap_s) <= _DUPLICATE_S:
+        if key == keys.RUN_START and keys.RUN_STOP in self.single and not 0 < abs(gap_s) <= _SAME_EVENT_S:
             raise ValueError(f'got more than one run (run_stop in line {self.line(keys.RUN_STOP)}, run_start in line '
                              f'{mark.line}), expected one run per log')
         if key == keys.RUN_STOP and self._is_other_end(mark, event):
@@ -156,7 +156,7 @@ class RawLog:
         if before.value != event.value:
             self.contradict(mark.line, f'{event.key} is {event.value!r:.80}, but {before.value!r:.80} in line '
                             f'{first.line}; the first is used', f'{event.key} has several values; the first is used')
-        elif key in _ONCE and abs(gap_s) <= _DUPLICATE_S:
+        elif key in _ONCE and abs(gap_s) <= _SAME_EVENT_S:
             self.warn(mark.line, f'{key} repeats line {first.line}; the first is used', _DUPLICATE)
         elif key in _ONCE:
             text = f'{key} repeats line {first.line} at a different time'
@@ -236,7 +236,7 @@ class RawLog:
         elif epoch in kept:
             if not self.resumes:  # a resumed run repeats the epochs after its checkpoint
                 first = kept[epoch] if isinstance(kept[epoch], LinePosition) else kept[epoch][0]
-                is_duplicate = abs(mark.time_s - first.time_s) <= _DUPLICATE_S
+                is_duplicate = abs(mark.time_s - first.time_s) <= _SAME_EVENT_S
                 self.warn(mark.line, f'{key} of epoch {epoch} is repeated; the first is used',
                           _DUPLICATE if is_duplicate else f'{key} of an epoch is repeated; the first is used')
         elif len(kept) >= _MAX_KEPT:

@@ -18,7 +18,9 @@ from mlperf_rn50.errors import EXIT_AT_ONCE
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 # Signals that end a program without state to save; SIGUSR1 of a launcher is only for programs with a checkpoint.
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_SAME_S = 1.0  # as one Ctrl-C may arrive twice, from the terminal for the process group and from the launcher
+# One Ctrl-C may arrive twice, from the terminal for the process group and from the launcher. Only a later one counts.
+_SECOND_CTRL_C_S = 1.0
+_END_LIMIT_S = 2.0  # for a program without state after a stop request
 
 
 class StopRequests:
@@ -31,7 +33,7 @@ class StopRequests:
         # Slurm or a closing terminal may repeat the other signals while a checkpoint is written.
         if not self.is_requested:
             self.is_requested, self._first_at = True, now_s
-        self.is_forced |= number == signal.SIGINT and now_s - self._first_at >= _SAME_S
+        self.is_forced |= number == signal.SIGINT and now_s - self._first_at >= _SECOND_CTRL_C_S
 
 
 class SignalQueue(StopRequests):
@@ -99,7 +101,7 @@ def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None
             if request_stop and number in STOP_SIGNALS:
                 request_stop()
             elif number in END_SIGNALS:  # the main thread is interrupted; end the program if that takes long
-                time.sleep(2 * _SAME_S)
+                time.sleep(_END_LIMIT_S)
                 end_at_once()
     threading.Thread(target=read_signals, name='signals', daemon=True).start()
     try:
