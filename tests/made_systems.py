@@ -17,8 +17,9 @@ def studies_of(*paths: Path, baseline: str | None = None) -> list[Study]:
 
 
 def study_of(*paths: Path, baseline: str | None = None) -> Study:
-    """Return the first study of the logs under some paths."""
-    return studies_of(*paths, baseline=baseline)[0]
+    """Return the only study of the logs under some paths."""
+    study, = studies_of(*paths, baseline=baseline)
+    return study
 
 
 def made_set(name: str, recipe: Recipe, runs: Sequence[tuple[str, float, Sequence[tuple[int, float]]]],

@@ -170,7 +170,7 @@ class Supervisor:
                         if (layout := self._stuck.get(job := f.job.removesuffix(_DOCTOR)))]
             bad = bad_hosts(failures, self.layout.hosts)
             for host, cause in bad.items():
-                self.world.say(f'excluding {host} after {attempts.MAX_FAILURES} failures without gained steps ({cause})')
+                self.world.say(f'excluding {host} after {attempts.MAX_FAILURES} failures without gain ({cause})')
             self._exclude(list(bad))
         deadline = time.monotonic() + _WAIT_LIMIT_S
         while silent := self.world.silent(self.layout.hosts):

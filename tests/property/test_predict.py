@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.analysis.predict.answer import PredictionRequest, costs_for, make_answer
+from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer, overheads_for
 from mlperf_rn50.analysis.predict.model import base_of, predict_layout
-from mlperf_rn50.analysis.predict.prediction import NO_COSTS, PUBLISHED_LINK, Base, Epochs, Layout, Link
+from mlperf_rn50.analysis.predict.prediction import NO_OVERHEADS, PUBLISHED_LINK, Base, Epochs, Layout, Link
 from mlperf_rn50.analysis.predict.source import Source
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe, make_recipe
 
 SECONDS = st.floats(1e-6, 1e6)
 LINKS = st.builds(Link, st.floats(1e-3, 1e6), st.integers(1, 10**12), st.booleans(), st.just('any'))
-COSTS = st.sampled_from([NO_COSTS, costs_for(Base('', '', 1, 1, True, 1, 1.0, 0.0, 1.0, 1.0, 1, None))])
+OVERHEADS = st.sampled_from([NO_OVERHEADS, overheads_for(Base('', '', 1, 1, True, 1, 1.0, 0.0, 1.0, 1.0, 1, None))])
 
 
 @st.composite
@@ -41,9 +41,9 @@ def layouts(draw):
     return Layout(nodes, per_node, draw(recipes(nodes * per_node * local)), known)
 
 
-@given(bases(), layouts(), LINKS, COSTS, st.floats(1, 100))
-def test_predictions_are_plausible_and_a_faster_link_is_never_slower(base, layout, link, costs, times):
-    p, q = (predict_layout(base, layout, k, costs) for k in (link, replace(link, gbit_s=times * link.gbit_s)))
+@given(bases(), layouts(), LINKS, OVERHEADS, st.floats(1, 100))
+def test_predictions_are_plausible_and_a_faster_link_is_never_slower(base, layout, link, overheads, times):
+    p, q = (predict_layout(base, layout, k, overheads) for k in (link, replace(link, gbit_s=times * link.gbit_s)))
     if p.refusal:
         return
     assert p.compute_s > 0 and p.exchange_s >= 0 and 0 <= p.hidden_s <= p.exchange_s and p.other_s >= 0

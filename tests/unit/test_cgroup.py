@@ -92,8 +92,6 @@ def test_group_with_the_kill_counter(tree, tmp_path, groups, mounts, files, expe
     assert memory_cgroup(tmp_path) == (None if expected is None else tmp_path / 'sys/fs/cgroup' / expected)
 
 
-# --- out of memory ------------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize('name, text', [('memory.events', 'oom 3\noom_kill 2\noom_group_kill 0\n'),
                                         ('memory.oom_control', 'oom_kill_disable 0\nunder_oom 0\noom_kill 2\n')])
 def test_kills_are_counted_in_both_versions(tmp_path, name, text):

@@ -57,8 +57,6 @@ def test_debug_shows_the_traceback():
     assert 'Traceback' not in call('report', '/nonexistent').stderr
 
 
-# --- missing packages -------------------------------------------------------------------------------
-
 @pytest.mark.parametrize('words, missing, message', [
     (['prepare', 'digits', '--out', 'digits'], 'sklearn', f"scikit-learn {INSTALL} 'mlperf-rn50[demo]'"),
     (['train', '--help'], 'jsonargparse', f"jsonargparse {INSTALL} 'mlperf-rn50[cpu]'")])
@@ -102,8 +100,6 @@ def test_extras_contain_the_packages():
             assert not extra or name in held | always, f'{name} is not in {extra}'
 
 
-# --- colour -----------------------------------------------------------------------------------------
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -146,8 +142,6 @@ def test_report_text_is_the_same_with_and_without_colour(tmp_path, variables):
     assert re.findall(r'\x1b\[(3\d)m(\w+)\x1b', shown) == [('33', 'aborted'), ('32', 'converged')]
     assert f'{paint("Runs", "bold")}\n' in shown and re.sub(r'\x1b\[\d+m', '', shown) == piped.stdout
 
-
-# --- completion of the last argument by its only match ----------------------------------------------
 
 # Typed text and the completed last argument.
 CASES = [('rep', 'report'), ('--debug che', 'check'), ('report --fo', '--format'), ('report x --format c', 'csv'),

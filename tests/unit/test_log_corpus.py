@@ -40,10 +40,10 @@ def facts_of(case: Path) -> object:
         systems = load_run_sets([case])
     except UserError as e:
         return {'error': type(e).__name__}
-    facts = [{'folder': str(s.folder.relative_to(case)), 'is_refused': s.refusal is not None, 'is_copy': s.is_duplicate,
-              'num_doubts': len(s.doubts), 'num_warnings': len(set_warnings(s)), 'score_minutes': s.score_minutes,
-              'copies': [[c.run.path.name, c.original.path.name] for c in s.duplicates],
-              'runs': [facts_of_run(r) for r in s.runs]} for s in systems]
+    facts = [{'folder': str(s.folder.relative_to(case)), 'is_refused': s.refusal is not None,
+              'is_duplicate': s.is_duplicate, 'num_doubts': len(s.doubts), 'num_warnings': len(set_warnings(s)),
+              'duplicates': [[d.run.path.name, d.original.path.name] for d in s.duplicates],
+              'score_minutes': s.score_minutes, 'runs': [facts_of_run(r) for r in s.runs]} for s in systems]
     return json.loads(json.dumps(facts), parse_float=lambda text: round(float(text), 6))
 
 

@@ -21,7 +21,7 @@ from mlperf_rn50.analysis.predict.answer import (
 )
 from mlperf_rn50.analysis.predict.model import base_for, base_of, predict_layout
 from mlperf_rn50.analysis.predict.plot import draw_prediction, dump_prediction
-from mlperf_rn50.analysis.predict.prediction import NO_COSTS, Base, Epochs, Layout, Link, Prediction
+from mlperf_rn50.analysis.predict.prediction import NO_OVERHEADS, Base, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.source import Power, Source, load_source
 from mlperf_rn50.analysis.predict.tables import render_json, render_tables
 from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_systems
@@ -51,46 +51,46 @@ ONE, TWO, FOUR = (Layout(n, 4, RECIPE) for n in (1, 2, 4))
     (replace(TWO_NODES, exchange_s=0.03, has_accelerators=False), TWO, SLOW, 0.0, (0.07, 0.03, 0, 0)),  # as measured
     (replace(TWO_NODES, exchange_s=0.03, has_accelerators=False), FOUR, SLOW, 0.0, (0.035, 1.5, 0, 0))])
 def test_step_parts_match_hand_calculation(base, layout, link, other_s, parts):
-    p = predict_layout(base, layout, link, replace(NO_COSTS, step_s=other_s))
+    p = predict_layout(base, layout, link, replace(NO_OVERHEADS, step_s=other_s))
     assert (p.compute_s, p.exchange_s, p.hidden_s, p.other_s) == pytest.approx(parts)
     assert p.step_s == pytest.approx(parts[0] + parts[1] - parts[2] + parts[3])
     assert p.images_per_s == pytest.approx(400 / p.step_s)
 
 
 def test_minutes_match_hand_calculation():
-    p = predict_layout(BASE, TWO, FAST, replace(NO_COSTS, step_s=0.006))
+    p = predict_layout(BASE, TWO, FAST, replace(NO_OVERHEADS, step_s=0.006))
     assert p.epochs.mean == 9  # evaluations after epochs 1, 3, ... and 9; the schedule ends after 10
     assert p.minutes == pytest.approx((9 * 100 * 0.07 + 5 * 8.0 / 2 + 5.0) / 60)
 
 
 @pytest.mark.parametrize('wide', [{'epochs_low': 0.8}, {'step_spread_s': 0.002},
                                   {'outside_low_s': 1.0, 'outside_high_s': 60.0}])
-def test_uncertain_costs_widen_the_interval(wide):
-    costs = replace(NO_COSTS, step_s=0.001, outside_s=5.0, outside_low_s=5.0, outside_high_s=5.0)
-    p, q = (predict_layout(BASE, TWO, FAST, c) for c in (costs, replace(costs, **wide)))
+def test_uncertain_overheads_widen_the_interval(wide):
+    overheads = replace(NO_OVERHEADS, step_s=0.001, outside_s=5.0, outside_low_s=5.0, outside_high_s=5.0)
+    p, q = (predict_layout(BASE, TWO, FAST, c) for c in (overheads, replace(overheads, **wide)))
     assert p.low_minutes == pytest.approx(p.minutes) and p.high_minutes == pytest.approx(p.minutes)
     assert q.minutes == p.minutes and q.low_minutes < p.low_minutes
     assert (q.high_minutes > p.high_minutes) == ('epochs_low' not in wide)  # the schedule limits the epochs
-    if 'step_spread_s' in wide:  # the costs subtracted from the base are uncertain
-        p = predict_layout(TWO_NODES, ONE, FAST, replace(costs, **wide))
+    if 'step_spread_s' in wide:  # the overheads subtracted from the base are uncertain
+        p = predict_layout(TWO_NODES, ONE, FAST, replace(overheads, **wide))
         assert p.low_minutes < p.minutes < p.high_minutes
 
 
 def test_spread_of_the_runs_of_the_base_widens_the_interval():
     rates = 9.0, 10.0, 11.0, 10.0, 10.0
     runs = tuple(replace(r, time_to_train_s=r.epochs_to_converge * s) for r, s in zip(DGX.runs, rates))
-    p = predict_layout(replace(BASE, run_set=replace(DGX, runs=runs)), ONE, SLOW, NO_COSTS)
+    p = predict_layout(replace(BASE, run_set=replace(DGX, runs=runs)), ONE, SLOW, NO_OVERHEADS)
     share = 1.533 * math.sqrt(0.5) / 10  # Student's t with four degrees of freedom
     assert (p.low_minutes, p.high_minutes) == pytest.approx((p.minutes * (1 - share), p.minutes * (1 + share)))
 
 
 @pytest.mark.parametrize('base, layout, link, message', [
-    (BASE, replace(TWO, recipe=ENDLESS), FAST, 'no schedule'), (BASE, TWO, SLOW, 'fixed costs are 97 % of a step'),
+    (BASE, replace(TWO, recipe=ENDLESS), FAST, 'no schedule'), (BASE, TWO, SLOW, 'overhead are 97 % of a step'),
     (replace(BASE, num_nodes=2), FOUR, SLOW, 'exceed the measured step'),
     (replace(BASE, train_samples=399), TWO, FAST, 'batch 400 exceeds the 399 training images'),
     (replace(BASE, outside_s=-1e6), ONE, FAST, 'the predicted time is not positive')])
 def test_unpredictable_layouts_are_refused(base, layout, link, message):
-    p = predict_layout(base, layout, link, NO_COSTS)
+    p = predict_layout(base, layout, link, NO_OVERHEADS)
     assert message in p.refusal and p.minutes is None
 
 
@@ -112,7 +112,7 @@ def test_duplicates_count_once(tmp_path):
         shutil.copytree(PUBLISHED / 'v0.7' / 'NVIDIA', tmp_path / org)
     validation = validate_systems(load_run_sets([tmp_path]))
     [judged] = validation.predicted
-    assert judged.target.round == 'v0.7+' and 'v0.6, v1.0' in judged.costs.source  # the folder names lack the round
+    assert judged.target.round == 'v0.7+' and 'v0.6, v1.0' in judged.overheads.source  # the folder names lack the round
     text = render_validation(validation)
     assert len(re.findall('left out: all logs duplicate logs of a different system', text)) == 2
 
@@ -225,7 +225,7 @@ def test_tables_of_ranks_on_other_data():
     [refused] = answer_of(answer.source, (2, 3), global_batch_size=64).rows
     lines = render_tables(replace(answer, rows=(*answer.rows, refused))).splitlines()
     assert {'- Epochs of 1x2 on digits (not ImageNet): 3 to 4, measured in 2 runs of 1x2',
-            '- Other costs on several nodes: none assumed',
+            '- Overheads on several nodes: none assumed',
             '2x3: refused: batch 64 is not divisible by 6 ranks'} < set(lines)
     assert any(line.startswith('- Model error: unknown') for line in lines)
     assert [line.split()[:4] for line in lines if line.startswith('4x2  ')] == [

@@ -18,7 +18,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet, score_minutes
 from mlperf_rn50.analysis.sets.set_warnings import set_warnings
 from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mllog.package.duplicates import find_duplicates
+from mlperf_rn50.mllog.duplicates import find_duplicates
 from mlperf_rn50.mllog.run import LogWarning
 
 MINUTES = 60.0

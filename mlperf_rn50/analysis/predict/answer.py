@@ -2,8 +2,8 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mlperf_rn50.analysis.predict.model import costs_without, predict_layout
-from mlperf_rn50.analysis.predict.prediction import NO_COSTS, Base, Costs, Epochs, Layout, Link, Prediction
+from mlperf_rn50.analysis.predict.model import overheads_without, predict_layout
+from mlperf_rn50.analysis.predict.prediction import NO_OVERHEADS, Base, Epochs, Layout, Link, Overheads, Prediction
 from mlperf_rn50.analysis.predict.source import Source
 from mlperf_rn50.analysis.predict.validation import Validation, validate_published
 from mlperf_rn50.analysis.recipe.choose import choose_recipe, range_text
@@ -62,7 +62,7 @@ class Answer:
 
     price: float | None  # of a node-hour
     source: Source
-    costs: Costs
+    overheads: Overheads
     rows: tuple[Prediction, ...]
     validation: Validation | None = None  # None for a base without accelerators
 
@@ -160,11 +160,11 @@ def _doubts(found: Prediction) -> list[str]:
     if found.minutes and (not base.run_set or len(base.run_set.converged) < 2):
         doubts.append('fewer than two measured runs; the interval excludes run-to-run variation')
     if found.minutes and layout.num_nodes == 1 < base.num_nodes:
-        doubts.append(f'derived from {base.num_nodes} nodes; the interval excludes the uncertainty of their costs')
+        doubts.append(f'derived from {base.num_nodes} nodes; the interval excludes the uncertainty of their overheads')
     return doubts
 
 
-def _predict(source: Source, layout: Layout, costs: Costs) -> Prediction:
+def _predict(source: Source, layout: Layout, overheads: Overheads) -> Prediction:
     base, link = source.base, source.link
     run_set = base.run_set
     if run_set and layout.num_nodes > 1 and run_set.is_imagenet and (
@@ -172,11 +172,11 @@ def _predict(source: Source, layout: Layout, costs: Costs) -> Prediction:
         return Prediction(base, layout, _NO_SCHEDULE)
     if link is None and layout.num_nodes == base.num_nodes == 1:
         link = Link(1.0, 0, False, 'not needed on one node')
-    return predict_layout(base, layout, link, costs) if link else Prediction(base, layout, _NO_LINK)
+    return predict_layout(base, layout, link, overheads) if link else Prediction(base, layout, _NO_LINK)
 
 
 def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, per_node: int,
-                   costs: Costs) -> Prediction:
+                   overheads: Overheads) -> Prediction:
     base, batch = source.base, 0
     target = request.target or (base.run_set.recipe.target_accuracy if base.run_set else None)
     try:
@@ -186,20 +186,21 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
     except UserError as e:
         return Prediction(base, Layout(num_nodes, per_node, Recipe(None, batch)), str(e))
     layout = Layout(num_nodes, per_node, chosen.recipe, chosen.epochs)
-    found = _predict(source, layout, costs)
+    found = _predict(source, layout, overheads)
     measured = next((k for k in source.sets if (k.num_nodes, k.num_units) == (num_nodes, layout.num_units)
                      and k.recipe.global_batch_size == batch), None)
     doubts = () if found.refusal else (*chosen.doubts, *_doubts(found))
     return replace(found, doubts=doubts, recipe_source=chosen.source, measured=measured)
 
 
-def costs_for(base: Base) -> Costs:
-    """Return the costs of published systems for a base with accelerators."""
-    return costs_without(*([base.run_set] if base.run_set else [])) if base.has_accelerators else NO_COSTS
+def overheads_for(base: Base) -> Overheads:
+    """Return the overheads of published systems for a base with accelerators, otherwise none."""
+    return overheads_without(*([base.run_set] if base.run_set else [])) if base.has_accelerators else NO_OVERHEADS
 
 
 def make_answer(request: PredictionRequest, source: Source) -> Answer:
     """Predict all requested layouts."""
-    costs = costs_for(source.base)
-    rows = tuple(_predict_split(request, source, *split, costs) for split in request.splits)
-    return Answer(request.price, source, costs, rows, validate_published() if source.base.has_accelerators else None)
+    overheads = overheads_for(source.base)
+    rows = tuple(_predict_split(request, source, *split, overheads) for split in request.splits)
+    validation = validate_published() if source.base.has_accelerators else None
+    return Answer(request.price, source, overheads, rows, validation)

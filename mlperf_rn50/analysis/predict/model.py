@@ -1,14 +1,14 @@
 """Model of the training time on other layouts, from a measured step and the epochs of a recipe. Pure.
 
-A step takes its computing time, proportional to the images, plus fixed costs: a ring all-reduce of all gradients over
-the slowest link, less its overlap with the backward pass, and other costs on several nodes. The other costs and the
-time outside of steps come from published systems, excluding the round of the predicted system.
+A step takes its computing time, proportional to the images, plus a fixed time: a ring all-reduce of all gradients over
+the slowest link, less its overlap with the backward pass, and an overhead on several nodes. This overhead and the time
+outside of steps come from published systems, excluding the round of the predicted system.
 """
 import math
 import statistics
 from collections.abc import Sequence
 
-from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK, Base, Costs, Epochs, Layout, Link, Prediction
+from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK, Base, Epochs, Layout, Link, Overheads, Prediction
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
@@ -65,11 +65,11 @@ def layout_of(run_set: RunSet) -> Layout | None:
     return Layout(run_set.num_nodes, run_set.num_units // run_set.num_nodes, run_set.recipe)
 
 
-def _compute_s(base: Base, layout: Layout, link: Link, step_cost_s: float = 0.0) -> float:
+def _compute_s(base: Base, layout: Layout, link: Link, step_overhead_s: float = 0.0) -> float:
     """Return the computing time of a step: that of the base, scaled with the local batch."""
     compute_s = base.step_s - base.exchange_s
     if base.num_nodes > 1 and not base.exchange_s:
-        compute_s -= ring_s(link.exchange_bytes, base.num_units, link.gbit_s) + step_cost_s
+        compute_s -= ring_s(link.exchange_bytes, base.num_units, link.gbit_s) + step_overhead_s
     return compute_s * layout.local_batch_size / base.local_batch_size
 
 
@@ -95,7 +95,7 @@ def _quantiles(values: Sequence[float]) -> tuple[float, float, float]:
     return tenths[0], statistics.median(values), tenths[-1]
 
 
-def _step_cost_s(base: Base, target: RunSet) -> float:
+def _step_overhead_s(base: Base, target: RunSet) -> float:
     """Return the time of a step of a published set besides computing and the ring."""
     layout, step_s, link = layout_of(target), target.step_s, PUBLISHED_LINK
     assert layout and step_s  # complete in the published table
@@ -108,27 +108,27 @@ def _has_common_run(a: RunSet, b: RunSet) -> bool:
     return any((r.epochs_to_converge, round(r.time_to_train_s, 2)) in times for r in b.readable if r.time_to_train_s)
 
 
-def costs_without(*judged: RunSet) -> Costs:
-    """Return the costs of published systems, excluding the rounds of the judged sets and of their published copies."""
+def overheads_without(*judged: RunSet) -> Overheads:
+    """Return the overheads of published systems, except the rounds of the judged sets and of their duplicates."""
     published = load_published()
     rounds = {s.round for s in judged} | {p.round for p in published for s in judged if _has_common_run(p, s)}
     sets = [s for s in published if s.round not in rounds]
     pairs = [(base, s) for s in sets if (s.num_nodes or 0) > 1 and s.recipe.last_eval_epoch and s.times
              and (base := base_for(s, sets))]
-    steps = [_step_cost_s(base, s) for base, s in pairs]
+    steps = [_step_overhead_s(base, s) for base, s in pairs]
     low, middle, high = _quantiles([s.times.outside_s for _, s in pairs if s.times])
     # Epochs to converge relative to the last evaluation within the schedule.
     shares = [epochs / last for s in sets if (last := s.recipe.last_eval_epoch) for epochs in s.epochs if epochs]
     spread_s = _half_interval(steps) * math.sqrt(1 + 1 / len(steps))  # includes the uncertainty of the mean
     source = f'{len(pairs)} pairs of published systems of {", ".join(dict.fromkeys(s.round for _, s in pairs))}'
-    return Costs(statistics.fmean(steps), spread_s, middle, low, high, _quantiles(shares)[0], source)
+    return Overheads(statistics.fmean(steps), spread_s, middle, low, high, _quantiles(shares)[0], source)
 
 
-def epochs_of(recipe: Recipe, costs: Costs) -> Epochs | None:
+def epochs_of(recipe: Recipe, overheads: Overheads) -> Epochs | None:
     """Return the last evaluation within the schedule; None where the recipe declares no schedule."""
     last = recipe.last_eval_epoch
     return None if last is None else Epochs(
-        last, last * costs.epochs_low, last, f'last evaluation within the {recipe.decay_epochs:g}-epoch schedule')
+        last, last * overheads.epochs_low, last, f'last evaluation within the {recipe.decay_epochs:g}-epoch schedule')
 
 
 def _num_evaluations(recipe: Recipe, epochs: float) -> float:
@@ -137,21 +137,22 @@ def _num_evaluations(recipe: Recipe, epochs: float) -> float:
     return max(0.0, 1 + (epochs - recipe.first_eval_epoch) / recipe.eval_period)
 
 
-def _minutes(base: Base, layout: Layout, costs: Costs, epochs: Epochs, step_s: float) -> tuple[float, float, float]:
+def _minutes(base: Base, layout: Layout, overheads: Overheads, epochs: Epochs,
+             step_s: float) -> tuple[float, float, float]:
     """Return the minutes to the target and the ends of their 80 % interval, from independent errors."""
     steps_per_epoch = base.train_samples / layout.recipe.global_batch_size
     evaluation_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units
-    is_measured = layout.num_nodes == base.num_nodes or costs.outside_s is None
-    outside_s = (base.outside_s or 0.0) if is_measured else costs.outside_s or 0.0
+    is_measured = layout.num_nodes == base.num_nodes or overheads.outside_s is None
+    outside_s = (base.outside_s or 0.0) if is_measured else overheads.outside_s or 0.0
     total = (epochs.mean * steps_per_epoch * step_s + _num_evaluations(layout.recipe, epochs.mean) * evaluation_s
              + outside_s)
     slope = steps_per_epoch * step_s
-    steps = 0.0 if layout.num_nodes == base.num_nodes == 1 else epochs.mean * steps_per_epoch * costs.step_spread_s
+    steps = 0.0 if layout.num_nodes == base.num_nodes == 1 else epochs.mean * steps_per_epoch * overheads.step_spread_s
     runs = _run_spread(base) * total
     down = math.hypot(steps, runs, (epochs.mean - epochs.low) * slope,
-                      0.0 if is_measured else outside_s - costs.outside_low_s)
+                      0.0 if is_measured else outside_s - overheads.outside_low_s)
     up = math.hypot(steps, runs, (epochs.high - epochs.mean) * slope,
-                    0.0 if is_measured else costs.outside_high_s - outside_s)
+                    0.0 if is_measured else overheads.outside_high_s - outside_s)
     return total / 60, max(0.0, total - down) / 60, (total + up) / 60
 
 
@@ -162,27 +163,28 @@ def _run_spread(base: Base) -> float:
     return _half_interval(rates) / statistics.fmean(rates) if len(rates) > 1 else 0.0
 
 
-def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs) -> Prediction:
-    """Predict a layout; costs: of several nodes, such as answer.costs_for(base)."""
+def predict_layout(base: Base, layout: Layout, link: Link, overheads: Overheads) -> Prediction:
+    """Predict a layout; answer.overheads_for(base) returns the overheads."""
     if layout.recipe.global_batch_size > base.train_samples:
         return Prediction(base, layout, f'batch {layout.recipe.global_batch_size:,} exceeds the {base.train_samples:,} '
                                         'training images')
     is_one_node = layout.num_nodes == 1
-    has_costs = not is_one_node and not (base.num_nodes > 1 and base.exchange_s)  # otherwise the measured step has them
-    compute_s = _compute_s(base, layout, link, costs.step_s)
-    exchange_s, other_s = _exchange_s(base, layout, link), costs.step_s if has_costs else 0.0
+    # The measured step of several nodes includes them.
+    has_overheads = not is_one_node and not (base.num_nodes > 1 and base.exchange_s)
+    compute_s = _compute_s(base, layout, link, overheads.step_s)
+    exchange_s, other_s = _exchange_s(base, layout, link), overheads.step_s if has_overheads else 0.0
     hidden_s = min(exchange_s, BACKWARD_SHARE * compute_s) if link.is_hidden else 0.0
     fixed_s = exchange_s - hidden_s + other_s
     if compute_s <= 0:
-        return Prediction(base, layout, 'the assumed exchange and other costs exceed the measured step')
+        return Prediction(base, layout, 'the assumed exchange and overhead exceed the measured step')
     share = fixed_s / (compute_s + fixed_s)
     if share > MAX_FIXED_SHARE and base.has_accelerators and not is_one_node:
-        return Prediction(base, layout, f'fixed costs are {100 * share:.0f} % of a step; the model holds up to '
-                                        f'{100 * MAX_FIXED_SHARE:.0f} %')
+        return Prediction(base, layout, f'exchange and overhead are {100 * share:.0f} % of a step; the model holds '
+                                        f'up to {100 * MAX_FIXED_SHARE:.0f} %')
     if layout.epochs is None and layout.recipe.last_eval_epoch is None and base.dataset is None:
         return Prediction(base, layout, 'the recipe declares no schedule, so the epochs are unknown')
-    epochs = layout.epochs or epochs_of(layout.recipe, costs)
-    times = _minutes(base, layout, costs, epochs, compute_s + fixed_s) if epochs and base.evaluation_s is not None \
+    epochs = layout.epochs or epochs_of(layout.recipe, overheads)
+    times = _minutes(base, layout, overheads, epochs, compute_s + fixed_s) if epochs and base.evaluation_s is not None \
         else (None, None, None)
     if times[0] is not None and times[0] <= 0:
         return Prediction(base, layout, 'the predicted time is not positive, as the source runs took less time than '

@@ -1,4 +1,4 @@
-"""Data classes of predictions: measured base, interconnect, epochs, costs, layout and predicted times."""
+"""Data classes of predictions: measured base, interconnect, epochs, overheads, layout and predicted times."""
 from dataclasses import dataclass
 
 from mlperf_rn50.analysis.recipe.reference import has_same_recipe
@@ -60,8 +60,8 @@ class Epochs:
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Costs of other systems besides computing and exchange; low and high bound the 80 % interval."""
+class Overheads:
+    """Multi-node times besides computing and exchange, from published systems; low and high bound the 80 % interval."""
 
     step_s: float
     step_spread_s: float
@@ -72,7 +72,7 @@ class Costs:
     source: str
 
 
-NO_COSTS = Costs(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none, only the exchange counts')
+NO_OVERHEADS = Overheads(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none, only the exchange counts')
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Prediction:
     compute_s: float | None = None
     exchange_s: float | None = None
     hidden_s: float | None = None
-    other_s: float | None = None  # costs of several nodes besides computing and exchange
+    other_s: float | None = None  # overhead on several nodes, besides computing and exchange
     minutes: float | None = None
     low_minutes: float | None = None  # of the 80 % interval
     high_minutes: float | None = None

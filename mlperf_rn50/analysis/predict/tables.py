@@ -9,7 +9,7 @@ import mlperf_rn50
 from mlperf_rn50.analysis.predict.answer import Answer
 from mlperf_rn50.analysis.predict.prediction import Link, Prediction
 from mlperf_rn50.analysis.predict.source import Power
-from mlperf_rn50.analysis.predict.validation import costs_text, errors_text
+from mlperf_rn50.analysis.predict.validation import errors_text, overheads_text
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_section, terminal_style
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
@@ -125,15 +125,15 @@ def constants(answer: Answer) -> list[str]:
     """Return lines on the values behind the predictions, their sources and the error of the model."""
     base, power, data = answer.base, answer.source.power, data_name(answer.base.dataset)
     epochs = _group((r.epochs.source, r) for r in answer.rows if r.epochs)
-    costs, error = 'none assumed', ': unknown, because all published multi-node systems have accelerators'
+    overheads, error = 'none assumed', ': unknown, because all published multi-node systems have accelerators'
     if validation := answer.validation:
-        costs = costs_text(answer.costs)
-        error = (f' on {validation.num_predicted} published systems, with the costs of other rounds: '
+        overheads = overheads_text(answer.overheads)
+        error = (f' on {validation.num_predicted} published systems, with the overheads of other rounds: '
                  f'{errors_text(validation)}')
     return [f'Source: {base.name} ({base.source}), {plural(base.num_nodes, "node")}, '
             f'{plural(base.num_units, base.unit)}, batch {base.global_batch_size:,}, {1e3 * base.step_s:.1f} ms per '
             f'step on {data}', *(f'Epochs of {names} on {data}: {text}' for text, names in epochs.items()),
-            _link_line(answer.source.link), f'Other costs on several nodes: {costs}',
+            _link_line(answer.source.link), f'Overheads on several nodes: {overheads}',
             *([_power_line(power)] if power else []), f'Model error{error}']
 
 
@@ -189,7 +189,7 @@ def render_json(answer: Answer) -> str:
         'source': {**_fields(base, 'name', 'source', 'num_nodes', 'num_units', 'unit', 'global_batch_size', 'step_s',
                              'dataset'), 'is_imagenet': base.dataset is None},
         'link': link and asdict(link),
-        'costs': _fields(answer.costs, 'step_s', 'step_spread_s', 'outside_s', 'source'),
+        'costs': _fields(answer.overheads, 'step_s', 'step_spread_s', 'outside_s', 'source'),
         'validation': validation and _fields(validation, 'num_predicted', 'num_held', 'median_error', 'high_error'),
         'price_per_node_hour': answer.price, 'node_watts': power and power.watts,
         'predictions': [_row_object(answer, r) for r in answer.rows],

@@ -6,8 +6,8 @@ from functools import cache
 
 from tabulate import tabulate
 
-from mlperf_rn50.analysis.predict.model import base_for, base_of, costs_without, is_pair, layout_of, predict_layout
-from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK, Base, Costs, Prediction, relative_error
+from mlperf_rn50.analysis.predict.model import base_for, base_of, is_pair, layout_of, overheads_without, predict_layout
+from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK, Base, Overheads, Prediction, relative_error
 from mlperf_rn50.analysis.report.text import markdown_text
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.run_set import RunSet
@@ -22,7 +22,7 @@ class ValidationCase:
     base: Base | None
     prediction: Prediction | None = None
     reason: str | None = None
-    costs: Costs | None = None
+    overheads: Overheads | None = None
 
     @property
     def error(self) -> float | None:
@@ -83,13 +83,13 @@ def _judge(target: RunSet, sets: Sequence[RunSet]) -> ValidationCase:
         return ValidationCase(target, None, reason=_unpaired(target, sets))
     if layout is None or target.time_s is None:
         return ValidationCase(target, base, reason='the logs lack the layout, or no run converged')
-    costs = costs_without(target, base.run_set)
-    prediction = predict_layout(base, layout, PUBLISHED_LINK, costs)
-    return ValidationCase(target, base, prediction, prediction.refusal, costs)
+    overheads = overheads_without(target, base.run_set)
+    prediction = predict_layout(base, layout, PUBLISHED_LINK, overheads)
+    return ValidationCase(target, base, prediction, prediction.refusal, overheads)
 
 
 def validate(sets: Sequence[RunSet], left_out: Sequence[str] = ()) -> Validation:
-    """Predict every multi-node ImageNet set from the one-node sets, with costs of other rounds only."""
+    """Predict every multi-node ImageNet set from the one-node sets, with overheads of other rounds only."""
     return Validation(tuple(_judge(s, sets) for s in sets if (s.num_nodes or 0) > 1 and s.is_imagenet), tuple(left_out))
 
 
@@ -124,13 +124,13 @@ def errors_text(validation: Validation, worst: str = '') -> str:
             'the 80 % interval')
 
 
-def costs_text(costs: Costs) -> str:
-    """Return the costs of several nodes and their source."""
-    low = 100 * costs.epochs_low
+def overheads_text(overheads: Overheads) -> str:
+    """Describe the extra time and epochs on several nodes, and their source."""
+    low = 100 * overheads.epochs_low
     epochs = 'all scheduled epochs' if low >= 99.5 else f'{low:.0f} to 100 % of the scheduled epochs'
-    return (f'{1e3 * costs.step_s:.1f} ± {1e3 * costs.step_spread_s:.1f} ms per step, first epoch and gaps '
-            f'{costs.outside_s or 0.0:.1f} s ({costs.outside_low_s:.1f} to {costs.outside_high_s:.1f}), {epochs}; '
-            f'source: {costs.source}')
+    outside = f'{overheads.outside_s or 0.0:.1f} s ({overheads.outside_low_s:.1f} to {overheads.outside_high_s:.1f})'
+    return (f'{1e3 * overheads.step_s:.1f} ± {1e3 * overheads.step_spread_s:.1f} ms per step, first epoch and gaps '
+            f'{outside}, {epochs}; source: {overheads.source}')
 
 
 def render_validation(validation: Validation, is_markdown: bool = False) -> str:
@@ -152,8 +152,8 @@ def render_validation(validation: Validation, is_markdown: bool = False) -> str:
     lines += map(clean, validation.left_out)
     if not validation.predicted:
         return '\n'.join(lines).rstrip()
-    costs = dict.fromkeys((j.target.round, j.costs) for j in validation.predicted if j.costs)
+    overheads = dict.fromkeys((j.target.round, j.overheads) for j in validation.predicted if j.overheads)
     lines += ['', f'Ring all-reduce of {PUBLISHED_LINK.exchange_bytes / 1e6:.0f} MB (float16 gradients) at '
-              f'{PUBLISHED_LINK.gbit_s:g} Gbit/s (one port), no overlap. Other costs on several nodes, for each round '
-              'from other rounds only:', *(f'{name}: {costs_text(c)}' for name, c in costs)]
+              f'{PUBLISHED_LINK.gbit_s:g} Gbit/s (one port), no overlap. Overheads on several nodes, for each round '
+              'from other rounds only:', *(f'{name}: {overheads_text(c)}' for name, c in overheads)]
     return '\n'.join(lines)

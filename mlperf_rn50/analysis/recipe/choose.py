@@ -41,7 +41,7 @@ def is_within(a: float | None, b: float | None, factor: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Published:
+class RecipeGroup:
     """A recipe and one or more sets trained with it; target: the recipe's target or a lower one."""
 
     recipe: Recipe
@@ -91,7 +91,7 @@ class Published:
                 f'{len(self.epochs)} of {len(self.runs)} runs converged after {range_text(self.epochs)} epochs)')
 
 
-def fold(sets: Sequence[RunSet], opt_name: str | None = None, target: float | None = None) -> list[Published]:
+def fold(sets: Sequence[RunSet], opt_name: str | None = None, target: float | None = None) -> list[RecipeGroup]:
     """Return distinct recipes of converged ImageNet sets, by batch, newest first; target: lowest target to include."""
     groups: dict[tuple[Recipe, str, float], list[RunSet]] = {}
     for run_set in sets:
@@ -101,29 +101,29 @@ def fold(sets: Sequence[RunSet], opt_name: str | None = None, target: float | No
             if recipe.decay_epochs is not None:  # inexact if logged in steps
                 recipe = replace(recipe, decay_epochs=round(recipe.decay_epochs, 2))
             groups.setdefault((recipe, generation_of(run_set), target or declared), []).append(run_set)
-    found = [Published(recipe, generation, tuple(members), goal)
+    found = [RecipeGroup(recipe, generation, tuple(members), goal)
              for (recipe, generation, goal), members in groups.items()]
     return sorted((p for p in found if p.epochs), key=lambda p: (p.recipe.global_batch_size, _age(p), -len(p.runs)))
 
 
-def _age(published: Published) -> int:
+def _age(published: RecipeGroup) -> int:
     return _GENERATIONS.index(published.generation)
 
 
-def _recipes_at(recipes: Sequence[Published], batch: int) -> list[Published]:
+def _recipes_at(recipes: Sequence[RecipeGroup], batch: int) -> list[RecipeGroup]:
     """Return the recipes at a batch or an equivalent one."""
     return [p for p in recipes if is_within(p.recipe.global_batch_size, batch, SAME_BATCH)]
 
 
-def families(recipes: Sequence[Published]) -> list[list[Published]]:
+def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
     """Group recipes by optimizer and generation, newest generation first, then most recipes first."""
-    groups: dict[tuple[int, str | None], list[Published]] = {}
+    groups: dict[tuple[int, str | None], list[RecipeGroup]] = {}
     for p in recipes:
         groups.setdefault((_age(p), p.recipe.opt_name), []).append(p)
     return [groups[key] for key in sorted(groups, key=lambda k: (k[0], -len(groups[k])))]
 
 
-def _adjacent(family: Sequence[Published], batch: int) -> tuple[list[Published], list[Published]]:
+def _adjacent(family: Sequence[RecipeGroup], batch: int) -> tuple[list[RecipeGroup], list[RecipeGroup]]:
     """Return the recipes at the next smaller batch and at the next larger batch."""
     sizes = [p.recipe.global_batch_size for p in family]
     below, above = max((s for s in sizes if s < batch), default=0), min((s for s in sizes if s > batch), default=0)
@@ -131,7 +131,7 @@ def _adjacent(family: Sequence[Published], batch: int) -> tuple[list[Published],
             [p for p in family if p.recipe.global_batch_size == above])
 
 
-def recipes_near(recipes: Sequence[Published], batch: int) -> tuple[list[Published], bool]:
+def recipes_near(recipes: Sequence[RecipeGroup], batch: int) -> tuple[list[RecipeGroup], bool]:
     """Return (recipes at a batch, True), or (adjacent recipes of each optimizer and generation, False)."""
     found = _recipes_at(recipes, batch)
     adjacent = [p for family in families(recipes) for side in _adjacent(family, batch) for p in side]
@@ -144,7 +144,7 @@ class Choice:
 
     recipe: Recipe
     kind: Literal['known', 'between']
-    sources: tuple[Published, ...]  # one, or one at a smaller and one at a larger batch
+    sources: tuple[RecipeGroup, ...]  # one, or one at a smaller and one at a larger batch
     epochs: float
     target: float
 
@@ -172,7 +172,7 @@ def range_text(numbers: Sequence[int]) -> str:
     return f'{low:,}' if low == high else f'{low:,} to {high:,}'
 
 
-def _rank(published: Published, batch: int) -> tuple:
+def _rank(published: RecipeGroup, batch: int) -> tuple:
     """Return a sort key: newest generation, reliable, exact batch, highest success rate, fewest epochs.
 
     The success rate includes one added success and one added failure, so that 59 of 60 ranks above 5 of 5.
@@ -182,7 +182,7 @@ def _rank(published: Published, batch: int) -> tuple:
             -(good + 1) / (runs + 2), published.mean_epochs, [-ord(c) for c in published.rounds])
 
 
-def _best(recipes: Sequence[Published], batch: int) -> Published | None:
+def _best(recipes: Sequence[RecipeGroup], batch: int) -> RecipeGroup | None:
     return min((p for p in recipes if p.is_whole), key=lambda p: _rank(p, batch), default=None)
 
 
@@ -204,7 +204,7 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
     raise ConfigError(_refusal(recipes, batch, opt_name, target))
 
 
-def _refusal(recipes: Sequence[Published], batch: int, opt_name: str | None, target: float | None) -> str:
+def _refusal(recipes: Sequence[RecipeGroup], batch: int, opt_name: str | None, target: float | None) -> str:
     wanted = f'{opt_name or "any optimizer"}{"" if target is None else f", {100 * target:.4g} %"}'
     texts = [f'{f[0].recipe.opt_name} of {f[0].generation} {range_text([p.recipe.global_batch_size for p in f])}'
              for f in families([p for p in recipes if p.is_whole])]
@@ -216,7 +216,7 @@ def _mix(low: float, high: float, share: float) -> float:
     return low + (high - low) * share
 
 
-def interpolate(below: Published, above: Published, batch: int) -> Choice:
+def interpolate(below: RecipeGroup, above: RecipeGroup, batch: int) -> Choice:
     """Interpolate the learning rate as a power of the batch, and warm-up, decay epochs and epochs linearly.
 
     All other values are from the nearer recipe. docs/recipes.md lists the errors when published batches are left out.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, Published, fold, is_within
+from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, RecipeGroup, fold, is_within
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.config import Config
@@ -96,7 +96,7 @@ def _recipe_cells(recipe: Recipe, unlogged: frozenset[str]) -> dict[str, RecipeV
 _LOGGED = tuple(_recipe_cells(Recipe(None, 1), frozenset()))
 
 
-def _published_cells(published: Published) -> dict[str, RecipeValue]:
+def _published_cells(published: RecipeGroup) -> dict[str, RecipeValue]:
     """Return the values of a recipe by configuration key."""
     precision = 'float16' if any(s.num_accelerators for s in published.sets) else None
     submitted = {'train.precision': precision, **_SUBMITTED}
@@ -115,7 +115,7 @@ def _config_cells(config: Config) -> dict[str, RecipeValue]:
             for key in keys}
 
 
-def rows_of(recipes: Sequence[Published], config: Config | None = None) -> list[Row]:
+def rows_of(recipes: Sequence[RecipeGroup], config: Config | None = None) -> list[Row]:
     """Compare the logged keys of recipes or, with a configuration, all of its keys."""
     cells = [_published_cells(p) for p in recipes]
     values = _config_cells(config) if config else {}
@@ -149,7 +149,7 @@ def global_batch_size(config: Config, num_ranks: int | None) -> int | None:
     return t.local_batch_size * t.gradient_accumulation_steps * num_ranks if t.local_batch_size and num_ranks else None
 
 
-def _range(recipes: Sequence[Published], key: str, batch: int) -> tuple[float, float] | None:
+def _range(recipes: Sequence[RecipeGroup], key: str, batch: int) -> tuple[float, float] | None:
     """Return the lowest and highest value of a key in recipes; a learning rate may also scale with the batch."""
     known = [(v, p.recipe.global_batch_size) for p in recipes
              if (v := getattr(p.recipe, key.partition('.')[2])) is not None]
@@ -157,7 +157,7 @@ def _range(recipes: Sequence[Published], key: str, batch: int) -> tuple[float, f
     return (min(values), max(values)) if values else None
 
 
-def _differing(config: Config, recipes: Sequence[Published], batch: int) -> list[str]:
+def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> list[str]:
     """Return the keys whose values are outside the range of the recipes of one generation."""
     s = config.schedule
     comparable = [p for p in recipes if p.recipe.decay == s.decay]
@@ -208,7 +208,7 @@ def _text(cells: dict[str, RecipeValue], key: str) -> str:
     return f'{text} ({value_text(epochs)} epochs)'
 
 
-def _values_text(recipes: Sequence[Published], key: str) -> str:
+def _values_text(recipes: Sequence[RecipeGroup], key: str) -> str:
     """List the values of a key, each with its published batches."""
     batches: dict[str, set[int]] = {}
     for p in recipes:
@@ -218,7 +218,7 @@ def _values_text(recipes: Sequence[Published], key: str) -> str:
     return '; '.join(f'{text} at {", ".join(f"{b:,}" for b in sorted(sizes))}' for text, sizes in batches.items())
 
 
-def _deviation(config: Config, key: str, similar: Sequence[Published], batch: int) -> str:
+def _deviation(config: Config, key: str, similar: Sequence[RecipeGroup], batch: int) -> str:
     if key == 'schedule.decay_epochs':
         similar = [p for p in similar if p.recipe.decay == config.schedule.decay]
     return (f'{key}: got {_text(_config_cells(config), key)} at batch {batch:,}; published '
@@ -226,14 +226,14 @@ def _deviation(config: Config, key: str, similar: Sequence[Published], batch: in
             f'have {_values_text(similar, key)}')
 
 
-def _mixture(config: Config, recipes: Sequence[Published], keys: Sequence[str], batch: int) -> str:
+def _mixture(config: Config, recipes: Sequence[RecipeGroup], keys: Sequence[str], batch: int) -> str:
     values = _config_cells(config)
     texts = [f'{key} (got {_text(values, key)}, published {_values_text(recipes, key)})' for key in keys]
     return (f'schedule, optimizer: got a combination of values that was never published at batches near {batch:,}; the '
             f'nearest sets ({recipes[0].generation}) differ in {", ".join(texts)}')
 
 
-def _incomparable(config: Config, batch: int, known: Sequence[Published]) -> str:
+def _incomparable(config: Config, batch: int, known: Sequence[RecipeGroup]) -> str:
     sizes = [p.recipe.global_batch_size for p in known]
     nearest = [f'{f(side):,}' for f, side in ((max, [s for s in sizes if s < batch]),
                                               (min, [s for s in sizes if s > batch])) if side]

@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 import mlperf_rn50
 from mlperf_rn50 import config as cfg
-from mlperf_rn50.analysis.recipe.choose import Choice, Published, choose_recipe, fold, range_text, recipes_near
+from mlperf_rn50.analysis.recipe.choose import Choice, RecipeGroup, choose_recipe, fold, range_text, recipes_near
 from mlperf_rn50.analysis.recipe.differences import Row, find_deviations, is_imagenet, rows_of
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.config import Config
@@ -27,7 +27,7 @@ class Recipes:
 
     batch: int
     target: float | None  # None for each recipe's target
-    recipes: Sequence[Published]
+    recipes: Sequence[RecipeGroup]
     rows: Sequence[Row]
     is_at_batch: bool
     choice: Choice | None = None
@@ -50,7 +50,7 @@ def find_recipes(batch: int, opt_name: str | None, target: float | None, config:
                    find_deviations(config, num_ranks) if config else ())
 
 
-def _systems_table(recipes: Sequence[Published]) -> str:
+def _systems_table(recipes: Sequence[RecipeGroup]) -> str:
     rows = []
     for letter, published in zip(ascii_uppercase, recipes):
         for run_set in published.sets:
@@ -136,7 +136,7 @@ def _choice_lines(choice: Choice) -> list[str]:
     return lines
 
 
-def _published_object(published: Published) -> dict[str, Any]:
+def _published_object(published: RecipeGroup) -> dict[str, Any]:
     names = ('round', 'org', 'name', 'num_nodes', 'num_accelerators', 'accelerator')
     return {'recipe': asdict(published.recipe), 'unlogged': sorted(published.unlogged),
             'target_accuracy': published.target, 'num_converged': len(published.epochs),

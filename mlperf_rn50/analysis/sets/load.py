@@ -18,7 +18,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import walk
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.package.duplicates import Duplicate, find_duplicates
+from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
 from mlperf_rn50.mllog.run import LogWarning, Run
 

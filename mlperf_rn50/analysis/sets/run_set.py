@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from mlperf_rn50.analysis.sets.cost import images_per_joule, mean_energy, node_hours
 from mlperf_rn50.analysis.sets.recipe import Recipe, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import Parts, RunTimes, make_times, mean_parts, seconds_per_epoch
-from mlperf_rn50.mllog.package.duplicates import Duplicate, find_duplicates
+from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import Energy, read_energy
 from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry

@@ -16,10 +16,10 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json, writing_folder
 from mlperf_rn50.mllog.check.check import check_log
 from mlperf_rn50.mllog.check.official import CheckResult, find_danger, judge_tree
+from mlperf_rn50.mllog.duplicates import find_duplicates
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.package import system_desc
 from mlperf_rn50.mllog.package.code import copy_code, missing_code, write_runs, write_scripts
-from mlperf_rn50.mllog.package.duplicates import find_duplicates
 from mlperf_rn50.mllog.read.description import load_env
 from mlperf_rn50.mllog.rulesets import ROUNDS
 from mlperf_rn50.mllog.run import Run
