@@ -59,7 +59,7 @@ def test_facts_of_running_run(run):
         ('rank skew', '20.0 % above the median: rank 1 on n2 takes 0.15 s per step; ranks wait 0.05 s per step on '
                       'average', 'warn'),
         ('left', '62 s to epoch 10, the end of the schedule', ''),
-        ('target in', '2 s to 22 s, if reached at epoch 4 to 6 as in the reference runs', ''),
+        ('target in', '2 s to 22 s, if reached at epoch 4 to 6, as in the reference runs', ''),
         ('checkpoints', 'none', ''), ('node-hours', '0.0211 so far (cost 0.0633), 0.0556 at epoch 10 (cost 0.167)', ''),
         ('energy', 'not measured: no telemetry of the run', '')]
 
