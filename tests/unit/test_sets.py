@@ -23,7 +23,7 @@ from mlperf_rn50.mllog.run import LogWarning
 
 MINUTES = 60.0
 REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt, expected one value in a run set; report '
-           'them separately')
+           'the runs separately')
 
 
 def load_set(folder):
