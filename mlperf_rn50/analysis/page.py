@@ -1,4 +1,4 @@
-"""Jinja environment of the self-contained HTML pages; templates and the shared style sheet are in this package."""
+"""Load the Jinja templates of the self-contained HTML pages; all of them include the style sheet page.css."""
 from importlib import resources
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
@@ -7,7 +7,7 @@ from mlperf_rn50.mllog.events import printable
 
 
 def page_template(name: str) -> Template:
-    """Return the template of a page, which escapes values and removes control characters from them."""
+    """Return a page's template, which escapes inserted values and replaces their control characters by '?'."""
     loader = FunctionLoader(lambda path: resources.files(__package__).joinpath(path).read_text())
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
                               finalize=lambda v: printable(v) if type(v) is str else v, loader=loader)

@@ -72,7 +72,7 @@ def test_truncated_run_table_keeps_unconverged_runs_and_has_a_note(studies, monk
     monkeypatch.setattr(detail_tables, '_MAX_RUNS', 2)
     table = runs_table(studies[0])
     assert [(row[0].text, row[1].text) for row in table.rows] == [('1x4', 'result_0.txt'), ('1x4', 'result_2.txt')]
-    note = '2 of 5 runs, preferably those that did not converge; the JSON and CSV reports have all.'
+    note = '2 of 5 runs; converged runs are omitted first, and the JSON and CSV reports have all.'
     assert table.note == note and note in render_table(studies)
 
 

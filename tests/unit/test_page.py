@@ -74,7 +74,7 @@ def test_refused_set_is_a_row_with_its_reason_and_no_number(sweep):
     row = answer_table(studies[0]).rows[1]
     assert [c.text for c in row] == ['2x4', 'refused: num_nodes is 1 in <a>|and 2 in b']
     assert sum(c.span for c in row) == len(answer_table(studies[0]).head)
-    assert '2x4: refused, num_nodes is 1 in <a>|and 2 in b' in Elements(bare_page_of(studies)).text
+    assert '2x4: refused because num_nodes is 1 in <a>|and 2 in b' in Elements(bare_page_of(studies)).text
     assert '2x4: refused: num_nodes is 1 in &lt;a>\\|and 2 in b' in render_markdown(studies)
     lines = [line for line in render_table(studies).splitlines() if line.startswith('2x4')]
     assert set(lines[0].split()) == {'2x4', '-'} and lines[1].startswith('2x4: refused: num_nodes')

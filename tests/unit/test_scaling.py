@@ -64,7 +64,7 @@ def test_difference_below_the_evaluation_period_is_weak(tmp_path):
     write_set(tmp_path / 'a', 3, accuracies=(0.5, 0.76), period=4)
     write_set(tmp_path / 'b', 3, accuracies=lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76), period=4, nodes=2,
               ranks=8)
-    note = 'b: weak evidence, 1.3 mean epochs from a, less than the 4 epochs between evaluations'
+    note = 'b: weak evidence, because the mean epochs differ from a by 1.3, less than the 4 epochs between evaluations'
     assert note in study_of(tmp_path).notes
 
 
@@ -99,7 +99,7 @@ def test_system_without_a_log_is_shown_with_its_study(tmp_path):
     assert [s.name for s in study.run_sets] == ['1x4', '2x4'] and study.comparisons == (None, None)
     assert {(s['baseline'], s['speedup'], s['efficiency']) for s in systems_of(study).values()} == {(None, None, None)}
     text = render_table([study])
-    assert '2x4: 1 of 1 logs cannot be read, counted as not converged' in text
+    assert '2x4: 1 of 1 logs cannot be read and count as not converged' in text
     assert 'speed-up' not in next(line for line in text.splitlines() if line.startswith('system'))
 
 

@@ -23,7 +23,7 @@ from mlperf_rn50.mllog.run import LogWarning
 
 MINUTES = 60.0
 REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt, expected one value in a run set; report '
-           'them separately')
+           'the runs separately')
 
 
 def load_set(folder):
@@ -73,7 +73,7 @@ def test_fewer_than_five_runs_have_a_mean_and_a_spread(tmp_path):
     (3, {}, ['no MLPerf score: got 3 runs, expected 5']),
     (1, {}, ['no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown']),
     (5, {'seed': 9}, ['5 runs have the same seed 9']),
-    (5, {'seed': None}, ['no log contains a seed; the runs may have the same one']),
+    (5, {'seed': None}, ['no log contains a seed; the runs may have the same seed']),
     (5, {'period': 4, 'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76)},
      ['the runs differ by at most one evaluation; a smaller eval_period gives better resolution']),
     (5, {'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.5, 0.6, 0.76)}, []),
@@ -223,7 +223,7 @@ def test_set_has_no_score_while_a_run_is_running(tmp_path):
     found = load_set(write_set(tmp_path, accuracies=[0.1] * 20 + [0.76]))
     system = replace(found, runs=(replace(found.runs[0], status='running'), *found.runs[1:]))
     assert found.score_minutes and system.score_minutes is None and len(system.converged) == 4
-    assert set_warnings(system) == ['no MLPerf score yet: 1 of 5 runs still running']
+    assert set_warnings(system) == ['no MLPerf score yet: 1 of 5 runs are still running']
 
 
 def make_socket(path):
@@ -310,4 +310,4 @@ def test_run_with_a_contradictory_clock_is_not_counted(tmp_path):
     path.write_text(path.read_text().replace(mllog('run_start', 0), mllog('run_start', 60)))
     found = load_set(tmp_path)
     assert found.runs[4].status == 'failed'
-    assert '1 of 5 runs not counted because of contradictions in the log' in set_warnings(found)
+    assert '1 of 5 runs do not count because their logs contradict themselves' in set_warnings(found)

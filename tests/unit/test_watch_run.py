@@ -59,7 +59,7 @@ def test_facts_of_running_run(run):
         ('rank skew', '20.0 % above the median: rank 1 on n2 takes 0.15 s per step; ranks wait 0.05 s per step on '
                       'average', 'warn'),
         ('left', '62 s to epoch 10, the end of the schedule', ''),
-        ('target in', '2 s to 22 s, if reached at epoch 4 to 6 as in the reference runs', ''),
+        ('target in', '2 s to 22 s, if reached at epoch 4 to 6, as in the reference runs', ''),
         ('checkpoints', 'none', ''), ('node-hours', '0.0211 so far (cost 0.0633), 0.0556 at epoch 10 (cost 0.167)', ''),
         ('energy', 'not measured: no telemetry of the run', '')]
 
@@ -129,7 +129,7 @@ def test_page_shows_curve_speed_and_ranks_and_refreshes_until_the_end(run):
     over = render_page(replace(run, status='converged', has_end=True), WRITTEN, 4.2)
     assert 'http-equiv="refresh"' not in over and '<script' not in over and 'The run is over' in over
     assert page.count('<figure>') == 3 and page.count('<title>rank ') == 6
-    assert '<title>30.00 % at epoch 2</title>' in page and '5 reference runs and their mean' in page
+    assert '<title>30.00 % at epoch 2</title>' in page and 'band of 5 reference runs; dashed line: their mean' in page
     assert len(re.findall('stroke-dasharray: [1-9]', page)) == 2  # the mean and the target
     assert '<title>rank 1 on n2: compute 150.0 ms per step</title>' in page
     assert re.search('>'.join(rf'<td class="number">{cell}</td' for cell in (

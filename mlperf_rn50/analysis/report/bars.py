@@ -1,4 +1,4 @@
-"""Plots of values per system, mostly as bars."""
+"""Plots that compare systems by one or two values each, mostly as bars."""
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +17,8 @@ from mlperf_rn50.text import plural, short
 _PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('first epoch', 'first_s', '#4a5f78', ''),
           ('later epochs', 'training_s', '#b4c4d4', ''), ('evaluation', 'evaluation_s', '#9c5563', ''),
           ('other', 'other_s', '#e3dcb4', ''))
-_MAX_RUNS = 240
-_IDEAL: dict[str, Any] = {'fill': False, 'edgecolor': drawing.GRID, 'linestyle': '--'}  # bar style
+_MAX_RUNS = 240  # maximum runs drawn in a plot
+_IDEAL: dict[str, Any] = {'fill': False, 'edgecolor': drawing.GRID, 'linestyle': '--'}  # style of ideal bars
 
 
 def _filled(colour: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def draw_epochs(scene: Scene) -> drawing.Picture:
 
 
 def draw_speedup(scene: Scene) -> drawing.Picture | None:
-    """Draw speed-up against accelerators, with the ideal line; return None if nothing is compared."""
+    """Draw speed-up against the number of accelerators or ranks; return None if nothing is compared."""
     study = scene.study
     known = [(s, s.run_set.num_units, c) for s in scene.shown
              if (c := study.comparisons[s.place]) and s.run_set.num_units]
@@ -168,13 +168,13 @@ def draw_time_parts(scene: Scene) -> drawing.Picture | None:
         left = 0.0
         for (kind, name, colour, hatch), part in zip(_PARTS, seconds):
             share = part / (sum(seconds) or 1.0)
-            if getattr(parts, name) is not None:  # None means not logged, unlike 0 s
+            if getattr(parts, name) is not None:  # None means not logged; 0 s is drawn
                 _bar(picture, axes, row, share, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %', left=left,
                      facecolor=colour, edgecolor=drawing.GRID, hatch=hatch)
             left += share
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
-    axes.set_xlabel('share of initialisation and time to train')
+    axes.set_xlabel('share of initialisation plus time to train')
     drawing.legend(picture, [Patch(facecolor=colour, edgecolor=drawing.GRID, hatch=hatch, label=kind)
                              for kind, _, colour, hatch in _PARTS])
     return picture

@@ -19,12 +19,12 @@ from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
 from mlperf_rn50.mllog.sidecar.telemetry import NodeTelemetry, find_telemetry, read_telemetry
 from mlperf_rn50.text import data_name, percent, short, thin
 
-_DEVICES = (('#a0764a', '-', 2.4), (INK, ':', 1.2), ('#5f8299', '-', 2.4), (INK, '--', 1))  # as in telemetry.KINDS
+_DEVICES = (('#a0764a', '-', 2.4), (INK, ':', 1.2), ('#5f8299', '-', 2.4), (INK, '--', 1))  # as telemetry.KINDS
 _MINUTES = 'minutes since run_start'
-_MAX_CURVES, _MAX_MARKS = 60, 1000
-_MAX_POINTS = 200
-_MAX_TELEMETRY, _MAX_NODES, _MAX_SAMPLES = 6, 8, 1000
-_Points = Sequence[tuple[float, float, str]]  # x, y and text
+_MAX_CURVES, _MAX_MARKS = 60, 1000  # per plot
+_MAX_POINTS = 200  # learning rates per curve, and epochs marked in a telemetry plot
+_MAX_TELEMETRY, _MAX_NODES, _MAX_SAMPLES = 6, 8, 1000  # telemetry plots, nodes in each and samples per node
+_Points = Sequence[tuple[float, float, str]]  # (x, y, tooltip text)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Curve:
 
 def _draw_system(picture: Picture, axes: Axes, shown: SystemStyle, curves: Sequence[_Curve],
                  has_all_marks: bool) -> None:
-    """Draw a system's curves, one artist per mark, with marks at all points or only at the last point of each."""
+    """Draw a system's curves, one artist per status, with marks at all points or only at each curve's last point."""
     for mark, places in by_mark([c.run for c in curves]).items():
         groups = [curves[k].points for k in places]
         rows = [row for points in groups for row in (*points, (nan, nan, ''))]  # NaN ends a curve
@@ -46,7 +46,7 @@ def _draw_system(picture: Picture, axes: Axes, shown: SystemStyle, curves: Seque
 
 
 def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
-    """Label the accuracy axis; draw and return the target line if there is a target."""
+    """Label the accuracy axis; draw the target, if there is one, and return its line."""
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     axes.set_ylabel(f'Top-1, {short(printable(data_name(scene.study.baseline.other_dataset)), MAX_NAME)}')
     target = scene.study.baseline.target_accuracy
@@ -57,7 +57,7 @@ def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
 
 def _draw_curves(scene: Scene, picture: Picture, axes: Axes, points_of: Callable[[Run], _Points], x_name: str,
                  lines: Sequence[Line2D] = ()) -> list[_Curve]:
-    """Draw a curve per run, and a legend that includes the given lines; return all curves with points."""
+    """Draw a curve per run, and a legend that includes the given lines; return all curves that have points."""
     run_sets = [[_Curve(r, [(x, y, f'{s.run_name(r)}: {text}') for x, y, text in points])
                 for r in runs if (points := points_of(r))]
                for s, runs in zip(scene.shown, scene.sample_runs(picture, _MAX_CURVES))]
@@ -81,7 +81,7 @@ def _draw_curves(scene: Scene, picture: Picture, axes: Axes, points_of: Callable
 
 
 def _accuracies_at_minutes(run: Run) -> _Points:
-    """Return the evaluations as points; none if times are missing because run_start was not logged."""
+    """Return a point per evaluation, or no points if times are missing because run_start was not logged."""
     points = [(e.time_s / 60, e.accuracy, f'{percent(e.accuracy)} after {e.time_s / 60:.2f} min, {e.epoch} epochs')
               for e in run.evaluations if e.time_s is not None]
     return points if len(points) == len(run.evaluations) else []
@@ -124,7 +124,7 @@ def draw_learning_rate(scene: Scene) -> Picture | None:
 
 
 def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> None:
-    """Draw a node's rates during a run, with epochs and evaluations marked."""
+    """Draw a node's disk and network rates during a run, and mark its epochs and evaluations."""
     times = thin(node.times_s, _MAX_SAMPLES)
     for (colour, style, width), (label, rates) in zip(_DEVICES, node.rates.items()):
         if known := [r for r in rates if not isnan(r)]:
@@ -141,7 +141,7 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
 
 
 def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
-    """Draw disk and network rates of the first run with telemetry, one panel per node."""
+    """Draw disk and network rates of the first run with telemetry, with one panel per node."""
     files = find_telemetry(shown.run_set.folder)
     runs = shown.run_set.runs if files else ()
     run, nodes = next(((r, nodes) for r in runs if (nodes := read_telemetry(r, files))), (None, []))
@@ -165,8 +165,8 @@ def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
 
 
 def draw_all_telemetry(scene: Scene) -> list[Picture]:
-    """Draw the telemetry of the first systems that have it."""
+    """Draw the telemetry of systems that have any, up to a maximum number."""
     drawn = list(islice(filter(None, (draw_telemetry(scene, shown) for shown in scene.shown)), _MAX_TELEMETRY))
     if len(drawn) == _MAX_TELEMETRY:
-        drawn[-1].notes.append(f'At most {_MAX_TELEMETRY} systems have this plot')
+        drawn[-1].notes.append(f'This plot is drawn for at most {_MAX_TELEMETRY} systems')
     return drawn

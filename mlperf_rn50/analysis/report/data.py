@@ -16,11 +16,11 @@ from mlperf_rn50.mllog.run import Run
 
 FORMAT = 'mlperf-rn50 report 1'
 _TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')  # keys whose value is an object or null
-# Attributes of RunSet that are also keys.
+# Attributes of RunSet that are also keys of the JSON report.
 _FACTS = ('platform', 'num_nodes', 'num_accelerators', 'accelerator', 'framework', 'num_ranks', 'global_batch_size',
           'target_accuracy')
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
-_FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ratio')  # of Comparison
+_FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ratio')  # attributes of Comparison
 _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
 
 
@@ -41,7 +41,7 @@ def _run_object(run_set: RunSet, run: Run) -> dict[str, Any]:
 
 
 def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None) -> dict[str, Any]:
-    """Return a system of the JSON report, without runs."""
+    """Return a system's object in the JSON report, without its runs."""
     parts, energy, verdict = run_set.parts, run_set.energy, rcp.check_rcp(run_set)
     return {
         'round': run_set.round, 'benchmark': run_set.runs[0].benchmark, 'org': run_set.org, 'system': run_set.name,
@@ -79,7 +79,7 @@ def render_json(studies: Sequence[Study]) -> str:
 
 
 def _spreadsheet(value: Any) -> Any:
-    """Return a value for CSV; quote text that a spreadsheet would run as a formula."""
+    """Return a value for CSV; a leading apostrophe keeps spreadsheets from running text as a formula."""
     if not isinstance(value, str):
         return '' if value is None else value
     return f"'{printable(value)}" if value[:1] in ('=', '+', '-', '@') else printable(value)
@@ -91,7 +91,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def render_csv(studies: Sequence[Study]) -> str:
-    """Return a row per run: plain values of the system, then of the run."""
+    """Return CSV with a row per run: the plain values of its system, then those of the run."""
     rows: list[dict[str, Any]] = []
     for run_set, entry in _systems(studies):
         shared = _plain(entry)
@@ -105,7 +105,7 @@ def render_csv(studies: Sequence[Study]) -> str:
 
 
 def render_evaluations_csv(studies: Sequence[Study]) -> str:
-    """Return a row per evaluation: system, run, then the evaluation's values."""
+    """Return CSV with a row per evaluation: values of its system and run, then those of the evaluation."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator='\n')
     writer.writerow(['study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION])

@@ -11,7 +11,7 @@ from mlperf_rn50.mllog.sidecar.metrics import read_node_reads
 from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, duration, minutes, plural
 
-_MAX_RUNS = 500  # per study
+_MAX_RUNS = 500  # maximum rows of the table of runs
 
 
 def _status(run: Run) -> str:
@@ -38,7 +38,7 @@ def runs_table(study: Study) -> Table:
                   Cell(str(len(r.warnings) or '-'), len(r.warnings)))
                  for s, r in shown)
     note = '' if len(shown) == len(runs) else (
-        f'{len(shown)} of {len(runs)} runs, preferably those that did not converge; the JSON and CSV reports have all.')
+        f'{len(shown)} of {len(runs)} runs; converged runs are omitted first, and the JSON and CSV reports have all.')
     return Table('Runs', ('system', 'log', 'status', 'epochs', 'time, min',
                           f'last Top-1, {data_name(study.baseline.other_dataset)}', 'seed', 'warnings'), rows, note,
                  minor=('seed', 'warnings'))
@@ -58,8 +58,8 @@ def scaling_table(study: Study) -> Table:
     return Table('Speed-up factors (throughput gain x epoch ratio x share ratio)', (
         'system', 'speed-up', 'throughput gain', 'epoch ratio', 'share ratio', 'efficiency', 'hardware efficiency'),
         tuple(rows),
-        f'Relative to {study.baseline.name}, for the scored runs. Throughput gain is due to hardware, epoch ratio to '
-        'statistics. Share ratio compares the share of time spent at full speed, without first-epoch overhead, '
+        f'Relative to {study.baseline.name}, for the scored runs. Throughput gain reflects hardware; epoch ratio '
+        'reflects convergence. Share ratio compares the shares of time at full speed, without first-epoch overhead, '
         f'evaluations and gaps. Hardware efficiency is throughput gain divided by the ratio of {unit_name(study)}.')
 
 
@@ -101,7 +101,7 @@ def energy_table(study: Study) -> Table:
              Cell(' and '.join(kind.upper() + 's' for kind in e.measured)),
              figures_cell((e.joules or 0.0) / e.seconds)) for s, e in known]
     return Table('Energy per run', ('system', 'run, s', 'kWh', 'devices', 'mean W'), tuple(rows),
-                 'Sum over all nodes from run_start to run_stop.')
+                 'Energy is summed over all nodes, from run_start to run_stop.')
 
 
 def energy_notes(run_set: RunSet) -> list[str]:
@@ -116,7 +116,7 @@ def energy_notes(run_set: RunSet) -> list[str]:
 
 
 def reads_table(study: Study) -> Table:
-    """Return the training data read by each node, from the first run with these metrics."""
+    """Return the table of training data that each node read, in each system's first run with these metrics."""
     rows = []
     for run_set, node in ((s, n) for s in study.run_sets for n in next(filter(None, map(read_node_reads, s.runs)), [])):
         first, later = ((node.path, node.first_line),), ((node.path, node.last_line),)
@@ -126,8 +126,8 @@ def reads_table(study: Study) -> Table:
                      percent_cell(ratio(node.later_new_bytes, node.later_bytes), '.1f', later)))
     return Table('Training records read by each node per epoch', (
         'system', 'node', 'first epoch, MB', 'of them new', 'later epochs, MB', 'of them new'), tuple(rows),
-        'From the first run with these metrics; later epochs are averaged. The node read new bytes for the first time '
-        'since the run started or resumed. Other bytes may come from the page cache.')
+        'Values are from the first run with these metrics; later epochs are averaged. New bytes were read for the '
+        'first time since the run started or resumed; others may come from the page cache.')
 
 
 def rcp_table(study: Study) -> Table:

@@ -20,19 +20,19 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Cell, Ref, Table
 from mlperf_rn50.text import money, plural
 
-_MAX_QUOTE = 200  # characters per line
-_MAX_LINES = 24  # per entry; five runs have fewer
-_MAX_ANSWERS = 8  # sentences before the table
+_MAX_QUOTE = 200  # characters quoted per log line
+_MAX_LINES = 24  # maximum log lines per source entry; five runs have fewer
+_MAX_ANSWERS = 8  # maximum systems that each get a sentence above the table
 
 
 class _Sources:
-    """Source lines of a page's numbers, with one entry per distinct group of lines."""
+    """Log lines behind a page's numbers, with one entry per distinct group of lines."""
 
     def __init__(self) -> None:
         self.groups: dict[tuple[Ref, ...], str] = {}
 
     def anchor(self, refs: tuple[Ref, ...]) -> str:
-        """Return the entry id for a group of lines."""
+        """Return the id of the entry for a group of lines."""
         return self.groups.setdefault(refs, f'source-{len(self.groups) + 1}')
 
     def quotes(self, folder: Path) -> list[tuple[str, list[dict], int]]:
@@ -49,7 +49,7 @@ class _Sources:
 
 
 def _read_lines(path: Path, numbers: set[int]) -> dict[int, str]:
-    """Return the lines with these numbers, truncated, by number."""
+    """Return the truncated text of the lines with these numbers, by number."""
     texts = {}
     for number, line in itertools.islice(numbered_lines(path), max(numbers)):
         if number in numbers:
@@ -65,12 +65,12 @@ def _answer(study: Study) -> list[str]:
         return [_system_answer(study, s, c) for s, c in pairs]
     fastest = min((s for s in study.run_sets if s.time_s), key=lambda s: s.time_s or 0.0, default=None)
     chosen = [_system_answer(study, s, c) for s, c in pairs if s is study.baseline or s is fastest]
-    return [*chosen, f'{len(pairs)} systems: this list has the baseline and the fastest, the table below has all']
+    return [*chosen, f'of {len(pairs)} systems, this list has the baseline and the fastest; the table below has all']
 
 
 def _system_answer(study: Study, run_set: RunSet, comparison: Comparison | None) -> str:
     if run_set.refusal:
-        return f'{run_set.name}: refused, {run_set.refusal}'
+        return f'{run_set.name}: refused because {run_set.refusal}'
     name = run_set.name + ('' if run_set.num_nodes is None else f' ({plural(run_set.num_nodes, "node")})')
     num_running = sum(r.status == 'running' for r in run_set.runs)
     still = f', {num_running} still running' if num_running else ''
@@ -131,7 +131,7 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
 
 
 def dump_report(studies: Sequence[Study], folder: Path) -> Path:
-    """Write the report in all formats and the plots; return the page's path; raise ConfigError if writing fails."""
+    """Write the plots, and the report in all formats. Return the page's path; raise ConfigError if writing fails."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, render in (('.json', render_json), ('.csv', render_csv),
@@ -140,7 +140,7 @@ def dump_report(studies: Sequence[Study], folder: Path) -> Path:
         drawn = []
         for i, study in enumerate(studies, start=1):
             drawn.append(draw_study(study))
-            for picture in drawn[-1]:  # frees the figures, which take much memory, before the next study
+            for picture in drawn[-1]:  # now, to free the memory of the figures
                 dump_picture(picture, folder, f'study{i}_' if len(studies) > 1 else '')
         write_atomically(folder / 'report.html', render_html(studies, drawn, folder) + '\n')
     return folder / 'report.html'

@@ -18,7 +18,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from mlperf_rn50.mllog.events import printable
 
-# A dark page replaces INK. GRID is also used for ideal lines and outlines; its contrast on light and dark paper is 3:1.
+# Pages use their text colour for INK. GRID, also used for ideal lines, has a contrast of at least 3:1 on all pages.
 INK, GRID = '#1b1e23', '#808893'
 # Palette by Okabe and Ito for the colour-blind, adapted to a contrast of 3:1. Further systems are drawn in INK.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#c4649b', '#a67c00', '#7a6fd0')
@@ -33,19 +33,19 @@ STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 
          'text.parse_math': False}  # log text must not be parsed as a formula
 # On first use, matplotlib builds a font list, and logs a warning if that takes more than 5 s.
 logging.getLogger('matplotlib.font_manager').setLevel(logging.ERROR)
-_LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # for the text above a plot
+_LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # sizes of the text above a plot
 
 
 @dataclass
 class Picture:
-    """A plot. Its files include heading and caption; a page shows only the caption."""
+    """A plot. Its files include heading and caption; on a page, it has only the caption."""
 
     name: str
     title: str
     heading: str
     figure: Figure
-    notes: list[str] = field(default_factory=list)  # explanations, and what is omitted
-    tips: dict[str, Sequence[str]] = field(default_factory=dict)  # per SVG group: one per mark, or one for the group
+    notes: list[str] = field(default_factory=list)  # explanations and omissions
+    tips: dict[str, Sequence[str]] = field(default_factory=dict)  # by SVG group: one per mark, or one for all
 
     @property
     def caption(self) -> str:
@@ -86,7 +86,7 @@ class Picture:
 
 
 def _add_titles(part: str, tips: dict[str, Sequence[str]]) -> str:
-    """Add a title to each mark of a group; if there are more or fewer marks, add the first title to the group."""
+    """Add a title to each mark of a group. If the numbers of marks and titles differ, add one title to the group."""
     gid, quote, rest = part.partition('"')
     if gid not in tips:
         return part
@@ -171,7 +171,7 @@ def mark_of(marker: str, label: str, size: float = 4.5, width: float = 1.0, colo
 
 
 def ticks(values: Sequence[int]) -> list[int]:
-    """Return the increasing numbers whose labels do not overlap on a logarithmic axis."""
+    """Choose from increasing numbers those whose labels do not overlap on a logarithmic axis."""
     kept: list[int] = []
     for value in values:
         if not kept or value >= kept[-1] * max(1.3, (values[-1] / values[0]) ** 0.12):

@@ -1,4 +1,4 @@
-"""All plots of a study. Each system has one colour, which no phase or device uses."""
+"""All plots of a study. A system has the same colour in each of them."""
 import matplotlib
 
 from mlperf_rn50.analysis.report import bars, curves

@@ -1,4 +1,4 @@
-"""Source lines of the numbers in the report, and names shared by tables and plots."""
+"""Log lines behind the report's numbers, and names of units and studies for tables and plots."""
 from collections.abc import Sequence
 from itertools import islice
 

@@ -15,10 +15,10 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import plural, short, some, thin
 
-_MARKS = {'converged': 'o', 'running': '>'}  # by status; 'x' for any other
+_MARKS = {'converged': 'o', 'running': '>'}  # plot marks by status; 'x' for any other status
 _MEANINGS = {'o': 'converged', 'x': 'did not converge', '>': 'still running'}
-_MAX_SYSTEMS, _MAX_NAMES = 24, 5
-MAX_NAME = 44  # characters
+_MAX_SYSTEMS, _MAX_NAMES = 24, 5  # maximum systems in a plot, and names in a note
+MAX_NAME = 44  # maximum characters of a name in a plot
 _ROW_IN = 0.46
 
 
@@ -26,7 +26,7 @@ _ROW_IN = 0.46
 class SystemStyle:
     """A system with its label and colour."""
 
-    place: int  # in the study
+    place: int  # index in the study
     run_set: RunSet
     label: str
     colour: str
@@ -71,7 +71,7 @@ class Scene:
 
 
 def make_scene(study: Study) -> Scene:
-    """Return the scene with all systems that are not refused, or with a sample if there are too many."""
+    """Return the scene with all systems that are not refused or, if these are too many, with a sample of them."""
     nodes = {s.num_nodes: None for s in study.run_sets if s.num_nodes is not None}
     has_unique_nodes = len(nodes) == len(study.run_sets)
     names = [plural(n, 'node') for n in nodes] if has_unique_nodes else [printable(s.name) for s in study.run_sets]

@@ -13,12 +13,12 @@ from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
 from mlperf_rn50.table import Cell, Ref, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, minutes, money
 
-MAX_NOTES = 200  # per study
+MAX_NOTES = 200  # maximum warnings shown per study
 _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
 
 
 def _listed(values: Sequence[str]) -> str:
-    """Join values; equal ones become '63 x5'."""
+    """Join values with commas; more than two equal values become '63 x5', for example."""
     return f'{values[0]} x{len(values)}' if len(values) > 2 and len(set(values)) == 1 else ', '.join(values) or '-'
 
 
@@ -56,7 +56,7 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
 
 def _systems_table(title: str, run_sets: Sequence[RunSet], rows: Sequence[dict[str, Cell]], left_out: Sequence[str],
                    **keys) -> Table:
-    """Return a table of systems without empty columns; a refused system has the reason instead of numbers."""
+    """Return a table of systems without empty columns; a refused system's row has the reason instead of numbers."""
     empty = [name for name in ('accelerator', 'framework') if not any(getattr(s, name) for s in run_sets)]
     if not any(map(official_minutes, run_sets)):
         empty.append('official score, min')

@@ -23,8 +23,8 @@ class Style:
 
     clean: Callable[[str], str]  # escapes text from logs
     table_format: str  # of tabulate
-    study: Callable[[str], str]  # formats a heading
-    section: Callable[[str], str]  # formats a subheading
+    study: Callable[[str], str]  # formats the heading of a study
+    section: Callable[[str], str]  # formats the heading of a table or of the warnings
     gap: str  # between a table and its notes
     status: Callable[[str], str] = str  # formats the status of a run
 
@@ -53,7 +53,7 @@ def _render_table(table: Table, style: Style, title: Callable[[str], str]) -> st
 
 def render_section(title: str, points: Sequence[str], tables: Sequence[Table], notes: Sequence[str],
                    style: Style) -> str:
-    """Return tables, with points above and warnings below them."""
+    """Return a section: heading, points, tables and warnings."""
     parts = [style.study(style.clean(title))]
     if points:
         parts.append('\n'.join(f'- {style.clean(p)}' for p in points))

@@ -1,4 +1,4 @@
-"""Cost of runs: node-hours, money and energy. Pure."""
+"""Cost of runs: node-hours, money and energy. Pure functions."""
 import statistics
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def mean_energy(energies: Sequence[Energy]) -> Energy:
-    """Return the mean energy of runs; a kind of device is left out unless measured in all of them."""
+    """Return the mean energy of runs; CPUs or GPUs are left out unless they were measured in all runs."""
     reasons = {kind: next(e.reasons[kind] for e in energies if kind in e.reasons)
                for kind in KINDS if any(kind in e.reasons for e in energies)}
     return Energy(_mean([e.seconds for e in energies]) or 0.0, _mean([e.cpu_joules for e in energies]),
@@ -36,7 +36,7 @@ def mean_energy(energies: Sequence[Energy]) -> Energy:
 
 
 def images_per_joule(runs: Sequence[Run], energy: Energy) -> float | None:
-    """Return training images per measured joule, or None without measurements or number of epochs."""
+    """Return training images per measured joule, or None if the energy or a number of epochs or images is unknown."""
     epochs = [r.epochs_to_converge or r.last_epoch for r in runs]
     images = _mean([e * r.train_samples if e and r.train_samples else None for e, r in zip(epochs, runs)])
     return images / energy.joules if energy.joules and images is not None else None

@@ -1,4 +1,4 @@
-"""Discovery of logs and their grouping into run sets; runs with different settings are refused."""
+"""Find logs and group them into run sets; a set whose runs have different settings is refused."""
 import copyreg
 import ctypes
 import os
@@ -25,7 +25,7 @@ from mlperf_rn50.mllog.run import LogWarning, Run
 # Facts that the runs of a set must share, in addition to the keys of the optimizer.
 _SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num_accelerators', 'dataset', 'round',
            'division', 'is_imagenet', 'train_samples', 'eval_samples')
-# Facts with a default from the rules or ImageNet, and the log keys of which any one makes them known.
+# Facts that have a default from the rules or ImageNet. A fact is known if the log contains any one of its keys.
 _FACT_KEYS = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (keys.TRAIN_SAMPLES,),
               'eval_samples': (keys.EVAL_SAMPLES,)}
 _MAX_VALUE = 80  # maximum characters of a value quoted in a message
@@ -34,7 +34,7 @@ _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
 
 
 def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSError]]:
-    """Return logs by folder, and errors of listing folders; raise UserError for a path without logs."""
+    """Return logs by folder, and the errors of unreadable folders; raise UserError for a path without logs."""
     found: dict[Path, dict[Path, None]] = {}
     faults: dict[str, OSError] = {}
     for path in paths:
@@ -76,7 +76,7 @@ def _num_processors() -> int:
 
 
 def _follow_parent() -> None:
-    """Ignore Ctrl-C, which the parent handles, and end with the parent even if it is killed."""
+    """Ignore Ctrl-C, which the parent handles, and end when the parent ends, even if the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == 'linux':
@@ -84,7 +84,7 @@ def _follow_parent() -> None:
 
 
 def _load_runs(logs: Sequence[Path]) -> list[Run | OtherBenchmark]:
-    """Read logs in order; many logs are read by several processes."""
+    """Return the runs of logs in the same order; several processes read a large number of logs."""
     if len(logs) <= _MANY or _num_processors() < 2 or threading.active_count() > 1:  # threads do not survive a fork
         return list(map(_load_run, logs))
     try:
@@ -104,7 +104,7 @@ def _make_set(logs: Sequence[Path], loaded: Sequence[Run | OtherBenchmark]) -> t
 
 
 def _known_fact(run: Run, name: str) -> Any:
-    """Return a fact from log or description, or None if it has only a default."""
+    """Return a fact from the log or a description; None if only a default is known."""
     is_known = name not in _FACT_KEYS or any(key in run.lines for key in _FACT_KEYS[name])
     return run.fact(name) if is_known else None
 
@@ -120,7 +120,7 @@ def _find_difference(runs: Sequence[Run]) -> str | None:
         other = next(((r, value) for r, value in known if value != known[0][1]), None)
         if other:
             first, second = (f'{str(value)[:_MAX_VALUE]} in {r.path.name}' for r, value in (known[0], other))
-            return f'{name} is {first} and {second}, expected one value in a run set; report them separately'
+            return f'{name} is {first} and {second}, expected one value in a run set; report the runs separately'
     return None
 
 
@@ -137,7 +137,7 @@ def _find_submitters(runs: Sequence[Run]) -> list[str]:
 
 
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
-    """Return the run sets, marked if their logs duplicate logs of an earlier set."""
+    """Return the run sets, and mark those whose logs duplicate logs of an earlier set."""
     indices = {id(r): i for i, s in enumerate(run_sets) for r in s.runs}
     found: dict[int, dict[int, list[Duplicate]]] = {i: {} for i in range(len(run_sets))}
     for duplicate in find_duplicates([r for s in run_sets for r in s.runs]):
@@ -160,15 +160,15 @@ def _duplicate_text(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplica
 
 def _make_run_set(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> RunSet:
     home = folder.absolute()
-    home = home.parent if home.name == 'resnet' else home  # <system>/resnet/result_<k>.txt of a submission
+    home = home.parent if home.name == 'resnet' else home  # a submission has <system>/resnet/result_<k>.txt
     return RunSet(home.name, folder, home.parent, runs, refusal, tuple(_find_submitters(runs)))
 
 
 def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
-    """Return the run sets with ResNet logs under some paths, ordered by size within a study.
+    """Return the run sets of all ResNet logs under the paths, ordered by study and then by size.
 
     Folders of other benchmarks are ignored. Folders that cannot be read, or whose runs differ in a setting that a set
-    must share, are refused sets.
+    must share, become refused sets.
 
     Raises:
         UserError: a path contains no log, or no log can be read.

@@ -1,4 +1,4 @@
-"""Packaged table of published run sets, published.json, which docs/make_published.py writes."""
+"""Published run sets from the packaged table published.json, which docs/make_published.py writes."""
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ _FACTS = ('round', 'org', 'num_nodes', 'num_ranks', 'num_accelerators', 'acceler
 def _published_set(entry: Mapping[str, Any]) -> RunSet:
     facts = {name: entry[name] for name in _FACTS} | {'train_samples': IMAGENET_TRAIN, 'optimizer': entry['optimizer']}
     if entry['optimizer']['opt_name'] == 'sgd':
-        facts['optimizer'] = {**entry['optimizer'], 'sgd_opt_nesterov': False}  # by the rules
+        facts['optimizer'] = {**entry['optimizer'], 'sgd_opt_nesterov': False}  # the rules require this
     runs = tuple(Run(Path(name), status=status, time_to_train_s=time_s, last_epoch=epochs,
                      epochs_to_converge=epochs if status == 'converged' else None,
                      evaluations=[Evaluation(epoch, accuracy, 0, None, None, None) for epoch, accuracy in curve],
@@ -31,6 +31,6 @@ def _published_set(entry: Mapping[str, Any]) -> RunSet:
 
 @cache
 def load_published() -> tuple[RunSet, ...]:
-    """Return the published ResNet-50 sets with MXNet, from github.com/mlcommons/training_results_v0.5 to v1.0."""
+    """Return the published sets of ResNet-50 on MXNet, from github.com/mlcommons/training_results_v0.5 to v1.0."""
     text = resources.files(__package__).joinpath('published.json').read_text(encoding='utf-8')
     return tuple(map(_published_set, json.loads(text)['sets']))

@@ -1,4 +1,4 @@
-"""Check of epochs against MLPerf's reference convergence points, with the official data and statistics."""
+"""Check epochs to converge against MLPerf's reference convergence points, with its official data and statistics."""
 import functools
 import statistics
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ class RcpVerdict:
     """Verdict of the official rcp_checker on a run set."""
 
     ruleset: str  # source of the points; the newest if the round has none
-    is_of_round: bool  # the ruleset is that of the round
+    is_of_round: bool  # whether the ruleset belongs to the round of the set
     reference_epochs: float | None  # reference mean, interpolated between batch sizes
     min_epochs: float | None  # minimum to pass
-    epochs: float  # mean without fastest and slowest run
+    epochs: float  # mean without the fewest and the most
     passed: bool
-    scaling: float
+    scaling: float  # factor from the score to the official score
     text: str
 
 
 def _ruleset(run_set: RunSet) -> str | None:
-    """Return the ruleset of the round, or None if it has no points."""
+    """Return the ruleset of a set's round, or None if this round has no points."""
     ruleset = f'{run_set.round[1:]}.0'
     return ruleset if ruleset in _RULESETS else None
 
@@ -38,26 +38,26 @@ def is_scaled(run_set: RunSet) -> bool:
 
 
 def is_applicable(run_set: RunSet) -> bool:
-    """Return whether there are points for a set: five runs on ImageNet to 75.9 %, of which at least four converged."""
+    """Return whether points apply to a set. It needs five runs to 75.9 % on ImageNet, at least four converged."""
     return (run_set.is_imagenet and run_set.score_minutes is not None and run_set.global_batch_size is not None
             and (run_set.target_accuracy == TARGET or is_scaled(run_set)))
 
 
 def olympic_epochs(run_set: RunSet) -> float:
-    """Return mean epochs without the fewest and the most; a run without convergence has the most."""
+    """Return the mean epochs without the fewest and the most; a run that did not converge counts as the most."""
     epochs = [float('inf') if r.epochs_to_converge is None else r.epochs_to_converge for r in run_set.counted]
     return statistics.fmean(sorted(epochs)[1:-1])
 
 
 @functools.cache
 def _checker(ruleset: str) -> Any:
-    """Return the official checker with its points; importing its scipy takes a second."""
+    """Return the official checker with its points; the checker imports scipy, which takes a second."""
     from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
     return RCP_Checker('training', ruleset, 'resnet', False)
 
 
 def check_rcp(run_set: RunSet) -> RcpVerdict | None:
-    """Return the verdict against the pruned points; None if the set has none or mlperf-logging is missing."""
+    """Return the verdict by the pruned points, or None if none apply or mlperf-logging is not installed."""
     if not is_applicable(run_set):
         return None
     ruleset = _ruleset(run_set)
@@ -75,12 +75,12 @@ def _verdict(ruleset: str, is_of_round: bool, has_scaling: bool, batch: int, epo
     below = [r for r in points if r['BS'] <= batch]
     above = [r for r in points if r['BS'] >= batch]
     if not above:
-        text = f'fails: no reference for a batch of {batch}, above {points[-1]["BS"]}; one must be submitted'
+        text = f'fails: no reference for a batch of {batch}, above {points[-1]["BS"]}; a reference must be submitted'
         return RcpVerdict(ruleset, is_of_round, None, None, epochs, False, 1.0, text)
     if below and below[-1]['BS'] < batch < above[0]['BS']:
         point = checker._create_interp_rcp(batch, below[-1], above[0])[1]
     else:
-        point = above[0]  # of this batch size, or of the smallest one if that is larger
+        point = above[0]  # of this batch size, or of the smallest batch size if all are larger
     mean, least = float(point['RCP Mean']), float(point['RCP Mean'] / point['Max Speedup'])
     if epochs < least:
         text = f'fails: {epochs:.2f} epochs, at least {least:.2f} are credible (reference {mean:.2f})'

@@ -1,4 +1,4 @@
-"""Recipe of a run: its hyperparameters, from the optimizer keys of a log. Pure."""
+"""Recipe of a run: its hyperparameters, from the optimizer keys of a log. Pure functions."""
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from typing import Any
 from mlperf_rn50.mllog.read.raw_log import number
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN
 
-_MAX_EPOCHS = 200  # a larger end of a schedule is a number of steps
-_MAX_VALUE = 1e9
-_MAX_SCHEDULE = 10_000  # epochs of a plausible schedule in steps
+_MAX_EPOCHS = 200  # an ImageNet schedule logged as longer than this is counted in steps
+_MAX_VALUE = 1e9  # larger numbers in a log are ignored
+_MAX_SCHEDULE = 10_000  # maximum epochs of a plausible schedule that is logged in steps
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Recipe:
     decay_epochs: float | None = None  # of the whole schedule, including warm-up
     end_lr: float | None = None
     poly_power: float | None = None
-    step_epochs: tuple[float, ...] | None = None  # at which the rate falls to a tenth
+    step_epochs: tuple[float, ...] | None = None  # epochs at which the rate falls to a tenth
     weight_decay: float | None = None
     momentum: float | None = None
     label_smoothing: float | None = None
@@ -39,12 +39,12 @@ class Recipe:
         """Epochs trained at the last evaluation within the schedule, None if the end of the schedule is unknown."""
         if self.decay_epochs is None or not self.eval_period or self.first_eval_epoch is None:
             return None
-        room = math.floor(self.decay_epochs + 0.1) - self.first_eval_epoch  # an end in steps is not a whole epoch
+        room = math.floor(self.decay_epochs + 0.1) - self.first_eval_epoch  # the end may be a fraction
         return self.first_eval_epoch + room // self.eval_period * self.eval_period if room >= 0 else None
 
 
 def _number(optimizer: Mapping[str, Any], *names: str) -> float | None:
-    """Return the first number among some keys."""
+    """Return the value of the first of these keys that has a valid number."""
     values = (number(optimizer.get(name), 0, _MAX_VALUE) for name in names)
     return next((v for v in values if v is not None), None)
 
@@ -57,9 +57,9 @@ def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None
 
 
 def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: float | None) -> float | None:
-    """Return the epochs of the whole schedule from the logged number of epochs, or of steps after the warm-up.
+    """Return the epochs of the whole schedule, which is logged in epochs, or in steps without the warm-up.
 
-    Logs of other data sets come from this program and contain steps. None for an implausibly long schedule.
+    Logs of data sets other than ImageNet contain steps. Return None for an implausibly long schedule.
     """
     if steps is None or samples in (None, IMAGENET_TRAIN) and steps <= _MAX_EPOCHS:
         return steps

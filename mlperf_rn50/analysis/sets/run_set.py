@@ -1,4 +1,4 @@
-"""A run set, the runs of a system with different seeds, and its epochs and time to the target.
+"""A run set: the runs of a system with different seeds, and their epochs and time to the target.
 
 Pure except for reading energy.
 """
@@ -60,11 +60,11 @@ class RunSet:
     study: Path  # parent folder
     runs: tuple[Run, ...]
     refusal: str | None = None  # why the runs do not form a set
-    doubts: tuple[str, ...] = ()  # about the whole set, such as duplicates of other logs
+    doubts: tuple[str, ...] = ()  # warnings about the whole set, such as duplicates of other logs
     is_duplicate: bool = False  # all logs duplicate those of other sets
-    is_published: bool = False  # from the packaged table
-    unlogged: Mapping[str, Any] = field(default_factory=dict)  # recipe fields, from the submitted settings
-    given_times: RunTimes | None = None  # of a published set, whose runs have no times of epochs
+    is_published: bool = False  # whether the set is from the packaged table
+    unlogged: Mapping[str, Any] = field(default_factory=dict)  # recipe fields that are only in the submission
+    given_times: RunTimes | None = None  # of a published set, whose runs lack epoch times
 
     @cached_property
     def duplicates(self) -> tuple[Duplicate, ...]:
@@ -129,7 +129,7 @@ class RunSet:
 
     @cached_property
     def scored(self) -> tuple[Run, ...]:
-        """Runs that the time is averaged over: three for an MLPerf score, else all converged runs."""
+        """Runs over which the time is averaged: three for an MLPerf score, else all converged runs."""
         if self.refusal or self.score_minutes is None:
             return () if self.refusal else self.converged
         return tuple(sorted(self.converged, key=lambda r: r.time_to_train_s or 0.0)[1:RUNS_OF_A_SCORE - 1])
@@ -144,7 +144,7 @@ class RunSet:
     def spread_s(self) -> float | None:
         """Standard deviation of the times of all converged runs, in seconds; None for fewer than two."""
         times = [r.time_to_train_s for r in self.converged if r.time_to_train_s is not None]
-        # The stdev of floats is rounded differently in Python 3.10.
+        # Decimals, because Python 3.10 rounds the stdev of floats differently.
         return float(statistics.stdev(map(Decimal, times))) if len(times) > 1 and not self.refusal else None
 
     @cached_property
@@ -179,7 +179,7 @@ class RunSet:
 
     @cached_property
     def energies(self) -> dict[Path, Energy]:
-        """Energy of each run by log, from the files beside the log; energy so far if the run has no end."""
+        """Energy of each run by log, from files beside the log; for a run without an end, the energy so far."""
         files = find_telemetry(self.folder)
         return {r.path: read_energy(r, files) for r in self.runs if files and r.status != 'unreadable'}
 
@@ -221,7 +221,7 @@ class RunSet:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """Recipe of a set that has_recipe."""
+        """Recipe of the set; only for a set with has_recipe."""
         assert self.global_batch_size, f'{self.folder}: the global batch size is unknown'
         optimizer = {k: v for r in reversed(self.readable) for k, v in r.optimizer.items()}
         logged = make_recipe(optimizer, self.global_batch_size, self.train_samples, self.target_accuracy,

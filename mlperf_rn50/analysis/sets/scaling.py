@@ -1,4 +1,4 @@
-"""Speed-up and efficiency of systems, and their factors. Pure."""
+"""Speed-up and efficiency of systems, and the factors of the speed-up. Pure functions."""
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.text import some
 
 UNNAMED = 'unnamed'  # the default of run.submission_platform
-IDENTITY_TOLERANCE = 0.01  # larger deviations of the product of factors are due to overlapping or missing intervals
-MAX_NAMES = 8  # system names in a message
-MAX_OF_SPLITS = 8  # systems with the same number of units that are compared in pairs
+IDENTITY_TOLERANCE = 0.01  # if the product of the factors is further off, intervals overlap or are missing
+MAX_NAMES = 8  # maximum system names in a message
+MAX_OF_SPLITS = 8  # maximum systems with equal numbers of units that are all compared in pairs
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Rate:
     """Measured and ideal throughput, as in the scaling-efficiency tables of published studies."""
 
     units: int  # accelerators, or ranks on CPUs
-    ideal: float  # images/s at the throughput per unit of the baseline
+    ideal: float  # images/s if each unit were as fast as in the baseline
     real: float
 
     @property
@@ -29,27 +29,27 @@ class Rate:
 
 
 def scale_rate(base_units: int, base_rate: float, units: int, rate: float) -> Rate:
-    """Return the row of the scaling-efficiency table for a number of units."""
+    """Return the measured and ideal throughput of a system with this number of units."""
     return Rate(units, base_rate / base_units * units, rate)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system against the baseline of its study; factors above 1 are faster."""
+    """A system compared with the baseline of its study; a factor above 1 means that the system is faster."""
 
     run_set: RunSet
     baseline: RunSet
-    speedup: float  # time of the baseline over that of the system
-    efficiency: float | None  # speedup over the ratio of units, None for different kinds of units
+    speedup: float  # time of the baseline / time of the system
+    efficiency: float | None  # speedup / ratio of units, None for different kinds of units
     throughput_gain: float | None
-    hardware_efficiency: float | None  # throughput_gain over the ratio of units
-    epoch_ratio: float | None  # epochs of the baseline over those of the system
-    share_ratio: float | None  # full_speed_share of the system over that of the baseline
+    hardware_efficiency: float | None  # throughput_gain / ratio of units
+    epoch_ratio: float | None  # epochs of the baseline / epochs of the system
+    share_ratio: float | None  # full_speed_share of the system / that of the baseline
     identity_error: float | None  # |throughput_gain x epoch_ratio x share_ratio / speedup - 1|
 
 
 def full_speed_share(run_set: RunSet) -> float | None:
-    """Return the share of the time to train in epochs at full speed, without first-epoch overhead and evaluations."""
+    """Return the share of the time to train spent at full speed, without first-epoch overhead and evaluations."""
     parts, epoch_s, epochs = run_set.parts, run_set.epoch_s, run_set.scored_epochs_mean
     if parts is None or epoch_s is None or epochs is None or not parts.on_clock_s:
         return None
@@ -63,7 +63,7 @@ def has_other_units(run_set: RunSet, baseline: RunSet) -> bool:
 
 
 def compare(run_set: RunSet, baseline: RunSet) -> Comparison | None:
-    """Compare a system with a baseline; return None without both times, or for a duplicate system."""
+    """Compare a system with a baseline; return None if a time is missing or the system is a duplicate."""
     time_s, base_s = run_set.time_s, baseline.time_s
     if not time_s or not base_s or run_set.is_duplicate and run_set is not baseline:
         return None
@@ -88,7 +88,7 @@ class Split:
 
 
 def _compare_pair(a: RunSet, b: RunSet) -> Split | None:
-    """Compare two systems with the same number of units; return None for equal nodes or different kinds of units."""
+    """Compare two systems with the same number of units; return None if nodes are equal or units differ in kind."""
     rate_a, rate_b, nodes = a.images_per_s, b.images_per_s, (a.num_nodes, b.num_nodes)
     if not a.num_units or not rate_a or not rate_b or None in nodes or nodes[0] == nodes[1] or has_other_units(a, b):
         return None
@@ -98,7 +98,7 @@ def _compare_pair(a: RunSet, b: RunSet) -> Split | None:
 
 
 def _by_units(run_sets: Sequence[RunSet]) -> dict[int, list[RunSet]]:
-    """Group the systems with a throughput by number of units."""
+    """Group the systems whose throughput is known, without duplicates, by number of units."""
     groups: dict[int, list[RunSet]] = {}
     for run_set in run_sets:
         if run_set.num_units and run_set.images_per_s and not run_set.is_duplicate:
@@ -107,7 +107,7 @@ def _by_units(run_sets: Sequence[RunSet]) -> dict[int, list[RunSet]]:
 
 
 def compare_splits(run_sets: Sequence[RunSet]) -> list[Split]:
-    """Compare systems with equal units on different numbers of nodes in pairs, or the extremes of very many systems."""
+    """Compare pairs of systems with equal units on different numbers of nodes; of many systems, only the extremes."""
     splits: list[Split] = []
     for group in _by_units(run_sets).values():
         if len(group) > MAX_OF_SPLITS:
@@ -126,7 +126,7 @@ class Study:
     name: str
     run_sets: tuple[RunSet, ...]
     baseline: RunSet
-    comparisons: tuple[Comparison | None, ...]  # None without a time; all None if only one has a time
+    comparisons: tuple[Comparison | None, ...]  # None without a time; all None if fewer than two have one
     splits: tuple[Split, ...]
     rates: tuple[Rate | None, ...]
     cautions: tuple[str, ...]  # differences between compared systems, shown before any ratio
@@ -164,7 +164,7 @@ def _cautions_of(run_set: RunSet, baseline: RunSet) -> list[str]:
 
 
 def _machine(run_set: RunSet) -> str:
-    """Return the platform without a leading number of nodes as in 2xDGX-1, or '' if unknown."""
+    """Return the platform without a leading number of nodes, such as 2x in 2xDGX-1; '' if unknown."""
     platform = run_set.platform or UNNAMED
     return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
 
@@ -190,8 +190,8 @@ def _notes(run_sets: Sequence[RunSet], comparisons: Sequence[Comparison | None],
         period = max((s.eval_period or 0) for s in (c.run_set, baseline))
         difference = abs((c.run_set.epochs_mean or 0) - (baseline.epochs_mean or 0))
         if 0 < difference < period:
-            notes.append(f'{c.run_set.name}: weak evidence, {difference:.1f} mean epochs from {baseline.name}, less '
-                         f'than the {period} epochs between evaluations')
+            notes.append(f'{c.run_set.name}: weak evidence, because the mean epochs differ from {baseline.name} by '
+                         f'{difference:.1f}, less than the {period} epochs between evaluations')
     platforms = {s.platform for s in run_sets if s.platform}
     if len(platforms) == 1 and platforms != {UNNAMED} and len({s.num_nodes for s in run_sets} - {None}) > 1:
         notes.append(f'all systems ran on platform {platforms.pop()}')
@@ -210,7 +210,7 @@ def _notes(run_sets: Sequence[RunSet], comparisons: Sequence[Comparison | None],
 
 
 def _rate(run_set: RunSet, baseline: RunSet) -> Rate | None:
-    """Return a row of the scaling-efficiency table, or None without a rate or for different kinds of units."""
+    """Return measured and ideal throughput; None for an unknown throughput, other kinds of units or a duplicate."""
     base_units, base_rate = baseline.num_units, baseline.images_per_s
     units, rate = run_set.num_units, run_set.images_per_s
     if has_other_units(run_set, baseline) or run_set.is_duplicate and run_set is not baseline:
@@ -243,8 +243,8 @@ def make_studies(run_sets: Sequence[RunSet], baseline: str | None = None,
     """Return the studies of systems; raise UserError for an unknown, ambiguous or refused baseline.
 
     Args:
-        baseline: name of the baseline of all systems with the same data set and target; None for the smallest system
-            that converged in each study.
+        baseline: name of the baseline of all systems with its data set and target; None for the smallest system that
+            converged in each study.
     """
     groups: dict[tuple, list[RunSet]] = {}
     chosen = [s for s in run_sets if s.name == baseline]

@@ -1,4 +1,4 @@
-"""Warnings about a run set: refusal, duplicates, contradictions and weak evidence. Pure."""
+"""Warnings about a run set: refusal, duplicates, contradictions and weak evidence. Pure functions."""
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.run import LogWarning, Run
 from mlperf_rn50.text import plural
 
-_MAX_MISSING = 10  # missing logs listed in a warning
+_MAX_MISSING = 10  # maximum missing logs listed in a warning
 
 
 def render_warning(run: Run, warning: LogWarning) -> str:
@@ -18,14 +18,14 @@ def render_warning(run: Run, warning: LogWarning) -> str:
 
 
 def _failures(runs: Sequence[Run]) -> list[str]:
-    """Return the number of runs that do not count as converged, by reason."""
+    """Return a warning for each reason why runs do not count as converged."""
     unread = sum(r.status == 'unreadable' for r in runs)
-    # The run reached the target and ended, but its clock or status contradicts itself.
+    # These runs reached the target and ended, but their logs contradict themselves about the time or status.
     unclear = sum(r.status == 'failed' and keys.RUN_STOP in r.lines and r.target_accuracy is not None
                   and (r.final_accuracy or 0.0) >= r.target_accuracy for r in runs)
     short = sum(r.status not in ('converged', 'running') for r in runs) - unread - unclear
-    texts = [(unread, 'logs cannot be read, counted as not converged'),
-             (unclear, 'runs not counted because of contradictions in the log'),
+    texts = [(unread, 'logs cannot be read and count as not converged'),
+             (unclear, 'runs do not count because their logs contradict themselves'),
              (short, 'runs did not converge')]
     return [f'{count} of {len(runs)} {text}' for count, text in texts if count]
 
@@ -49,7 +49,7 @@ def _weaknesses(run_set: RunSet) -> list[str]:
     runs, num_running = run_set.counted, sum(r.status == 'running' for r in run_set.runs)
     result = _failures(runs)
     if num_running:
-        result.append(f'no MLPerf score yet: {num_running} of {len(runs)} runs still running')
+        result.append(f'no MLPerf score yet: {num_running} of {len(runs)} runs are still running')
     elif len(runs) == RUNS_OF_A_SCORE and run_set.score_minutes is None:
         result.append('no MLPerf score: two or more runs without convergence make the set invalid')
     elif len(runs) != RUNS_OF_A_SCORE:
@@ -58,7 +58,7 @@ def _weaknesses(run_set: RunSet) -> list[str]:
     seeds = Counter(r.seed for r in runs if r.seed is not None)
     result += [f'{count} runs have the same seed {seed}' for seed, count in seeds.items() if count > 1]
     if not seeds and sum(r.status != 'unreadable' for r in runs) > 1:
-        result.append('no log contains a seed; the runs may have the same one')
+        result.append('no log contains a seed; the runs may have the same seed')
     result += _missing_numbers(run_set.runs)
     period, epochs = run_set.eval_period, run_set.epochs
     if period and epochs and 0 < max(epochs) - min(epochs) <= period:
@@ -69,7 +69,7 @@ def _weaknesses(run_set: RunSet) -> list[str]:
 
 
 def _log_warnings(run_set: RunSet, is_contradiction: bool) -> list[str]:
-    """Return warnings about the logs, each only once if it applies to all logs."""
+    """Return warnings about the logs; a warning that applies to all logs is returned only once."""
     found = [(r, w) for r in run_set.runs for w in r.warnings if w.is_contradiction == is_contradiction]
     counts = Counter(text for text, _ in dict.fromkeys((w.text, r.path) for r, w in found))
     shared = {text: None for text, count in counts.items() if count == len(run_set.runs) > 1}

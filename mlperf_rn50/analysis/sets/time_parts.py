@@ -1,4 +1,4 @@
-"""Time of a run split into initialisation, first epoch, later epochs, evaluation and the rest. Pure."""
+"""Time of a run split into initialisation, first epoch, later epochs, evaluation and the rest. Pure functions."""
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def parts_of(run: Run) -> Parts | None:
 
 
 def mean_parts(runs: Sequence[Run]) -> Parts | None:
-    """Return the mean time by phase, or None if it is unknown for one of the runs."""
+    """Return the mean time by phase, or None if the phases of any run are unknown."""
     parts = [p for p in map(parts_of, runs) if p]
     if not parts or len(parts) < len(runs):
         return None
@@ -54,7 +54,7 @@ def mean_parts(runs: Sequence[Run]) -> Parts | None:
 
 
 def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
-    """Return the mean seconds per epoch, without the first epoch of runs that have others."""
+    """Return the mean seconds per epoch; a run's first epoch counts only if it is the only one."""
     epochs, seconds = 0, 0.0
     for run in runs:
         for segment in run.segments[1:] or run.segments:
@@ -68,12 +68,12 @@ class RunTimes:
     """Mean times of the runs of a set, in seconds."""
 
     epoch_s: float  # an epoch at full speed, without evaluation
-    evaluation_s: float
+    evaluation_s: float  # a single evaluation
     outside_s: float  # the rest of the time to train: extra time of the first epoch, and gaps
 
 
 def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | None, int, float]]) -> RunTimes | None:
-    """Return the mean of (time to train, epochs, number of evaluations, time of all evaluations), None if unknown."""
+    """Return mean times, None if unknown; runs: (time to train, epochs, number of evaluations, their total time)."""
     known = [(t, e, n, s) for t, e, n, s in runs if t is not None and e and n]
     if not epoch_s or not known:
         return None

@@ -1,12 +1,12 @@
-"""Facts about a live run as text, for the terminal, the page and line output."""
+"""Facts about a live run as text, for the terminal, the HTML page and one-line output."""
 from typing import NamedTuple
 
 from mlperf_rn50.analysis.watch.run_state import STARTING, WAITING, LiveRun
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.text import data_name, duration, money, percent, plural, some, span
 
-_SLOW = 0.10  # minimum skew for a warning
-_MAX_NAMED = 6
+_SLOW = 0.10  # minimum rank skew that is shown as a warning
+_MAX_NAMED = 6  # maximum nodes or run numbers listed in a fact
 STATUS_LEVELS = {'converged': 'good', 'running': 'good', 'interrupted': 'warn', 'aborted': 'bad', 'failed': 'bad',
                  'unreadable': 'bad', WAITING: '', STARTING: ''}
 
@@ -14,7 +14,7 @@ STATUS_LEVELS = {'converged': 'good', 'running': 'good', 'interrupted': 'warn', 
 class Fact(NamedTuple):
     name: str
     text: str
-    level: str = ''  # good, warn, bad or none
+    level: str = ''  # 'good', 'warn', 'bad' or '' for neutral
 
 
 def _known(form: str, value: float | str | None) -> str:
@@ -22,7 +22,7 @@ def _known(form: str, value: float | str | None) -> str:
 
 
 def status_word(run: LiveRun) -> str:
-    """Return the status, or killed for a failed run whose log has no end."""
+    """Return the run's status, or 'killed' if it is 'failed' and the log has no run_stop."""
     return 'killed' if run.status == 'failed' and not run.has_end else run.status
 
 
@@ -56,7 +56,7 @@ def epoch_text(run: LiveRun) -> str:
 
 
 def accuracy_text(run: LiveRun) -> str:
-    """Return the last evaluation and, if different, the best."""
+    """Return the last accuracy and, if an earlier one was as good or better, the best."""
     if not run.evaluations:
         return 'no evaluation yet'
     last, best = run.evaluations[-1], max(run.evaluations, key=lambda e: e.accuracy)
@@ -74,7 +74,7 @@ def _time_to_target(run: LiveRun) -> str:
     if not (run.reference_left_s and run.reference_epochs):
         return ''
     first, last = run.reference_epochs
-    return f'{span(*run.reference_left_s)}, if reached at epoch {first:g} to {last:g} as in the reference runs'
+    return f'{span(*run.reference_left_s)}, if reached at epoch {first:g} to {last:g}, as in the reference runs'
 
 
 def _skew(run: LiveRun) -> str:
@@ -119,7 +119,7 @@ def _nodes(run: LiveRun) -> str:
 
 
 def _others(run: LiveRun) -> str:
-    """Return the other runs of the folder, grouped by status."""
+    """Return the numbers of the folder's other runs, grouped by status."""
     groups: dict[str, list[int]] = {}
     for number, status in run.others:
         groups.setdefault(status, []).append(number)
@@ -131,7 +131,7 @@ def _others(run: LiveRun) -> str:
 
 
 def _progress(run: LiveRun, price: float | None) -> list[Fact]:
-    """Return the facts from the log and the metrics."""
+    """Return the facts that come from a run's log, metrics and checkpoints."""
     clock = f', {duration(run.time_s)} on the clock' if run.time_s and run.status == 'running' else ''
     reference = (f'at epoch {run.verdict_epoch}: {run.verdict}' if run.verdict else
                  run.reference_text.removeprefix('reference: '))
@@ -147,7 +147,7 @@ def _progress(run: LiveRun, price: float | None) -> list[Fact]:
 
 
 def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
-    """Return all known facts; price: per node-hour."""
+    """Return all known facts; price is the cost of a node-hour."""
     has_started = run.status not in (WAITING, STARTING)
     attempts = f'{len(run.attempts)} by the launcher, latest: {run.attempts[-1]}' if run.attempts else ''
     facts = [Fact('status', status_text(run), STATUS_LEVELS[run.status]),
@@ -157,7 +157,7 @@ def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
 
 
 def line_of(run: LiveRun) -> str:
-    """Return a run as one line, for piped output."""
+    """Return one line about a run, for output that is not a terminal."""
     if run.status in (WAITING, STARTING):
         return f'{heading(run)}: {run.note}'
     parts = [status_text(run), f'epoch {epoch_text(run)}', accuracy_text(run),

@@ -1,6 +1,6 @@
-"""Follow a run folder while it is written. Reading is incremental, without locks or writes; the files are untrusted.
+"""Follow a run folder while the run writes it. The files are untrusted; they are read incrementally and never locked.
 
-Times are on the run's clock; only file ages use the clock of this machine.
+Times are on the run's clock, which starts at run_start; only the ages of files use the clock of this machine.
 """
 import math
 import os
@@ -33,10 +33,10 @@ from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry, host_of
 
 _LOG = re.compile(r'result_(\d{1,9})\.txt')
 _MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
-_TAIL_BYTES = 1 << 16  # enough for the newest sample of a node
-_UNEXPECTEDLY_QUIET_S = 60.0  # age of a node's telemetry in excess of the most recent one
-_READ_AGAIN_S = 5.0  # period to check whether the lock of an unchanged log is still held
-# Energy is integrated over all samples, so it is read rarely, and less often if reading takes long.
+_TAIL_BYTES = 1 << 16  # read from the end of a node's telemetry, enough for the newest sample
+_UNEXPECTEDLY_QUIET_S = 60.0  # nodes whose telemetry lags behind the newest by more than this get a warning
+_READ_AGAIN_S = 5.0  # interval of checks whether the log of an unfinished run is still locked
+# Computing energy reads all samples, so it is done at most once per period and in at most this share of the time.
 _ENERGY_PERIOD_S, _ENERGY_SHARE = 60.0, 0.05
 _Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 
@@ -63,18 +63,18 @@ class Follower:
     """Follow the newest run of a folder, or the run of a given log."""
 
     def __init__(self, path: Path):
-        """Raise UserError for a file that is not result_<k>.txt."""
+        """Raise UserError if path is a file that is not named result_<k>.txt."""
         self.path, self.folder, self._fixed = path, path, None
         if m := _LOG.fullmatch(path.name):
             self.folder, self._fixed = path.parent, int(m[1])
         elif path.is_file():
             raise UserError(f'{path}: got a file, expected a run folder, or result_<k>.txt in one')
-        self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: signature, time of reading, content
+        self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: (signature, read at, content)
         self._tail, self._history, self._was_there = Tail(Path(), METRICS), MetricsHistory(), False
-        self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None  # key, time of the next reading, value
+        self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None  # (key, next reading at, value)
 
     def look(self, now_s: float | None = None) -> LiveRun:
-        """Return the current state; now_s: seconds since 1970, None for the system clock."""
+        """Return the run's state; now_s is the time in seconds since 1970, by default from the system clock."""
         now_s = time.time() if now_s is None else now_s
         try:
             with os.scandir(self.folder) as entries:
@@ -94,7 +94,7 @@ class Follower:
         return self._look_at(number, state, now_s)
 
     def _read(self, number: int, now_s: float) -> Run | UserError:
-        """Read a log if it has changed, or to check whether a running run still holds its lock."""
+        """Return a log's run, read again if the log changed or, every few seconds, if the run may have died since."""
         path, signature = self.folder / f'result_{number}.txt', None
         with suppress(OSError):
             status = path.stat()
@@ -146,7 +146,7 @@ class Follower:
 
 
 def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: float | None) -> LiveRun:
-    """Complete a state with the contents of the log and the metrics."""
+    """Add the contents of the log and the metrics to a state."""
     last, layout, is_running = history.last, history.layout or ResumedRecord(0), run.status == 'running'
     evaluations = tuple(history.evaluations[e] for e in sorted(history.evaluations)) or tuple(
         LiveEvaluation(e.epoch, e.accuracy, e.time_s) for e in run.evaluations)
@@ -209,7 +209,7 @@ def _max_epochs(path: Path) -> int | None:
 
 
 def _checkpoints(folder: Path, now_s: float) -> Checkpoints:
-    """Return the state of the complete checkpoints in a folder."""
+    """Return the number of complete checkpoints in a folder, and the newest one's step and age."""
     steps = {}
     with suppress(OSError), os.scandir(folder) as entries:
         steps = {int(m[1]): Path(e.path) for e in entries if (m := re.fullmatch(r'step_(\d{1,12})', e.name))}
@@ -217,7 +217,7 @@ def _checkpoints(folder: Path, now_s: float) -> Checkpoints:
 
 
 def _attempts(folder: Path, number: int | None) -> tuple[str, ...]:
-    """Return how the launcher's attempts at a run ended; number None: attempts that did not start a run."""
+    """Return how the launcher's attempts at a run ended; number is None for attempts that did not start a run."""
     attempts = [a for _, a in read_lines(folder / 'attempts.jsonl', AttemptRecord) if a.run == number]
     return tuple(f'{end} (exit code {"unknown" if a.exit_code is None else a.exit_code})'
                  + ('' if end == 'converged' else f', {"can" if a.can_resume else "cannot"} be resumed')

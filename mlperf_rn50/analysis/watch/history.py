@@ -8,8 +8,8 @@ from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveEvaluation, Rank
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.sidecar.metrics import Epoch, Number
 
-_MAX_POINTS, _MAX_RANKS, MAX_TEXT, MAX_ITEMS = 20_000, 4096, 400, 20
-_PACE_EPOCHS = 4.0  # most recent epochs, averaged for epoch_s
+_MAX_POINTS, _MAX_RANKS, MAX_TEXT, MAX_ITEMS = 20_000, 4096, 400, 20  # limits for untrusted files
+_PACE_EPOCHS = 4.0  # epoch_s is averaged over this many of the latest epochs
 Epochs = Annotated[float, msgspec.Meta(ge=0, le=10**6)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Whole = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
@@ -57,7 +57,7 @@ class ReferenceRecord(msgspec.Struct, tag_field='event', tag='reference'):
     text: str = ''
     num_reference: Whole = 0
     reference_epochs: tuple[Epochs, Epochs] | None = None
-    # (epoch, point of the schedule, mean, low, high, number of runs)
+    # each: (epoch, fraction of the schedule, mean, low, high, number of runs)
     band: list[tuple[Epoch, Any, Fraction | None, Fraction | None, Fraction | None, Any]] = []
 
 
@@ -75,7 +75,7 @@ METRICS = TrainRecord | EvalRecord | RanksRecord | ResumedRecord | ReferenceReco
 
 
 def text(value: str) -> str:
-    """Return an untrusted text as one printable line."""
+    """Return untrusted text as one printable line, cut after MAX_TEXT characters."""
     return printable(' '.join(value[:MAX_TEXT].split()))
 
 
@@ -126,7 +126,7 @@ class MetricsHistory:
                 del self.speeds[1::2]
 
     def _resume(self, record: ResumedRecord) -> None:
-        """Drop everything after the checkpoint, because the resumed run writes it again."""
+        """Drop all records after the checkpoint, because the resumed run trains these steps again."""
         self.num_resumes += 1
         self.layout = record
         if self.last.step and self.last.epoch:
@@ -138,7 +138,7 @@ class MetricsHistory:
 
     @property
     def epoch_s(self) -> float | None:
-        """Duration of an epoch with its evaluation, averaged over recent epochs."""
+        """Seconds per epoch, including its evaluation, averaged over recent epochs."""
         if not self.points:
             return None
         (first, since_s), (last, now_s) = self.points[0], self.points[-1]

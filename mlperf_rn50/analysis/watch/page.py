@@ -1,4 +1,4 @@
-"""Self-contained HTML page of a live run, which reloads itself until the run is over."""
+"""Self-contained HTML page about a live run. The page reloads itself until the run is over."""
 import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -19,7 +19,7 @@ from mlperf_rn50.text import percent, thin
 
 NAME = 'watch.html'
 _MAX_MARKS, _MAX_BARS, _MAX_ROWS, _BAR_IN, _HEIGHT_IN = 200, 16, 400, 0.21, 2.9
-_PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))  # of a step
+_PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))  # phases of a step and colours of their bars
 
 
 def _picture(name: str, title: str, notes: Sequence[str], height_in: float = _HEIGHT_IN) -> tuple[Picture, Axes]:
@@ -34,7 +34,7 @@ def _draw_accuracy(run: LiveRun) -> Picture | None:
             if b.low is not None and b.high is not None and b.epoch <= right]
     if not run.evaluations and not band:
         return None
-    notes = [f'shaded area and dashed line: {run.num_reference} reference runs and their mean'] if band else []
+    notes = [f'shaded area: band of {run.num_reference} reference runs; dashed line: their mean'] if band else []
     picture, axes = _picture('accuracy', 'Top-1', notes)
     axes.fill_between([e for e, _, _ in band], [low for _, low, _ in band], [high for _, _, high in band], color=GRID,
                       alpha=0.3, linewidth=0)
@@ -57,7 +57,7 @@ def _draw_throughput(run: LiveRun) -> Picture | None:
     if len(run.speeds) < 2:
         return None
     unit_s, unit = (3600.0, 'hours') if run.speeds[-1][0] >= 10_000 else (60.0, 'minutes')
-    picture, axes = _picture('throughput', 'Throughput', ['average since the start of each epoch'])
+    picture, axes = _picture('throughput', 'Throughput', ['each value is the average since the start of its epoch'])
     shown = thin(run.speeds, _MAX_MARKS)
     axes.plot([time_s / unit_s for time_s, _ in shown], [speed for _, speed in shown], color=COLOURS[0], linewidth=1.6)
     axes.set(xlabel=f'time on the clock, {unit}', ylabel='images/s')
@@ -67,11 +67,11 @@ def _draw_throughput(run: LiveRun) -> Picture | None:
 
 
 def _draw_ranks(run: LiveRun) -> Picture | None:
-    """Draw the step phases of the slowest ranks."""
+    """Draw the time that the slowest ranks take for each phase of a step."""
     if len(run.ranks) < 2:
         return None
     slowest = sorted(run.ranks, key=lambda r: (-r.own_s, r.rank))[:_MAX_BARS]
-    notes = ['from left to right: waiting for data, computing, exchanging gradients and waiting for other ranks']
+    notes = ['from left to right: waiting for data; computing; exchanging gradients, including waits for other ranks']
     if len(run.ranks) > len(slowest):
         notes.append(f'the {len(slowest)} slowest of {len(run.ranks)} ranks')
     picture, axes = _picture('ranks', 'Step time by rank', notes, 0.8 + _BAR_IN * len(slowest))
@@ -109,6 +109,6 @@ def render_page(run: LiveRun, written: datetime, every_s: float, price: float | 
 
 
 def dump_page(run: LiveRun, folder: Path, every_s: float, price: float | None = None) -> None:
-    """Write watch.html into a run folder if it exists; raise OSError on failure."""
+    """Write watch.html into a run folder if this folder exists; raise OSError on failure."""
     if folder.is_dir():
         write_atomically(folder / NAME, render_page(run, datetime.now(timezone.utc), every_s, price) + '\n')

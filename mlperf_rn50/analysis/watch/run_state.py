@@ -1,16 +1,16 @@
-"""Current state of a followed run, and its JSON."""
+"""Current state of a followed run, and its conversion to JSON."""
 import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlperf_rn50.analysis.sets.cost import node_hours
 
-WAITING, STARTING = 'waiting', 'starting'  # no log, or no readable one; then as in mllog.run.RunStatus
+WAITING, STARTING = 'waiting', 'starting'  # no log yet, or no readable one; other statuses: mllog.run.RunStatus
 
 
 @dataclass(frozen=True)
 class LiveEvaluation:
-    """Top-1 as a fraction after a number of epochs; time_s is on the run's clock."""
+    """Top-1, as a fraction, after this many epochs; time_s is on the run's clock."""
 
     epoch: int
     accuracy: float
@@ -19,7 +19,7 @@ class LiveEvaluation:
 
 @dataclass(frozen=True)
 class BandPoint:
-    """Top-1 of the reference runs at an epoch, as fractions; None if too few runs have it."""
+    """Top-1 of the reference runs at an epoch, as fractions; None if too few runs have a value there."""
 
     epoch: int
     mean: float | None
@@ -29,7 +29,7 @@ class BandPoint:
 
 @dataclass(frozen=True)
 class RankTime:
-    """A rank's seconds per step since the last evaluation; wait_s: waiting for other ranks."""
+    """A rank's seconds per step since the last evaluation; wait_s covers the exchange and waiting for others."""
 
     rank: int
     host: str
@@ -39,7 +39,7 @@ class RankTime:
 
     @property
     def own_s(self) -> float:
-        """Part of the step that the other ranks wait for."""
+        """Seconds per step before the exchange; the other ranks wait for the rank with the largest value."""
         return self.data_s + self.compute_s
 
 
@@ -56,7 +56,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Number of checkpoints, and step and age of the newest."""
+    """Number of checkpoints, and the newest one's step and age."""
 
     count: int = 0
     step: int | None = None
@@ -65,12 +65,12 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class UsedEnergy:
-    """Energy of all nodes so far; None if not measured."""
+    """Energy used by all nodes so far; None if not measured."""
 
-    seconds: float  # on the run's clock, covered by the measurement
+    seconds: float  # measured time on the run's clock
     cpu_kwh: float | None
     gpu_kwh: float | None
-    reason: str  # for a missing measurement
+    reason: str  # why a measurement is missing, or ''
 
     @property
     def kwh(self) -> float | None:
@@ -80,19 +80,19 @@ class UsedEnergy:
 
 @dataclass(frozen=True)
 class LiveRun:
-    """State of a run; None for unknown values. The fields are the keys of the JSON."""
+    """State of a run, with None for unknown values. The fields are also keys of the JSON output."""
 
     path: str
     number: int | None = None
-    others: tuple[tuple[int, str], ...] = ()  # numbers and statuses of the other runs
-    quiet_s: float | None = None  # since the last write
+    others: tuple[tuple[int, str], ...] = ()  # number and status of each other run in the folder
+    quiet_s: float | None = None  # time since the last write to the log or metrics
     nodes: tuple[Node, ...] = ()
     checkpoints: Checkpoints = Checkpoints()
     attempts: tuple[str, ...] = ()  # how the launcher's attempts ended
     energy: UsedEnergy | None = None
 
     status: str = WAITING
-    has_end: bool = False  # in the log; a failed run without it was killed
+    has_end: bool = False  # the log has run_stop; a failed run without it was killed
     note: str = ''  # reason for WAITING or STARTING
     num_resumes: int = 0
     warnings: tuple[str, ...] = ()
@@ -111,18 +111,18 @@ class LiveRun:
     step: int | None = None
     loss: float | None = None
     learning_rate: float | None = None
-    images_per_s: float | None = None  # over the current epoch
+    images_per_s: float | None = None  # average over the current epoch
     time_s: float | None = None  # on the run's clock
-    epoch_s: float | None = None  # recent duration of an epoch with its evaluation
-    left_s: float | None = None  # until max_epochs
+    epoch_s: float | None = None  # recent time per epoch, including its evaluation
+    left_s: float | None = None  # estimated time to max_epochs
     speeds: tuple[tuple[float, float], ...] = ()  # (time_s, images_per_s)
     evaluations: tuple[LiveEvaluation, ...] = ()
     ranks: tuple[RankTime, ...] = ()
 
     reference_text: str = ''
     num_reference: int = 0
-    reference_epochs: tuple[float, float] | None = None  # first and last at which the reference runs converged
-    reference_left_s: tuple[float, float] | None = None  # until these epochs
+    reference_epochs: tuple[float, float] | None = None  # the first and last at which reference runs converged
+    reference_left_s: tuple[float, float] | None = None  # estimated times to reference_epochs
     band: tuple[BandPoint, ...] = ()
     verdict: str = ''
     verdict_epoch: int | None = None
@@ -135,20 +135,20 @@ class LiveRun:
 
     @property
     def skew(self) -> float | None:
-        """Excess of the slowest rank's own_s over the median, as a fraction; None for one rank."""
+        """Excess of the slowest rank's own_s over the median, as a fraction of the median; None for one rank."""
         own_s = [r.own_s for r in self.ranks]
         middle = statistics.median(own_s) if len(own_s) > 1 else 0.0
         return max(own_s) / middle - 1 if middle > 0 else None
 
     def node_hours(self, left_s: float | None = 0.0) -> float | None:
-        """Return the node-hours so far, or left_s seconds from now."""
+        """Return the node-hours used so far, or those used when the run has trained for another left_s seconds."""
         if self.time_s is None or left_s is None or not self.num_nodes:
             return None
         return node_hours(self.time_s + left_s, self.num_nodes)
 
 
 def to_json(run: LiveRun, price: float | None = None) -> dict[str, Any]:
-    """Return a run as a JSON object; price: per node-hour."""
+    """Return a run as a JSON object; price is the cost of a node-hour."""
     hours, hours_at_end = run.node_hours(), run.node_hours(run.left_s)
     return {**asdict(run), 'skew': run.skew, 'is_over': run.is_over, 'node_hours': hours,
             'node_hours_at_end': hours_at_end, 'cost': cost_of(hours, price),

@@ -1,4 +1,4 @@
-"""Live runs in a terminal: facts or an overview, and accuracy curves in the remaining rows."""
+"""Live runs in a terminal: facts of one run or a table of several, with accuracy curves in the remaining rows."""
 import os
 from collections.abc import Sequence
 from itertools import groupby
@@ -17,11 +17,11 @@ _STYLES = {'good': 'green', 'warn': 'yellow', 'bad': 'red', '': ''}
 _COLOURS = ('cyan', 'magenta', 'yellow', 'green', 'blue', 'red')
 _MARKS, _ASCII_MARKS = '●◆▲■▼★', '*o+x#@'
 _LEAST_ROWS, _MOST_ROWS, _FEW_ROWS, _AXIS_COLUMNS, _ROOMY, _WIDE = 5, 20, 14, 7, 100, 130
-_MAX_WARNINGS = 3  # per run; the page and --format json list all
+_MAX_WARNINGS = 3  # maximum warnings shown per run; the page and --format json list all
 
 
 def _band_at(points: Sequence[BandPoint], epoch: float) -> tuple[float, float] | None:
-    """Interpolate the limits of the reference band linearly."""
+    """Return the reference band's limits at an epoch, interpolated linearly, or None outside the band."""
     known = [(p.epoch, p.low, p.high) for p in points if p.low is not None and p.high is not None]
     if not known or not known[0][0] <= epoch <= known[-1][0]:
         return None
@@ -43,7 +43,7 @@ def _top(runs: Sequence[LiveRun]) -> float:
 
 
 def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool = False) -> Text:
-    """Draw Top-1 against epochs, with legend and axes, at a size in columns and rows."""
+    """Draw Top-1 against epochs, with legend and axes; width and rows are the size in characters."""
     columns, height, top = width - _AXIS_COLUMNS, rows - 2, _top(runs)
     last = max([r.max_epochs or 0 for r in runs] + [r.evaluations[-1].epoch for r in runs if r.evaluations] + [1])
     marks, fill, line = (_ASCII_MARKS, ':', '-') if is_ascii else (_MARKS, '░', '╌')
@@ -99,7 +99,7 @@ def _facts_table(run: LiveRun, price: float | None) -> Table:
 
 
 def _overview(runs: Sequence[LiveRun], width: int, price: float | None) -> Table:
-    """Return a table with a row per run."""
+    """Return a table with one row per run."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style='dim', width=width)
     table.add_column('run', overflow='fold')
     columns = ['status', 'epoch', 'Top-1', 'images/s', 'skew', 'left', *(['checkpoint'] if width >= _ROOMY else []),
@@ -121,7 +121,7 @@ def _overview(runs: Sequence[LiveRun], width: int, price: float | None) -> Table
 
 
 def _warnings(runs: Sequence[LiveRun]) -> list[Text]:
-    """Return the warnings of all runs and, for several runs, unusual statuses."""
+    """Return the warnings of all runs. If there are several runs, include their unusual statuses."""
     lines = []
     for run, name in zip(runs, _names(runs)):
         prefix = f'{name}: ' if len(runs) > 1 else ''
@@ -135,7 +135,7 @@ def _warnings(runs: Sequence[LiveRun]) -> list[Text]:
 
 def render(runs: Sequence[LiveRun], console: Console, price: float | None = None,
            rows: int | None = None) -> RenderableType:
-    """Render the runs for a console, in at most this many rows (None: unlimited)."""
+    """Render the runs for a console, in at most this many rows; None means unlimited."""
     width, is_ascii = console.width, not console.encoding.lower().startswith('utf')
     title = heading(runs[0]) if len(runs) == 1 else f'{len(runs)} runs'
     table = _facts_table(runs[0], price) if len(runs) == 1 else _overview(runs, width, price)
