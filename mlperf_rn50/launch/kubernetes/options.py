@@ -119,8 +119,8 @@ def make_parser() -> argparse.ArgumentParser:
         type=_matching('[a-z]([a-z0-9-]*[a-z0-9])?', 'lower-case letters, digits and -, a letter first, no - last'))
     add('--namespace', metavar='NAME', help="namespace of the job (default: kubectl's)",
         type=_matching('[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?', 'at most 63 lower-case letters, digits and -'))
-    add('--memory', metavar='SIZE', type=size, help='memory limit of each pod, such as 64Gi, including shared memory')
-    add('--cpus', metavar='N', help='CPU limit of each pod, in cores', type=_matching(
+    add('--memory', metavar='SIZE', type=size, help='memory limit of a worker pod, such as 64Gi, with shared memory')
+    add('--cpus', metavar='N', help='CPU limit of a worker pod, in cores', type=_matching(
         r'(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,3}|m)?', 'a number of cores such as 16'))
     add('--shm-size', metavar='SIZE', type=size, default='8Gi', help='size limit of /dev/shm (default %(default)s)')
     add('--grace-seconds', metavar='S', type=count, default=120,
