@@ -37,7 +37,7 @@ def data_name(data: DataConfig) -> str:
 
 
 def correct_counts(logits: mx.nd.NDArray, labels: mx.nd.NDArray, num_valid: int) -> mx.nd.NDArray:
-    """Count the correct images by Top-1 and by Top-5 among the first num_valid, without waiting.
+    """Count the images that are correct by Top-1 and by Top-5, among the first num_valid, without waiting.
 
     Equal logits rank by class number; a NaN counts against the label. Result: float32, shape (2,), exact below 2**24.
 

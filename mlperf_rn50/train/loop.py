@@ -236,7 +236,7 @@ def write_networks(run: TrainingRun, status: str) -> None:
 
 
 class StepReporter:
-    """A reader that reports each step of an epoch when the step is done."""
+    """Reader that reports each step of an epoch when the step is done."""
 
     def __init__(self, run: TrainingRun):
         self._run, self._start = run, time.monotonic()

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlperf_rn50.train.options import OptimizerConfig
 
-_MAX_CHECKED = 200  # most arrays per call of multi_all_finite, which does not check this limit itself
+_MAX_CHECKED = 200  # maximum arrays per call of multi_all_finite, which does not check this limit
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Tensor:
 def group_size(device_type: str, name: str) -> int:
     """Return the maximum number of tensors per call of an update operator; 1 selects single-tensor operators. Pure.
 
-    On a CPU, many tensors or unequal sizes per call are slow: 60 per call take 3.5 times as long as 4 of similar size,
-    and SGD is fastest with 1. On a GPU, fewer calls are faster; MLPerf submissions use 54, and MXNet's limit is 60.
+    On a CPU, many tensors or unequal sizes per call are slow: a tensor takes 3.5 times as long among 60 as among 4 of
+    similar size, and SGD is fastest with 1. On a GPU, fewer calls are faster; MLPerf submissions use 54 of at most 60.
     """
     return 54 if device_type == 'gpu' else {'sgd': 1, 'lars': 4}[name]
 

@@ -113,7 +113,7 @@ class HorovodComm(Comm):
             check_places(self.gather_object([platform.node(), self.local_rank]), num_sharing)
 
     def broadcast(self, arrays):
-        # Horovod's broadcast may read a tensor name that is already freed (0.28.1, EnqueueTensorBroadcast). Instead, all
+        # Horovod's broadcast may read a tensor name after it is freed (0.28.1, EnqueueTensorBroadcast). Instead, all
         # ranks other than 0 contribute -0 to a sum, which therefore equals the array of rank 0 to the bit.
         ordered = [array for _, array in sorted(arrays.items())]
         if self.rank:

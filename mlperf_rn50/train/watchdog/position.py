@@ -56,7 +56,7 @@ class Position:
             self._shared.calling = 0
 
     def mark_exchange(self, is_exchanging: bool) -> None:
-        """Record the start (True) or end (False) of a gradient exchange; the step is computed when it starts."""
+        """Record the start (True) or end (False) of a gradient exchange; at its start, the step has been computed."""
         self._shared.computed += is_exchanging
         self._shared.exchanging = is_exchanging
 

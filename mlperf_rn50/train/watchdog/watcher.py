@@ -209,7 +209,7 @@ def run_watched(program: Callable[[Position], int], stall_limit_s: float,
 
     Args:
         stall_limit_s: time without a sign of life before a rank is ended; 0 disables the limit.
-        can_stop: True if the rank handles a stop request; otherwise a request ends it at once.
+        can_stop: True if the rank handles a stop request; otherwise the request ends the rank at once.
     """
     position, parent = Position(), os.getppid()
     limits_s = {**dict.fromkeys(PHASES, stall_limit_s), **(other_limits_s or {})}
