@@ -1,4 +1,4 @@
-"""Exact Top-1, Top-5 and confusions of all ranks, from summed integer counts."""
+"""Exact Top-1, Top-5 and confusions over all ranks, from summed integer counts."""
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -31,19 +31,19 @@ class Accuracy:
 
 
 def data_name(data: DataConfig) -> str:
-    """Return the name of the data set for display with an accuracy."""
+    """Return the data set's name as shown next to an accuracy."""
     return (data.dataset + (', synthetic images' if data.synthetic else '')
             + ('' if data.dataset == IMAGENET else ' (not ImageNet)'))
 
 
 def correct_counts(logits: mx.nd.NDArray, labels: mx.nd.NDArray, num_valid: int) -> mx.nd.NDArray:
-    """Count the first num_valid images whose label is among the 1 and the 5 largest logits, without waiting.
+    """Count the images that are correct by Top-1 and by Top-5, among the first num_valid, without waiting.
 
-    Equal logits rank by class number; a NaN logit ranks its image last. The result is float32, (2,), exact below 2**24.
+    Equal logits rank by class number; a NaN counts against the label. Result: float32, shape (2,), exact below 2**24.
 
     Args:
-        logits: float32, (batch, classes).
-        labels: int32, (batch,).
+        logits: float32, shape (batch, classes).
+        labels: int32, shape (batch,).
     """
     num_classes = logits.shape[1]
     labels = labels.astype('float32')
@@ -77,7 +77,7 @@ def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: in
 
 @dataclass(frozen=True)
 class Confusion:
-    """Images of a class that were classified as a different one; share: fraction of the class."""
+    """Images of one class that were classified as another; share: their fraction of the class."""
 
     true_class: str
     taken_for: str
@@ -86,9 +86,9 @@ class Confusion:
 
 
 class ConfusionMatrix:
-    """Counts of images by true class (row) and predicted class (column), int64; the last column counts NaN logits.
+    """Counts of images by true class (row) and predicted class (column), int64; the last column is for NaN logits.
 
-    As in correct_counts, the first of the largest logits decides.
+    As in correct_counts, the first of several equally large logits decides.
     """
 
     def __init__(self, num_classes: int):
@@ -104,7 +104,7 @@ class ConfusionMatrix:
         self.counts[:] = np.reshape(comm.sum(self.counts.ravel().tolist()), self.counts.shape)
 
     def largest(self, number: int, classes: Sequence[str]) -> list[Confusion]:
-        """Return at most `number` confusions, most frequent first, equally frequent ones by class."""
+        """Return at most `number` confusions, most frequent first; equally frequent ones are in class order."""
         wrong = self.counts.copy()
         np.fill_diagonal(wrong, 0)
         names, sizes = [*classes, NO_CLASS], self.counts.sum(axis=1)

@@ -1,4 +1,4 @@
-"""Events of a run, and their sinks. Epochs count from 0, steps count completed ones, times are on the run's clock."""
+"""Events of a run and their sinks. Epochs count from 0, `step` counts completed steps, time_s is on the run's clock."""
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ class Event(Struct, frozen=True):
 
 
 class Opened(Event, frozen=True):
-    """Start of a new run; hosts: their names and numbers of ranks."""
+    """Start of a new run; hosts: the name and the number of ranks of each host."""
 
     config: Config
     hosts: Sequence[tuple[str, int]]
@@ -30,7 +30,7 @@ class InitStarted(Event, frozen=True):
 
 
 class Built(Event, frozen=True):
-    """The network exists; initial_weights: source of the weights, '' for random ones."""
+    """The network has been built; initial_weights: source of its weights, '' for random ones."""
 
     plan: Plan
     seed: int
@@ -53,7 +53,7 @@ class RunStarted(Event, frozen=True):
 
 
 class Resumed(Event, frozen=True):
-    """The clock of a resumed run continues; changes: all differences of its configuration."""
+    """The clock of a resumed run continues; changes: all configuration changes since the checkpoint."""
 
     plan: Plan
     num_hosts: int
@@ -66,7 +66,7 @@ class Resumed(Event, frozen=True):
 
 
 class EpochStarted(Event, frozen=True):
-    """Start of an epoch; block_epochs: epochs up to the next evaluation, None inside a block."""
+    """Start of an epoch; block_epochs: epochs of the block that starts here, up to an evaluation; else None."""
 
     epoch: int
     num_steps: int
@@ -75,7 +75,7 @@ class EpochStarted(Event, frozen=True):
 
 
 class StepDone(Event, frozen=True):
-    """End of a step; epoch: completed epochs, with a fraction."""
+    """End of a step; epoch: number of completed epochs, with a fractional part."""
 
     step: int
     epoch: float
@@ -97,7 +97,7 @@ class EpochDone(Event, frozen=True):
 
 
 class RecordsRead(Event, frozen=True):
-    """Bytes of records read in an epoch, by host; num_new_bytes: read by that host for the first time."""
+    """Bytes of records that each host read in an epoch; num_new_bytes: those it read for the first time."""
 
     epoch: int
     num_bytes: Mapping[str, int]
@@ -109,7 +109,7 @@ class EvalStarted(Event, frozen=True):
 
 
 class Evaluated(Event, frozen=True):
-    """End of the evaluation after an epoch; first_epoch: of the block that ends with this evaluation."""
+    """End of the evaluation after an epoch; first_epoch: first epoch of the block that ends here."""
 
     epoch: int
     first_epoch: int
@@ -118,14 +118,14 @@ class Evaluated(Event, frozen=True):
 
 
 class ReferenceFound(Event, frozen=True):
-    """The reference runs, if any, as a sentence and as a record of metrics.jsonl."""
+    """The reference runs, if any, as a sentence and as a record for metrics.jsonl."""
 
     text: str
     record: Mapping[str, Any]
 
 
 class Compared(Event, frozen=True):
-    """Comparison of an evaluation with the reference runs; is_new: the run has fallen behind since the last one."""
+    """Comparison of an evaluation with the reference runs; is_new: whether the run has just fallen behind."""
 
     text: str
     record: Mapping[str, Any]
@@ -133,7 +133,7 @@ class Compared(Event, frozen=True):
 
 
 class RanksTimed(Event, frozen=True):
-    """Times of each rank since the last evaluation: rank, host, cores, num_steps, data_s, compute_s, wait_s."""
+    """Step times since the last evaluation; keys of ranks: rank, host, cores, num_steps, data_s, compute_s, wait_s."""
 
     epoch: int
     time_s: float
@@ -170,7 +170,7 @@ class Ended(Event, frozen=True):
 
 
 class Sink(Protocol):
-    """Recorder or display of events that does not influence the run."""
+    """Recorder or display of events; it does not influence the run."""
 
     def handle(self, event: Event) -> None: ...
 

@@ -25,13 +25,13 @@ from mlperf_rn50.train.trainer import Norms, PendingStep
 from mlperf_rn50.train.watchdog.position import Position
 from mlperf_rn50.train.watchdog.signals import catch
 
-# Steps the loop may be ahead of the device: enough to keep it busy, few enough to bound memory.
+# Maximum steps that the loop is ahead of the device: enough to keep the device busy, few enough to limit memory.
 STEPS_AHEAD = 2
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run (converged, aborted or interrupted) and its files."""
+    """The end of a run (converged, aborted or interrupted) and the files of the run."""
 
     end: events.Ended
     run: RunFolder
@@ -46,10 +46,10 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
     """Train until the target is reached, the epochs are used up, or a stop is requested; raise UserError on failure.
 
     Args:
-        config: not yet checked; for a resumed run, from the run folder.
-        resume: the run to resume, and its checkpoints folder or one checkpoint; None starts a new run.
+        config: configuration, not yet checked; a resumed run's comes from its run folder.
+        resume: the run to resume, with its checkpoints folder or a single checkpoint; None starts a new run.
         is_elastic: True if a resumed run may have a different number of ranks.
-        allowed: keys whose values may change at a resume, in addition to those that always may.
+        allowed: configuration keys that may change at a resume, in addition to the keys of changes.FREE.
     """
     check_values(config)
     catch(position.request_stop)
@@ -89,14 +89,14 @@ def train_to_target(run: TrainingRun) -> Outcome:
             run.sinks.handle(events.Ended('failed', None, 0.0, run.progress.best_top1, 0.0))
         raise
     except StorageError:
-        run.writer.finish()  # removes an unfinished checkpoint; its error names the cause better
+        run.writer.finish()  # removes an unfinished checkpoint; an error of the writer names the cause better
         raise
 
 
 def run_epochs(run: TrainingRun) -> Outcome:
     """Run epochs until the target is reached or the run ends for a different reason."""
     plan, progress = run.plan, run.progress
-    first_epoch = progress.step // plan.steps_per_epoch  # of the block, the epochs up to an evaluation
+    first_epoch = progress.step // plan.steps_per_epoch  # of a block, which ends with an evaluation
     for epoch in range(first_epoch, plan.max_epochs):
         if train_epoch(run, epoch, is_block_start=epoch == first_epoch):
             return end(run, 'interrupted', None)
@@ -118,7 +118,7 @@ def run_epochs(run: TrainingRun) -> Outcome:
 
 
 def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
-    """Take the steps of an epoch; return True if a stop request ended it early, with a checkpoint."""
+    """Run the remaining steps of an epoch; return True if a stop request ended it early, after a checkpoint."""
     plan, progress, trainer = run.plan, run.progress, run.trainer
     last = (epoch + 1) * plan.steps_per_epoch
     run.sinks.handle(events.EpochStarted(epoch, plan.steps_per_epoch, progress.step,
@@ -136,14 +136,14 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
         is_stop_requested = False
         while len(pending) > (STEPS_AHEAD if step < last - 1 else 0):
             is_stop_requested |= reporter.read(*pending.popleft())
-        # After the last step, the code for the end of the epoch handles both.
+        # After the last step, run_epochs handles stop requests and checkpoints.
         if step < last - 1 and (is_stop_requested or is_step_checkpoint_due(run)):
             while pending:  # a checkpoint contains only steps with a checked loss
                 reporter.read(*pending.popleft())
             save(run)
             if is_stop_requested:
                 return True
-    trainer.settle()  # read the clock when the work is done, not when it is pushed
+    trainer.settle()  # so that the clock is read when the work is done, not when it is queued
     num_images = plan.config.data.num_train - num_done * plan.global_batch_size
     progress.images, progress.train_s = progress.images + num_images, progress.train_s + reporter.elapsed_s()
     run.sinks.handle(events.EpochDone(epoch, run.now_s(), num_images / reporter.elapsed_s(),
@@ -152,7 +152,7 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
 
 
 def report_reads(run: TrainingRun, epoch: int) -> None:
-    """Report the bytes that each host read for an epoch."""
+    """Report the bytes of records that each host read for an epoch."""
     num_bytes, num_new_bytes = Counter[str](), Counter[str]()
     for host, (total, new) in zip(run.hosts, run.comm.gather_object(run.trainer.take_bytes())):
         num_bytes[host.name] += total
@@ -183,7 +183,7 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> Accuracy:
 
 
 def report_rank_times(run: TrainingRun, epoch: int) -> None:
-    """Report each rank's times of the steps since the last evaluation."""
+    """Report the step times of each rank since the last evaluation."""
     taken = [asdict(run.trainer.timer.take()), run.comm.rank]
     ranks = [{'rank': rank, 'host': run.hosts[rank].name, 'cores': run.hosts[rank].cores, **times}
              for times, rank in run.comm.gather_object(taken)]
@@ -212,16 +212,16 @@ def save(run: TrainingRun) -> None:
     if run.comm.rank == 0:
         keep = run.plan.config.checkpoint.keep
         write = partial(checkpoint.save, run.folder.checkpoints, copy(progress), trainer.snapshot(), keep)
-        # Write the best network first, because a run killed between the two writes repeats its evaluation.
+        # Write the best network before the checkpoint, so that a run killed in between repeats the evaluation.
         run.writer.submit(partial(check_present, run.folder), run.best_weights.write_best, write)
     trainer.timer.start()
 
 
 def end(run: TrainingRun, status: str, epochs_to_converge: int | None) -> Outcome:
-    """Log the end of the run, then write its remaining files, off the clock."""
+    """Log the end of the run, which stops the clock, then write the remaining files."""
     ended = events.Ended(status, epochs_to_converge, run.now_s(), run.progress.best_top1,
                          run.progress.images_per_s)
-    with ExitStack() as cleanup:  # in reverse order, even if one fails
+    with ExitStack() as cleanup:  # calls these in reverse order, even if one fails
         cleanup.callback(write_networks, run, status)
         cleanup.callback(run.writer.finish)
         run.sinks.handle(ended)
@@ -229,14 +229,14 @@ def end(run: TrainingRun, status: str, epochs_to_converge: int | None) -> Outcom
 
 
 def write_networks(run: TrainingRun, status: str) -> None:
-    """Write the networks of a finished run; an interrupted one wrote its best with the checkpoint."""
+    """Write the networks of a finished run; an interrupted run has written its best network with the checkpoint."""
     if run.comm.rank == 0 and status != 'interrupted':
         check_present(run.folder)
         run.best_weights.write_at_end(run.progress.step, run.trainer.copy_network())
 
 
 class StepReporter:
-    """Reader of the steps of an epoch as they finish, which reports them."""
+    """Reader that reports each step of an epoch when the step is done."""
 
     def __init__(self, run: TrainingRun):
         self._run, self._start = run, time.monotonic()
@@ -250,17 +250,17 @@ class StepReporter:
         return step % self._run.plan.config.run.metrics_period_steps == 0
 
     def has_norms(self, step: int) -> bool:
-        """Check whether the report of a step (from 1) contains the norms of its gradients."""
+        """Check whether the report of a step, counted from 1, contains the norms of its gradients."""
         return self._run.plan.config.run.tensorboard and self._is_due(step)
 
     def read(self, step: int, pending: PendingStep) -> bool:
-        """Wait for a step (from 0) and report it. Return whether a stop was requested; may raise RunFailed."""
+        """Wait for a step, counted from 0, and report it; return whether a stop was requested, or raise RunFailed."""
         run, plan = self._run, self._run.plan
         loss, is_stop_requested = run.trainer.read(pending)
         if not math.isfinite(loss):
-            run.trainer.settle()  # raises instead if the cause is a lost rank
-            raise RunFailed(f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), the '
-                            f'previous losses were finite; lower schedule.base_lr={plan.config.schedule.base_lr} or '
+            run.trainer.settle()  # raises a different error if the cause is a lost rank
+            raise RunFailed(f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), and '
+                            f'all earlier losses were finite; lower schedule.base_lr={plan.config.schedule.base_lr} or '
                             'lengthen schedule.warmup_epochs')
         self._losses.append(loss)
         self._num_steps += 1

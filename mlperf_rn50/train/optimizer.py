@@ -1,6 +1,6 @@
-"""SGD with momentum and LARS, on MXNet's fused update operators.
+"""SGD with momentum, and LARS, built on MXNet's fused update operators.
 
-mx.optimizer.LARS is not used because it corrects the momentum for the first few tensors of a step only. Source: You et
+mx.optimizer.LARS is not used because it corrects the momentum only for the first few tensors of a step. Source: You et
 al. 2017 (https://arxiv.org/abs/1708.03888), with the momentum scaled by lr_now / lr_previous as in Goyal et al. 2017
 (https://arxiv.org/abs/1706.02677, section 3).
 """
@@ -14,12 +14,12 @@ import numpy as np
 
 from mlperf_rn50.train.options import OptimizerConfig
 
-_MAX_CHECKED = 200  # arrays per call of multi_all_finite, which does not check this limit
+_MAX_CHECKED = 200  # maximum arrays per call of multi_all_finite, which does not check this limit
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A trained tensor with the live arrays of its update; master: float32 copy of a float16 weight."""
+    """A trained tensor and the arrays that its update uses; master: float32 copy of a float16 weight."""
 
     name: str
     weight: mx.nd.NDArray
@@ -42,8 +42,8 @@ class Tensor:
 def group_size(device_type: str, name: str) -> int:
     """Return the maximum number of tensors per call of an update operator; 1 selects single-tensor operators. Pure.
 
-    On a CPU, multi-tensor operators are slow with many tensors or unequal sizes: 60 tensors take 3.5 times as long as 4
-    of similar size, and SGD is fastest per tensor. On a GPU, fewer calls are faster; MLPerf submissions use 54 of 60.
+    On a CPU, many tensors or unequal sizes per call are slow: a tensor takes 3.5 times as long among 60 as among 4 of
+    similar size, and SGD is fastest with 1. On a GPU, fewer calls are faster; MLPerf submissions use 54 of at most 60.
     """
     return 54 if device_type == 'gpu' else {'sgd': 1, 'lars': 4}[name]
 
@@ -52,7 +52,7 @@ class Bucket:
     """Tensors of one dtype whose gradients are exchanged together."""
 
     def __init__(self, tensors: Sequence[Tensor]):
-        # Weights first, as the LARS operators require, then sorted by size.
+        # Weights come first, as the LARS operators require. Both parts are sorted by size, largest first.
         self.tensors = sorted(tensors, key=lambda t: (not t.is_adapted, -t.weight.size, t.name))
         self.grads = [t.grad for t in self.tensors]
         self.num_adapted = sum(t.is_adapted for t in self.tensors)
@@ -60,7 +60,7 @@ class Bucket:
         self.decays = mx.nd.array([t.decay for t in self.tensors], context)
         self.ones = mx.nd.ones_like(self.decays)
         self.is_mixed = self.tensors[0].master is not None
-        # Arrays that an update changes; float16 weights follow their masters.
+        # Arrays that an update changes, without float16 weights, which are copies of their masters.
         self._changed = [[t.velocity for t in self.tensors],
                          [t.weight if t.master is None else t.master for t in self.tensors]]
 
@@ -68,11 +68,11 @@ class Bucket:
         return [slice(i, min(i + size, len(self.tensors))) for i in range(0, len(self.tensors), size)]
 
     def state(self) -> list[mx.nd.NDArray]:
-        """Return a copy of the arrays that an update changes, joined so that few calls are needed."""
+        """Return a copy of the arrays that an update changes, joined into two arrays to save operator calls."""
         return [_join(arrays) for arrays in self._changed]
 
     def keep_if(self, condition: mx.nd.NDArray, before: Sequence[mx.nd.NDArray]) -> None:
-        """Keep the current state if the condition, (1,), is 1, and restore the previous state if it is 0."""
+        """Keep the current state if condition, of shape (1,), is 1; restore the state `before` if it is 0."""
         for arrays, now, old in zip(self._changed, self.state(), before):
             kept = mx.nd.where(condition, now.reshape((1, -1)), old.reshape((1, -1))).reshape((-1,))
             _split(kept, arrays)
@@ -81,15 +81,15 @@ class Bucket:
 
 
 class Optimizer:
-    """SGD or LARS, updating parameters in place.
+    """SGD or LARS, which updates parameters in place.
 
     SGD and LARS follow MXNet's sgd_mom_update: v = m v - lr (g + wd w), w = w + v; LARS has an lr per tensor. Nesterov
-    follows nag_mom_update: w = w + m v - lr (g + wd w), and the stored v decays by the new w. A partly filled step
-    scales lr by its fraction, so that every image has equal weight; the velocity of earlier images applies in full.
+    follows nag_mom_update: w = w + m v - lr (g + wd w), and wd in the stored v applies to the new w. A partly filled
+    batch scales lr by its filled fraction, so that every image has equal weight; earlier velocity applies in full.
     """
 
     def __init__(self, params: Mapping[str, mx.gluon.Parameter], config: OptimizerConfig, num_buckets: int = 1):
-        """Take initialised params by name, in the order of the forward pass; backward yields gradients in reverse."""
+        """Take initialised parameters by name, in forward order; backward computes their gradients in reverse."""
         self._config = config
         self.tensors = [_make_tensor(n, p, config) for n, p in reversed(list(params.items()))]
         cuts = cut_buckets([t.weight.size * np.dtype(t.weight.dtype).itemsize for t in self.tensors],
@@ -101,7 +101,7 @@ class Optimizer:
         self._applied: list[tuple[Bucket, mx.nd.NDArray, float]] = []
 
     def state(self) -> dict[str, mx.nd.NDArray]:
-        """Return the live arrays that a resumed run needs, by name."""
+        """Return the arrays that a resumed run needs, by name, without copying them."""
         arrays = {f'velocity/{t.name}': t.velocity for t in self.tensors}
         arrays.update({f'master/{t.name}': t.master for t in self.tensors if t.master is not None})
         return arrays
@@ -116,9 +116,9 @@ class Optimizer:
         """Update from the current gradients, each bucket as soon as its gradients are ready.
 
         Args:
-            fraction: filled part of the global batch, above 0, up to 1.
-            rescale: factor from the current gradients to the gradients of the mean loss.
-            is_finite: (1,), 0 to leave everything unchanged; None without float16.
+            fraction: filled fraction of the global batch, above 0 and at most 1.
+            rescale: factor that converts the current gradients to those of the mean loss.
+            is_finite: shape (1,), 0 if the step must change nothing; None without float16.
         """
         momentum = self._momentum(lr)
         update = (self._update_with_nesterov if self._config.nesterov else
@@ -132,12 +132,12 @@ class Optimizer:
         self.last_lr, self.is_batch_new = lr, False
 
     def _momentum(self, lr: float) -> float:
-        """Return the momentum, corrected for learning rate changes (LARS: all of them; SGD: after a batch change)."""
+        """Return the momentum, corrected for a changed learning rate: with SGD, only if the batch size changed too."""
         is_corrected = self.last_lr and (self._config.name == 'lars' or self.is_batch_new)
         return self._config.momentum * (lr / self.last_lr if is_corrected and self.last_lr else 1.0)
 
     def all_finite(self) -> mx.nd.NDArray:
-        """Return (1,): 1 if every gradient is finite, 0 otherwise."""
+        """Return an array of shape (1,): 1 if all gradients are finite, otherwise 0."""
         result = mx.nd.ones((1,), self.tensors[0].weight.context)
         for bucket in self.buckets:
             for group in bucket.groups(_MAX_CHECKED):
@@ -146,11 +146,11 @@ class Optimizer:
         return result
 
     def squared_norms(self) -> mx.nd.NDArray:
-        """Return (tensors,): the sum of squares of every current gradient, by bucket."""
+        """Return the sum of squares of each current gradient, in bucket order, as an array of shape (tensors,)."""
         return mx.nd.concat(*(mx.nd.multi_sum_sq(*b.grads, num_arrays=len(b.grads)) for b in self.buckets), dim=0)
 
     def trust_ratios(self) -> list[tuple[list[str], mx.nd.NDArray]]:
-        """Return names of tensors with the LARS factors on the learning rate of the last step, (names,)."""
+        """Return the names of each bucket's weights and LARS's factors on their learning rates in the last step."""
         return [([t.name for t in b.tensors[:b.num_adapted]], rates[:b.num_adapted] / lr)
                 for b, rates, lr in self._applied if b.num_adapted]
 
@@ -177,7 +177,7 @@ class Optimizer:
                        wds=[t.decay for t in tensors], num_weights=len(tensors), **keys)
 
     def _lars_rates(self, bucket: Bucket, lr: float, rescale: float) -> mx.nd.NDArray:
-        """Return the rate of every tensor: lr, multiplied for weights by eta |w| / (|g| + wd |w| + eps)."""
+        """Return the learning rate of every tensor: lr, for weights multiplied by eta |w| / (|g| + wd |w| + eps)."""
         n, rates = bucket.num_adapted, bucket.ones * lr
         if n:
             arrays = [t.weight for t in bucket.tensors[:n]], bucket.grads[:n]
@@ -187,7 +187,7 @@ class Optimizer:
         return rates
 
     def _update_with_rates(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
-        """Update by LARS, in groups of tensors, with rates that stay on the device."""
+        """Update by LARS, in groups of tensors, with learning rates that stay on the device."""
         rates = self._lars_rates(bucket, lr, rescale)
         self._applied.append((bucket, rates, lr))
         update = mx.nd.preloaded_multi_mp_sgd_mom_update if bucket.is_mixed else mx.nd.preloaded_multi_sgd_mom_update
@@ -203,7 +203,7 @@ def _join(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
 
 
 def _split(joined: mx.nd.NDArray, arrays: Sequence[mx.nd.NDArray]) -> None:
-    """Copy a result of _join back into arrays of its dtype."""
+    """Copy an array made by _join back into separate arrays of the same dtype."""
     starts = [0, *accumulate(a.size for a in arrays)][:-1]
     # split_v2 would allocate new arrays.
     mx.nd._internal._split_v2(joined, starts, axis=0, out=[a.reshape((-1,)) for a in arrays])
@@ -218,7 +218,7 @@ def _make_tensor(name: str, param: mx.gluon.Parameter, config: OptimizerConfig) 
 
 
 def cut_buckets(num_bytes: Sequence[int], kinds: Sequence[str], num_buckets: int) -> list[list[int]]:
-    """Return the tensor indices of each bucket: at most num_buckets parts of similar size, split by dtype. Pure."""
+    """Return each bucket's tensor indices: at most num_buckets parts of similar size, each split by dtype. Pure."""
     total, before, stretches = sum(num_bytes), 0, [0] * len(num_bytes)
     for i, n in enumerate(num_bytes):
         stretches[i] = math.floor(num_buckets * before / total)

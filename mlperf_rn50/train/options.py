@@ -11,12 +11,12 @@ class OptimizerConfig:
 
     Args:
         name: sgd or lars.
-        momentum: momentum of the velocity.
+        momentum: factor on the velocity of the previous step.
         nesterov: use Nesterov momentum with sgd.
-        weight_decay: L2 factor.
+        weight_decay: factor of the L2 regularisation.
         decay_bn_and_bias: apply weight_decay also to BatchNorm gamma and beta and to biases.
         lars_eta: LARS trust coefficient.
-        lars_epsilon: added to the LARS denominator; the closed division requires 0.
+        lars_epsilon: term added to the LARS denominator; MLPerf's closed division requires 0.
     """
 
     name: Literal['sgd', 'lars'] = 'sgd'
@@ -34,13 +34,13 @@ class ScheduleConfig:
 
     Args:
         base_lr: learning rate for the global batch at the end of the warm-up.
-        warmup_epochs: linear warm-up from 0; may be fractional.
-        decay: poly, cosine or step.
+        warmup_epochs: epochs in which the learning rate rises linearly from 0; may be fractional.
+        decay: shape of the decay after the warm-up: poly, cosine or step.
         decay_epochs: epochs of the whole schedule, warm-up included.
-        end_lr: lower end of poly and cosine, kept after decay_epochs.
-        poly_power: exponent of poly.
-        step_epochs: epochs at which decay=step multiplies by step_factor.
-        step_factor: see step_epochs.
+        end_lr: final learning rate of poly and cosine, kept after decay_epochs.
+        poly_power: exponent of decay=poly.
+        step_epochs: epochs at which decay=step multiplies the learning rate by step_factor.
+        step_factor: factor on the learning rate at each of step_epochs.
     """
 
     base_lr: float = option(0.1, ABOVE_0)
@@ -55,23 +55,23 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Steps and end of training.
+    """Batch sizes, precision, evaluations and end of training.
 
     Args:
         local_batch_size: images per rank and forward pass; set this or global_batch_size.
         global_batch_size: images per optimizer step over all ranks.
         gradient_accumulation_steps: forward passes per optimizer step.
-        label_smoothing: probability spread evenly over all classes.
-        precision: float32, bfloat16 (CPU) or float16 with float32 master weights (GPU).
-        loss_scale: initial factor on the loss in float16; halved on overflow, doubled after 2,000 finite steps.
-        device: cpu or gpu; ranks divide the visible GPUs, run.ranks_per_device neighbours per GPU.
+        label_smoothing: part of a label's probability that is spread evenly over all classes.
+        precision: float32, bfloat16 (CPU only), or float16 with float32 master weights (GPU only).
+        loss_scale: initial factor on the loss in float16; halved after an overflow, doubled after 2,000 finite steps.
+        device: cpu or gpu; each visible GPU serves run.ranks_per_device consecutive ranks.
         target_accuracy: stop when Top-1 is at least this fraction.
         max_epochs: abort after this many epochs; null means schedule.decay_epochs.
         eval_period: epochs between two evaluations.
-        eval_offset: evaluate after epoch e (from 0) if e modulo eval_period equals this.
+        eval_offset: evaluate after epoch e, counted from 0, if e modulo eval_period equals this value.
         eval_batch_size: images per rank and evaluation pass; null means local_batch_size.
         num_warmup_steps: steps on synthetic images before the clock starts; the network is restored afterwards.
-        init_weights: run folder or file with initial weights (short form --init-weights); null initialises randomly.
+        init_weights: run folder or file with initial weights (short form --init-weights); null means random weights.
     """
 
     local_batch_size: int | None = option(None, ABOVE_0, 'images')
@@ -92,11 +92,11 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class CommConfig:
-    """Gradient exchange and time limits of ranks.
+    """Gradient exchange, and time limits for ranks.
 
     Args:
         compression: none, or fp16 (exchange gradients in 16 bits).
-        num_buckets: number of parts for the gradient exchange, each exchanged as soon as backward has computed it.
+        num_buckets: number of parts of the gradients; each part is exchanged as soon as it has been computed.
         stall_limit_s: end a run if a rank gives no sign of life for this long in training; 0 disables the limit.
         start_limit_s: stall limit before the first step; 0 disables it.
         eval_limit_s: stall limit in an evaluation; 0 disables it.
@@ -113,12 +113,12 @@ class CommConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Checkpoints to resume from.
+    """Checkpoints from which a run can be resumed.
 
     Args:
         period_epochs: epochs between two checkpoints; 0 writes one only at a stop request.
         period_steps: steps between two additional checkpoints; 0 disables them.
-        keep: number of checkpoints to keep.
+        keep: number of newest checkpoints to keep.
     """
 
     period_epochs: int = option(1, FROM_0, 'epochs')

@@ -9,9 +9,9 @@ from mlperf_rn50.train.schedule import is_eval_epoch, learning_rate
 
 @dataclass(frozen=True)
 class Plan:
-    """Numbers of a run, as computed by make_plan; lr_scale: factor on the scheduled learning rate.
+    """Sizes and counts of a run, as computed by make_plan; lr_scale: factor on the scheduled learning rate.
 
-    nodes: node of every rank, counted from 0; empty if unknown or only one.
+    nodes: node number of every rank, counted from 0; empty if the nodes are unknown.
     """
 
     config: Config
@@ -42,11 +42,11 @@ class Plan:
 
     @property
     def loss_weight(self) -> float:
-        """Weight of an image in the loss of a rank, which is a mean over the images of the rank."""
+        """Weight of an image in the loss of a rank, which is the mean over the rank's images of a step."""
         return 1 / (self.local_batch_size * self.config.train.gradient_accumulation_steps)
 
     def rescale(self, step_in_epoch: int) -> float:
-        """Return the factor from sums over ranks to the mean over the images of a step."""
+        """Return the factor that converts a sum over ranks to the mean over the images of a step."""
         return 1 / (self.loss_weight * self.train_shard().num_valid_global(step_in_epoch))
 
     def fraction(self, step_in_epoch: int) -> float:
@@ -67,12 +67,12 @@ class Plan:
         return is_eval_epoch(epoch, t.eval_period, t.eval_offset, self.max_epochs)
 
     def block_epochs(self, epoch: int) -> int:
-        """Return the number of epochs from an epoch (from 0) to its next evaluation, inclusive."""
+        """Return the number of epochs from an epoch, counted from 0, to the next one with an evaluation, inclusive."""
         return next(e for e in range(epoch, self.max_epochs) if self.is_eval_epoch(e)) - epoch + 1
 
 
 def make_plan(config: Config, world_size: int) -> Plan:
-    """Return the plan for a number of ranks; raise ConfigError if batch and ranks do not fit."""
+    """Return the plan for a number of ranks; raise ConfigError if the configuration does not fit that number."""
     t, r = config.train, config.run
     configured = config_world_size(config)
     if configured not in (None, world_size):
@@ -80,7 +80,7 @@ def make_plan(config: Config, world_size: int) -> Plan:
                           f'{configured} ranks, but {world_size} were started; start {configured}, or set both to null')
     local = t.local_batch_size
     if local is None:
-        assert t.global_batch_size is not None  # check_values requires exactly one of the two
+        assert t.global_batch_size is not None  # check_values requires exactly one of the two sizes
         passes = world_size * t.gradient_accumulation_steps
         local, rest = divmod(t.global_batch_size, passes)
         if rest or not local:
@@ -94,10 +94,10 @@ def make_plan(config: Config, world_size: int) -> Plan:
 
 
 def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Plan:
-    """Return the plan of a run resumed with a different number of ranks than configured; raise ConfigError.
+    """Plan a resumed run with a number of ranks other than configured; raise ConfigError as make_plan does.
 
-    A local batch is kept, a global batch is rounded down to a multiple, and the learning rate is proportional to the
-    resulting batch.
+    A configured local batch size is kept, a configured global one is rounded down so that it divides among the ranks,
+    and the learning rate is proportional to the resulting global batch size.
     """
     train, passes = config.train, world_size * config.train.gradient_accumulation_steps
     if train.global_batch_size is not None and train.global_batch_size >= passes:
@@ -108,10 +108,10 @@ def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Pl
 
 
 def resumed_step(plan: Plan, step: int, global_batch_size: int, has_same_nodes: bool = True) -> int:
-    """Return the step of a plan that a run with a different global batch has reached, without skipping images."""
+    """Convert a step reached with a different global batch size to the step of this plan that skips no image."""
     num_train = plan.config.data.num_train
     epoch, step_in_epoch = divmod(step, -(-num_train // global_batch_size))
-    if plan.config.data.shuffle == 'node' and not has_same_nodes:  # the order has changed, so the epoch restarts
+    if plan.config.data.shuffle == 'node' and not has_same_nodes:  # the image order has changed, so the epoch restarts
         return epoch * plan.steps_per_epoch
     return epoch * plan.steps_per_epoch + step_in_epoch * global_batch_size // plan.global_batch_size
 

@@ -25,7 +25,7 @@ def _recipe_of(config: Config, world_size: int) -> Recipe:
 
 
 def _named_sets(paths: Sequence[str]) -> list[RunSet]:
-    """Return the usable run sets in some paths; raise UserError if all are refused."""
+    """Return the usable run sets at some paths; raise UserError if none is usable and at least one was refused."""
     run_sets = load_run_sets([Path(p) for p in paths])
     usable = [s for s in run_sets if s.has_recipe]
     refused = next((s for s in run_sets if s.refusal), None)
@@ -35,7 +35,7 @@ def _named_sets(paths: Sequence[str]) -> list[RunSet]:
 
 
 def find_reference(config: Config, world_size: int) -> Reference | None:
-    """Return the reference of a run, None if there is none; raise UserError if the named runs are unusable."""
+    """Return the runs to compare a run with, None if there are none; raise UserError if run.reference is unusable."""
     recipe = _recipe_of(config, world_size)
     if config.run.reference:
         return reference_runs.find_named(recipe, reference_runs.dataset_of(config), config.data.num_val,
@@ -45,7 +45,7 @@ def find_reference(config: Config, world_size: int) -> Reference | None:
 
 @dataclass
 class ReferenceComparison:
-    """Completed evaluations of a run, and their reference."""
+    """Completed evaluations of a run, and the reference runs to compare them with."""
 
     reference: Reference | None
     bands: dict[int, Band] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class ReferenceComparison:
     is_behind: bool = False
 
     def compare(self, epochs: int, accuracy: float, time_s: float) -> events.Compared | None:
-        """Compare an evaluation, Top-1 as a fraction, with the reference; return None if there is no reference."""
+        """Compare a Top-1 accuracy, a fraction, with the reference runs; return None if there are none."""
         if self.reference is None:
             return None
         self.curve.append((epochs, accuracy))
@@ -63,7 +63,7 @@ class ReferenceComparison:
 
 
 def open_comparison(reference: Reference | None, plan: Plan, metrics: Path, num_epochs: int) -> ReferenceComparison:
-    """Return the comparison of a run after a number of epochs, with the earlier evaluations of its metrics."""
+    """Return the comparison of a run that has completed num_epochs, with the evaluations in its metrics.jsonl."""
     if reference is None:
         return ReferenceComparison(None)
     curve = [(epoch, accuracy) for epoch, accuracy in read_curve(metrics) if epoch <= num_epochs]
@@ -73,7 +73,7 @@ def open_comparison(reference: Reference | None, plan: Plan, metrics: Path, num_
 
 
 def reference_event(comparison: ReferenceComparison, config: Config, world_size: int) -> events.ReferenceFound | None:
-    """Return the event that reports the reference; None without a reference on data other than ImageNet."""
+    """Return the event that reports the reference or, on ImageNet, its absence; otherwise None."""
     if comparison.reference:
         return events.ReferenceFound(text := reference_runs.introduce(comparison.reference),
                                      _reference_record(comparison.reference, list(comparison.bands.values()), text))
@@ -85,7 +85,7 @@ def reference_event(comparison: ReferenceComparison, config: Config, world_size:
 
 
 def _reference_record(reference: Reference | None, bands: Sequence[Band], text: str) -> dict[str, Any]:
-    """Return the reference runs as a record of metrics.jsonl, with accuracies as fractions."""
+    """Return the reference runs as a record for metrics.jsonl, with accuracies as fractions."""
     ends = band.target_epochs(reference) if reference else []
     return {'how': reference.how if reference else None, 'num_reference': reference.num_runs if reference else 0,
             'sources': [reference_runs.name_of(s) for s in reference.sets] if reference else [],
@@ -95,7 +95,7 @@ def _reference_record(reference: Reference | None, bands: Sequence[Band], text: 
 
 
 def _standing_record(standing: Standing) -> dict[str, Any]:
-    """Return a comparison as a record of metrics.jsonl; without a band, its numbers are null."""
+    """Return a comparison as a record for metrics.jsonl; mean, low and high are null if there is no band."""
     here = standing.band
     return {'epoch': standing.epoch, 'point': standing.point, 'accuracy': standing.accuracy,
             'mean': here.mean if here else None, 'low': here.low if here else None, 'high': here.high if here else None,

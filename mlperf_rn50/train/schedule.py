@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from mlperf_rn50.train.options import ScheduleConfig
 
-GROWTH_STEPS = 2000
-_LEAST, _MOST = 1.0, 2.0**24
+GROWTH_STEPS = 2000  # finite steps in a row that double the loss scale
+_LEAST, _MOST = 1.0, 2.0**24  # limits of the loss scale
 
 
 def learning_rate(config: ScheduleConfig, step: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of a global step, from 0."""
+    """Return the learning rate of a step of the whole run; steps count from 0."""
     epochs = (step + 1) / steps_per_epoch
     if epochs < config.warmup_epochs:
         return config.base_lr * epochs / config.warmup_epochs
     if config.decay == 'step':
-        # Uses step, not step + 1, because a step belongs to the epoch that contains it.
+        # Here step counts, not step + 1, because a step belongs to the epoch that contains it.
         num_drops = sum(step / steps_per_epoch >= e for e in config.step_epochs)
         return config.base_lr * config.step_factor ** num_drops
     progress = min(1.0, (epochs - config.warmup_epochs) / (config.decay_epochs - config.warmup_epochs))
@@ -31,13 +31,13 @@ def learning_rate(config: ScheduleConfig, step: int, steps_per_epoch: int) -> fl
 
 
 def is_eval_epoch(epoch: int, eval_period: int, eval_offset: int, max_epochs: int) -> bool:
-    """Check whether an evaluation follows an epoch (from 0): every eval_period epochs, and after the last one."""
+    """Check whether an evaluation follows an epoch, counted from 0: one of every eval_period epochs, or the last."""
     return epoch % eval_period == eval_offset or epoch == max_epochs - 1
 
 
 @dataclass
 class LossScale:
-    """Loss factor: halved after an overflow, doubled after GROWTH_STEPS finite steps in a row.
+    """Factor on the float16 loss: halved after an overflow, doubled after GROWTH_STEPS finite steps in a row.
 
     All ranks read the outcome of a step at the same later step, so that they decide alike without waiting. Overflows of
     pending steps with an older, larger scale have no effect.

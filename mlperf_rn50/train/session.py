@@ -29,14 +29,14 @@ from mlperf_rn50.train.trainer import Trainer
 from mlperf_rn50.train.watchdog.position import Position
 
 T = TypeVar('T')
-_LOCK_PERIOD_S = 0.5
+_LOCK_PERIOD_S = 0.5  # between two attempts to take the lock
 # A run that is being killed may still write its checkpoint, for which watcher and launcher together allow 35 s.
 _LOCK_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Host name, rank number and rank count on that host, and cores of a rank."""
+    """Host and cores of a rank, its number on that host, and the number of ranks there."""
 
     name: str
     local_rank: int
@@ -65,7 +65,7 @@ class Session:
 
 @dataclass(frozen=True)
 class TrainingRun(Session):
-    """A run whose clock is running; train_data is endless. clock_start: monotonic, minus the time before a resume."""
+    """A run whose clock is running; train_data is endless. clock_start: monotonic time at which the clock was 0."""
 
     sinks: events.Sinks
     writer: BackgroundWriter
@@ -81,7 +81,7 @@ class TrainingRun(Session):
 
 
 def on_rank_0(comm: Comm, make: Callable[[], T]) -> T | None:
-    """Return the result of a function on rank 0 and None elsewhere; raise its UserError on every rank."""
+    """Call a function on rank 0 and return its result, None on other ranks; raise its UserError on every rank."""
     made, problem = None, None
     if comm.rank == 0:
         try:
@@ -94,13 +94,13 @@ def on_rank_0(comm: Comm, make: Callable[[], T]) -> T | None:
 
 
 def from_rank_0(comm: Comm, make: Callable[[], Any]) -> Any:
-    """Return the result of a function on rank 0, a JSON value, on all ranks; see on_rank_0."""
+    """Call a function on rank 0 and return its result, a JSON value, on all ranks; raise errors as on_rank_0 does."""
     return comm.gather_object(on_rank_0(comm, make))[0]
 
 
 @contextmanager
 def hold_run(comm: Comm, run: RunFolder, position: Position) -> Iterator[None]:
-    """Hold the lock of a run and remove unfinished files; raise UserError on all ranks if another program holds it."""
+    """Hold the lock of a run and remove unfinished files; raise UserError on all ranks if another program keeps it."""
     lock, attempts = FileLock(run.lock), count()
     try:
         while not from_rank_0(comm, lambda: _take(lock, next(attempts) * _LOCK_PERIOD_S)):
@@ -129,7 +129,7 @@ def _take(lock: FileLock, waited_s: float) -> bool:
 
 
 def load_resumption(comm: Comm, run: RunFolder, path: Path) -> checkpoint.LoadedCheckpoint:
-    """Load the newest intact checkpoint of a folder, or one checkpoint, on rank 0; share its progress or UserError."""
+    """Load a checkpoint, or the newest intact one of a folder, on rank 0; share its progress, or the UserError."""
     def load() -> checkpoint.LoadedCheckpoint:
         check_unfinished(run)
         return checkpoint.LoadedCheckpoint(path, *checkpoint.load(path)) if is_checkpoint(path) else \
@@ -140,7 +140,7 @@ def load_resumption(comm: Comm, run: RunFolder, path: Path) -> checkpoint.Loaded
 
 
 def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Progress]:
-    """Return plan and progress of a new run; rank 0 draws the seed and claims the run number."""
+    """Return plan and progress of a new run; rank 0 draws the seed, unless configured, and claims the run number."""
     plan = make_plan(config, comm.world_size)
     drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
     seed, index = from_rank_0(comm, lambda: [drawn, new_run(Path(config.run.dir)).index])
@@ -178,7 +178,7 @@ def _check_resumption(resumption: checkpoint.LoadedCheckpoint, plan: Plan, is_el
     if not is_elastic:
         facts += [('ranks', plan.world_size, before.world_size,
                    f'start {before.world_size} ranks, or resume with {plan.world_size} and --elastic'),
-                  ('train.global_batch_size', plan.global_batch_size, before.global_batch_size, 'keep this batch')]
+                  ('train.global_batch_size', plan.global_batch_size, before.global_batch_size, 'keep the batch size')]
     for name, got, expected, fix in facts:
         if got != expected:
             raise CheckpointError(f'{resumption.path}: {name}: got {got}, the checkpoint has {expected}; {fix}')
@@ -186,7 +186,7 @@ def _check_resumption(resumption: checkpoint.LoadedCheckpoint, plan: Plan, is_el
 
 def open_session(config: Config, comm: Comm, position: Position, resume: tuple[RunFolder, Path] | None,
                  is_elastic: bool, allowed: Sequence[str]) -> Session:
-    """Collect the inputs of a run; see loop.train."""
+    """Collect the inputs of a run; loop.train describes the arguments."""
     resumption = load_resumption(comm, *resume) if resume else None
     reference = on_rank_0(comm, lambda: find_reference(config, comm.world_size))
     cores = sorted(os.sched_getaffinity(0))
@@ -200,6 +200,6 @@ def open_session(config: Config, comm: Comm, position: Position, resume: tuple[R
 
 
 def nodes_of(hosts: Sequence[RankPlace]) -> list[int]:
-    """Return the node of every rank, numbered from 0 in the order of first ranks."""
+    """Return the node number of every rank; nodes count from 0, in the order of their first ranks."""
     names = list(dict.fromkeys(h.name for h in hosts))
     return [names.index(h.name) for h in hosts]

@@ -1,4 +1,4 @@
-"""Start of a run before its clock: sinks, network, pipelines and warm-up."""
+"""Start of a run, up to the start of its clock: sinks, network, data pipelines and warm-up."""
 import os
 import platform
 import time
@@ -34,7 +34,7 @@ _DROP_CACHES = Path('/proc/sys/vm/drop_caches')
 
 
 def open_sinks(session: Session) -> events.Sinks:
-    """Open the sinks of this rank; most exist on rank 0 only."""
+    """Open this rank's sinks for events; most of them exist only on rank 0."""
     run, folder = session.plan.config.run, session.folder
     sinks: list[events.Sink] = [Watched(session.position),
                                 Sampled(open_telemetry(session.plan.config, session.comm, folder))]
@@ -48,16 +48,16 @@ def open_sinks(session: Session) -> events.Sinks:
 
 
 def open_telemetry(config: Config, comm: Comm, run: RunFolder) -> Telemetry:
-    """Open the telemetry of this node on its first rank if it is configured."""
+    """Return this node's telemetry; it records only if configured, and only on the node's first rank."""
     if not config.run.telemetry or comm.local_rank:
         return Telemetry(None)
-    run.dir.mkdir(parents=True, exist_ok=True)  # the path may be local to each node
+    run.dir.mkdir(parents=True, exist_ok=True)  # the run folder may be on a local disk of each node
     num_gpus = -(-comm.local_size // config.run.ranks_per_device) if config.train.device == 'gpu' else 0
     return Telemetry(run.telemetry(platform.node()), num_gpus)
 
 
 def _clear_caches(session: Session, sinks: events.Sinks) -> tuple[bool, str]:
-    """Flush the page cache of every node if configured; return whether all nodes did so, and the command or reason."""
+    """Flush the page cache of every node if configured; return True and the command, or False and the reason."""
     if not session.plan.config.run.clear_caches:
         return False, 'not requested (run.clear_caches)'
     problem = None
@@ -76,7 +76,7 @@ def _clear_caches(session: Session, sinks: events.Sinks) -> tuple[bool, str]:
 
 
 def start(session: Session, sinks: events.Sinks) -> TrainingRun:
-    """Build and warm up everything off the clock, then start the clock; raise UserError for unusable inputs."""
+    """Build and warm up everything, then start the clock; raise UserError for unusable inputs."""
     plan, progress, comm, position = session.plan, session.progress, session.comm, session.position
     config, resumption = plan.config, session.resumption
     if not resumption:
@@ -124,7 +124,7 @@ def _log_start(run: TrainingRun) -> None:
         return
     if resumption.damaged:
         reasons = '; '.join(reason for _, reason in resumption.damaged)
-        run.sinks.handle(events.Warned(f'{reasons}; renamed; the run resumes from {resumption.path}'))
+        run.sinks.handle(events.Warned(f'{reasons}; renamed to damaged_step_*; the run resumes from {resumption.path}'))
     before = resumption.progress
     run.sinks.handle(events.Resumed(
         run.plan, len(run.nodes), run.progress.step, run.progress.clock_s, str(resumption.path), before.world_size,
@@ -132,7 +132,7 @@ def _log_start(run: TrainingRun) -> None:
 
 
 def _initial_weights(session: Session, trainer: Trainer) -> tuple[str, list[str]]:
-    """Load train.init_weights, if set, into rank 0's network; return their description, and notes."""
+    """Load train.init_weights, if set, into rank 0's network; return a description of the weights, and notes."""
     path = session.plan.config.train.init_weights
     if path is None:
         return '', []

@@ -1,7 +1,7 @@
 """Times of a rank's steps: waiting for data, computing, waiting for the other ranks.
 
-The training loop runs ahead of the device and cannot measure them. A thread waits for two small copies of each step,
-made at the end of backward and after the sum of the last gradients, and reads the clock. Steps do not wait longer.
+The training loop runs ahead of the device and cannot measure these times. Therefore a thread waits for two small copies
+that each step makes, at the end of backward and after the last exchange, and reads the clock. This delays no step.
 """
 import queue
 import threading
@@ -52,7 +52,7 @@ class _TimerThread(threading.Thread):
                 self.num_done += 1
 
     def add(self, data_at: float, computed_at: float, exchanged_at: float) -> None:
-        """Add a step, given the times of its images, the end of backward and the end of the exchange."""
+        """Add a step whose images arrived, whose backward ended and whose exchange ended at the given times."""
         start = max(self.last_end, data_at)
         self.times.num_steps += 1
         self.times.data_s += start - self.last_end
@@ -62,7 +62,7 @@ class _TimerThread(threading.Thread):
 
 
 class StepTimer:
-    """Timer of a rank's steps; with gradient accumulation, data waits of later passes count as computing."""
+    """Timer of a rank's steps; with gradient accumulation, waiting for data of later passes counts as computing."""
 
     def __init__(self, on_exchange: Callable[[bool], None] = lambda is_exchanging: None) -> None:
         """on_exchange is called with True at the start of a gradient exchange and with False at its end."""
@@ -83,12 +83,12 @@ class StepTimer:
         self._is_begun = False
 
     def check(self) -> None:
-        """Raise the error of a step, because the engine reports a failure only to the first waiting thread."""
+        """Raise the error of a failed step, because MXNet reports a failure only to the first thread that waits."""
         if self._thread.error:
             raise self._thread.error
 
     def take(self) -> StepTimes:
-        """Return the times since the last call."""
+        """Return the step times since the last call."""
         self.drain()
         taken, self._thread.times = self._thread.times, StepTimes()
         return taken

@@ -37,12 +37,12 @@ class SmoothedCrossEntropy(HybridBlock):
         return loss * weights
 
 
-# Settings for reproducible bits on a GPU: deterministic algorithms without autotuning, which chooses by measured time.
+# Variables for bit-identical results on a GPU: deterministic algorithms, not chosen by autotuning from measured times.
 DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': '0'}
 
 
 def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
-    """Return log notes of a run on a GPU: fused operators, and missing settings for reproducible bits."""
+    """Return notes for the log of a GPU run: fused operators, and missing settings for bit-identical results."""
     if config.train.device == 'cpu':
         return []
     notes = [fusion_text(config, environ)] if config.model.name.startswith('resnet') else []
@@ -53,7 +53,7 @@ def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Norms:
-    """Pending gradient norms of a step; squared: float32, (tensors,), the sums of squares."""
+    """Gradient norms of a step, not yet computed; squared: sums of squares, float32, shape (tensors,)."""
 
     rescale: float
     squared: mx.nd.NDArray
@@ -62,7 +62,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """Pending results of a step. sums: (2,), mean loss and number of stop requests; is_finite: (1,) for float16."""
+    """Results of a step, not yet computed. sums: mean loss, number of stop requests; is_finite: (1,), float16 only."""
 
     sums: mx.nd.NDArray
     loss_scale: float
@@ -73,8 +73,8 @@ class PendingStep:
 class Trainer:
     """Training on one rank.
 
-    The loss of a rank is the mean over its full batch, so that float16 gradients do not shrink with the global batch;
-    padding has weight 0. The update rescales the sum over ranks to the mean over the images of the step.
+    The loss of a rank is the mean over its full batch, so that float16 gradients do not shrink when the global
+    batch grows; padding has weight 0. The update rescales the sum over ranks to the mean over the images of the step.
     """
 
     def __init__(self, plan: Plan, comm: Comm, seed: int, device_id: int | None,
@@ -90,7 +90,7 @@ class Trainer:
         trained = {n: p for n, p in params.items() if p.grad_req != 'null'}
         self._statistics = {n: p.data() for n, p in sorted(params.items()) if p.grad_req == 'null'}
         self._num_micro = config.train.gradient_accumulation_steps
-        # Gradients that a pass overwrites instead of adding, with their sums.
+        # Gradients that a pass overwrites instead of adding to, each with its sum over the passes.
         self._manual_sums: list[tuple[mx.nd.NDArray, mx.nd.NDArray]] = []
         if self._num_micro > 1:
             is_overwriting = runs_nvidias_kernels(config)
@@ -108,7 +108,7 @@ class Trainer:
 
     @property
     def eval_net(self) -> HybridBlock:
-        """Network for evaluations, as of the last fold()."""
+        """Network for evaluations; fold() brings its weights up to date."""
         return self._folded.net if self._folded else self.net
 
     def broadcast(self) -> None:
@@ -117,7 +117,7 @@ class Trainer:
 
     def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, stop_requested: bool,
              with_norms: bool = False) -> PendingStep:
-        """Push one optimizer step, with one batch per pass, without waiting."""
+        """Push one optimizer step, with one batch per pass, to MXNet's engine without waiting for it."""
         loss = 0.0
         for _ in range(self._num_micro):
             batch = next(batches)
@@ -136,21 +136,21 @@ class Trainer:
         return self.update(sums, step_in_epoch, lr, with_norms)
 
     def take_bytes(self) -> tuple[int, int]:
-        """Return record bytes since the last call, in total and read by this node for the first time."""
+        """Return the record bytes read since the last call, and how many of them this node read for the first time."""
         taken = self._num_bytes, self._num_new_bytes
         self._num_bytes = self._num_new_bytes = 0
         return taken
 
     def forward(self, batch: Batch) -> mx.nd.NDArray:
-        """Return the weighted losses of a batch, ready for backward(); float32 (local batch,)."""
+        """Return the weighted losses of a batch, ready for backward(); float32, shape (local batch,)."""
         with autograd.record():
             return self._loss(self.net(batch.images), batch.labels, self._loss_weights(batch.num_valid))
 
     def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, stop_requested: bool) -> mx.nd.NDArray:
-        """Sum gradients over the ranks; return PendingStep.sums. loss: (1,)."""
+        """Sum gradients over the ranks; return the array for PendingStep.sums. loss: shape (1,)."""
         last = self.optimizer.tensors[-1].grad
         computed = last.copy()
-        # The small sum goes first because it is ready before the gradients.
+        # The loss is summed first because it is ready before the gradients.
         mean = loss * self._rescale(step_in_epoch)
         sums = mx.nd.concat(mean, mx.nd.full((1,), float(stop_requested), self.context), dim=0)
         sums = self._comm.sum_in_background(sums)
@@ -170,14 +170,14 @@ class Trainer:
         return PendingStep(sums, used, is_finite, norms)
 
     def _loss_weights(self, num_valid: int) -> mx.nd.NDArray:
-        """Return the weight of each image in the loss, float32, (local batch,)."""
+        """Return the weight of each image in the loss; float32, shape (local batch,)."""
         return (self._positions < num_valid) * (self.loss_scale.value * self._plan.loss_weight)
 
     def _rescale(self, step_in_epoch: int) -> float:
         return self._plan.rescale(step_in_epoch) / self.loss_scale.value
 
     def read(self, pending: PendingStep) -> tuple[float, bool]:
-        """Wait for a step. Return its mean loss and whether a stop was requested; raise its MXNetError."""
+        """Wait for a step; return its mean loss and whether a stop was requested. Raise MXNetError if it failed."""
         loss, num_requests = (float(v) for v in pending.sums.asnumpy())
         self.timer.check()
         if pending.is_finite is not None:
@@ -185,7 +185,7 @@ class Trainer:
         return loss, num_requests > 0
 
     def average_statistics(self) -> None:
-        """Average the running statistics over ranks in place, at any time because they are linear in the inputs."""
+        """Average running statistics over ranks in place, which is valid after any step because updates are linear."""
         self.settle()
         if self._statistics:
             self._comm.average(list(self._statistics.values()))
@@ -196,13 +196,13 @@ class Trainer:
 
     def settle(self) -> None:
         """Wait for every pushed step."""
-        # Reading one array is not enough, because a static graph updates running statistics, and keeps weights in
-        # oneDNN's layout, outside the array's dependencies.
+        # Waiting for one array is not enough, because a static graph updates running statistics and converts weights to
+        # oneDNN's layout in operations that the array does not depend on.
         mx.nd.waitall()
         self.timer.drain()
 
     def _live_arrays(self) -> dict[str, mx.nd.NDArray]:
-        """Return the arrays that all ranks share, by name in a checkpoint."""
+        """Return the arrays of a checkpoint, not copied, by the names that they have there."""
         weights = {t.name: t.weight for t in self.optimizer.tensors}
         return {**{f'model/{n}': a for n, a in {**weights, **self._statistics}.items()},
                 **{f'optimizer/{n}': a for n, a in self.optimizer.state().items()}}
@@ -219,7 +219,7 @@ class Trainer:
         return {n: p.data().copy() for n, p in self.net.collect_params().items()}
 
     def digests(self) -> dict[str, int]:
-        """Return the CRC-32 of every snapshot array, by name."""
+        """Return the CRC-32 of every array of a snapshot, by name."""
         return {n: zlib.crc32(a.asnumpy().view(np.uint8).ravel()) for n, a in self._live_arrays().items()}
 
     def find_non_finite(self) -> str | None:
@@ -227,7 +227,7 @@ class Trainer:
         return next((n for n, a in self._live_arrays().items() if npz.find_non_finite({n: a.asnumpy()})), None)
 
     def restore(self, arrays: Mapping[str, np.ndarray] | None) -> None:
-        """Restore a snapshot of rank 0 on all ranks; the others pass None."""
+        """Restore rank 0's snapshot on all ranks; the other ranks pass None."""
         self.settle()
         if arrays is not None:
             self._set(arrays)
@@ -235,11 +235,11 @@ class Trainer:
 
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in self._live_arrays().items():
-            # copyto handles an array that a graph has converted to oneDNN's layout.
+            # copyto also works for an array that a graph has converted to oneDNN's layout.
             mx.nd.array(arrays[name], self.context, array.dtype).copyto(array)
 
     def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
-        """Take some steps and an evaluation on synthetic images with all shapes of the run, then restore everything."""
+        """Run num_steps steps and an evaluation on synthetic images in the run's shapes, then restore everything."""
         if not num_steps:
             return
         before, scale = self.snapshot(), self.loss_scale

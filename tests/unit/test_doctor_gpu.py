@@ -156,7 +156,7 @@ def test_error_of_a_kernel_is_one_line(monkeypatch, thin_resnets):
     assert 'global_batch_size' in doctor_facts.try_batches(wrong, 2, 0, None)['problem']
 
 
-@pytest.mark.parametrize('device, problem', [(0, ''), (None, 'train.device: got gpu, and MXNet sees none')])
+@pytest.mark.parametrize('device, problem', [(0, ''), (None, 'train.device: got gpu, but MXNet finds no GPU')])
 def test_rank_with_a_gpu_tries_it_and_one_without_reports_the_reason(monkeypatch, device, problem):
     find_device = Mock(return_value=device, side_effect=ConfigError(problem) if problem else None)
     for name, stand_in in (('own_facts', lambda folder, mxnet: {'host': 'h1', 'gpus': [], 'mxnet': mxnet}),

@@ -138,7 +138,7 @@ def test_device_numbers_follow_from_the_views_of_all_ranks(monkeypatch):
     same = take(monkeypatch, [[gpu(0)], [gpu(0)]], 1)
     assert same[0] == same[1] and 'run.ranks_per_device: got 1 with 2 ranks' in same[0]
     assert take(monkeypatch, [[], []], 2) == [0, 1]  # no facts from the driver
-    assert take(monkeypatch, [[]], 0)[0].startswith('train.device: got gpu, and MXNet sees none')
+    assert take(monkeypatch, [[]], 0)[0].startswith('train.device: got gpu, but MXNet finds no GPU')
     assert device.device_id_of(Config(), SimpleNamespace()) is None
 
 

@@ -1,4 +1,4 @@
-"""Best and last network of a run, and the thread that writes them and checkpoints."""
+"""The best and the last network of a run, and the thread that writes networks and checkpoints."""
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from mlperf_rn50.train.plan import Plan
 
 @dataclass(frozen=True)
 class Network:
-    """Copy of a network after a step, by parameter; accuracy is None if not evaluated."""
+    """Copy of a network's parameters after a step; accuracy is None if the network was not evaluated."""
 
     step: int
     accuracy: Accuracy | None
@@ -32,20 +32,20 @@ class BestWeights:
 
     def update(self, step: int, accuracy: Accuracy, is_better: bool,
                copy: Callable[[], dict[str, mx.nd.NDArray]]) -> None:
-        """Record the accuracy after a step; keep a copy of the network if it is better or the first of the run."""
+        """Record the accuracy after a step; keep a copy of the network if is_better or none is kept yet."""
         self._last_accuracy = step, accuracy
         if is_better or not (self._best or (self._folder / f'{BEST}.npz').exists()):
             self._best = Network(step, accuracy, copy())
 
     def write_best(self) -> None:
-        """Write the best network so far unless already written; raise UserError on failure."""
+        """Write the best network so far unless it is already written; raise UserError on failure."""
         best = self._best
         if best and best is not self._written:
             self._write(BEST, best, is_last=False)
             self._written = best
 
     def write_at_end(self, step: int, arrays: dict[str, mx.nd.NDArray]) -> None:
-        """Write best and last network of a finished run, in one file if they are the same; raise UserError."""
+        """Write the best and the last network of a finished run, to one file if they are the same; raise UserError."""
         if self._best and self._best.step == step:
             self._write(BEST, self._best, is_last=True)
             return
@@ -63,15 +63,15 @@ class BestWeights:
 
 
 class BackgroundWriter:
-    """Thread that writes submissions in turn; submitting waits for the previous one."""
+    """Thread that runs submitted writes; a submission waits until the previous one is written."""
 
     def __init__(self, on_wait: Callable[[], None] = lambda: None):
-        """on_wait is called every second while finish waits."""
+        """Start the thread; on_wait is called every second while finish() waits."""
         self._pool, self._on_wait = ThreadPoolExecutor(1, 'save', leave_openmp_to_engine), on_wait
         self._pending: Future[object] | None = None
 
     def submit(self, *writes: Callable[[], object]) -> None:
-        """Write in order in the background, after the previous submission; raise the UserError of that submission."""
+        """Run writes in order in the background, after the previous submission; raise the error of that submission."""
         self.finish()
         self._pending = self._pool.submit(lambda: [write() for write in writes])
 
@@ -81,7 +81,7 @@ class BackgroundWriter:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until everything is written; raise its error."""
+        """Wait until the last submission is written; raise its error, if any."""
         while self._pending and not wait([self._pending], timeout=1).done:
             self._on_wait()
         pending, self._pending = self._pending, None

@@ -7,7 +7,7 @@ from mlperf_rn50.config import SECTIONS, Config, field_names, to_tree
 from mlperf_rn50.errors import CheckpointError, ConfigError, nearest
 
 # Keys that may always differ because they do not change the computation: paths, speed, checkpoints, reports and the end
-# of training. Batch keys are included because the plan compares the resulting batch; run.seed is never compared.
+# of training. Batch sizes and run.seed are also included, because session.py compares them separately.
 FREE = frozenset((
     *(f'run.{key}' for key in field_names(SECTIONS['run'])),
     *(f'checkpoint.{key}' for key in field_names(SECTIONS['checkpoint'])),
@@ -19,13 +19,13 @@ FREE = frozenset((
     'train.local_batch_size', 'train.global_batch_size', 'train.eval_batch_size', 'train.num_warmup_steps',
     'train.max_epochs', 'train.target_accuracy'))
 
-# The default of this key changed from false to null; older checkpoints lack _ADDED_WITH_IT.
+# The default of the first key changed from false to null when the second was added. Older checkpoints lack the second.
 _FORMER_DEFAULT, _ADDED_WITH_IT = ('model.fused_bn_relu', False, None), 'fused_bn_add_relu'
 
 
 @dataclass(frozen=True)
 class Change:
-    """A configuration key, such as schedule.base_lr, that differs after a resume."""
+    """A configuration key, such as schedule.base_lr, whose value differs after a resume."""
 
     key: str
     before: Any
@@ -36,7 +36,7 @@ class Change:
 
 
 def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> list[Change]:
-    """Compare a configuration with an earlier tree; keys newer than the tree count as defaults."""
+    """Return the changes since an earlier configuration; a key that did not exist then counts as having its default."""
     now, default = to_tree(config), to_tree(Config())
     whole = {section: {**default.get(section, {}), **keys} for section, keys in before.items()}
     changes = [Change(f'{section}.{key}', value, now.get(section, {}).get(key)) for section, keys in whole.items()
@@ -47,10 +47,10 @@ def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> lis
 
 
 def check_changes(changes: Sequence[Change], allowed: Sequence[str], where: str) -> None:
-    """Raise CheckpointError for changes that are neither free nor allowed; where: checkpoint path."""
+    """Raise CheckpointError for changes in neither FREE nor allowed; where: path of the checkpoint."""
     refused = [c for c in changes if c.key not in FREE and c.key not in allowed]
     if refused:
-        raise CheckpointError(f'{where}: the configuration differs from the earlier run: '
+        raise CheckpointError(f'{where}: the configuration differs from the earlier one: '
                               f'{", ".join(map(str, refused))}; restore it, or accept these changes with '
                               f'--allow-changed {",".join([*allowed, *(c.key for c in refused)])}')
 

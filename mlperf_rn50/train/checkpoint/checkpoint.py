@@ -1,7 +1,7 @@
 """Checkpoints, written atomically and verified when read.
 
-A checkpoint is a folder step_<n> with arrays.npz and the small state.json, which contains the SHA-256 of both
-files. Order and augmentation are functions of (seed, epoch, step), so the global step defines the data position.
+A checkpoint is a folder step_<n> with arrays.npz and the small state.json, which contains the SHA-256 of arrays.npz and
+of its own content. Image order and augmentation depend only on seed and step, so the step defines the data position.
 """
 import errno
 import hashlib
@@ -30,7 +30,7 @@ _MAX_STATE_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint with its read-only arrays; damaged: unusable newer ones, newest first, with the reasons."""
+    """A checkpoint with its read-only arrays; damaged: newer checkpoints that are unusable, newest first, and why."""
 
     path: Path
     progress: Progress
@@ -56,7 +56,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], keep: int) -> Path:
-    """Write a checkpoint and remove all but the last `keep`; raise CheckpointError, with earlier ones untouched."""
+    """Write a checkpoint, then remove all but the newest `keep`; on failure, raise CheckpointError and remove none."""
     final = folder / f'{_PREFIX}{progress.step:08d}'
     temporary = temporary_of(final)
     try:
@@ -65,14 +65,14 @@ def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], kee
         files.write_atomically(temporary / 'state.json', _seal(
             {'format': FORMAT, 'state': asdict(progress), 'arrays_sha256': digest}))
         _sync_folder(temporary)
-        if final.exists():  # written before a resume
+        if final.exists():  # the run wrote it before a resume
             _remove(final)
         temporary.rename(final)
         _sync_folder(folder)
     except OSError as e:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept, '
-                              'free space or fix the permissions and resume') from e
+        raise CheckpointError(f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept; '
+                              'free space or fix the permissions, then resume') from e
     for old in list_checkpoints(folder)[:-keep]:
         _remove(old)
     return final
@@ -85,7 +85,7 @@ def _seal(content: dict[str, Any]) -> str:
 
 
 def _unseal(text: str) -> dict[str, Any]:
-    """Return the content given to _seal; raise ValueError for damage and CheckpointError for a different version."""
+    """Return the content given to _seal; raise ValueError for damage, CheckpointError for other format versions."""
     content = files.parse_json(text)
     if not isinstance(content, dict):
         raise ValueError(f'state.json holds a {type(content).__name__}, expected an object')
@@ -93,7 +93,7 @@ def _unseal(text: str) -> dict[str, Any]:
     is_whole, version = _seal(content) == text, content.get('format')
     if version in _UNSEALED or is_whole and version != FORMAT:
         raise CheckpointError(f'got format {str(version)[:20]}, expected {FORMAT}; resume with the program version '
-                              'that wrote it, or start a new run')
+                              'that wrote the checkpoint, or start a new run')
     if not is_whole:
         raise ValueError('state.json is damaged: its SHA-256 does not match')
     return content
@@ -120,7 +120,7 @@ def put_aside(paths: Sequence[Path]) -> None:
 def rewind(folder: Path, path: Path, progress: Progress, arrays: Mapping[str, np.ndarray]) -> None:
     """Make the progress of a resumed run the newest checkpoint of a folder; raise CheckpointError on failure.
 
-    Its step may be lower than before: with a larger batch, or after resuming from a checkpoint other than the newest.
+    Its step may be lower than that of the newest checkpoint if the batch is larger, or if an older one was resumed.
     """
     if not is_checkpoint_name(path.name) or progress.step < step_of(path):
         save(folder, progress, arrays, keep=len(list_checkpoints(folder)) + 1)
@@ -130,19 +130,19 @@ def rewind(folder: Path, path: Path, progress: Progress, arrays: Mapping[str, np
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove temporaries of killed writers; the caller holds the lock of the run."""
+    """Remove temporary folders of killed writers; the caller holds the lock of the run."""
     for path in files.temporaries_in(folder, f'{_PREFIX}*'):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the finished checkpoints of a folder by their names, oldest first, without reading them."""
+    """Return the finished checkpoints of a folder, oldest first; this only looks at names, not at content."""
     checkpoints = [p for p in folder.glob(f'{_PREFIX}*') if is_checkpoint_name(p.name) and p.is_dir()]
     return sorted(checkpoints, key=step_of)
 
 
 def newest_step(folder: Path) -> int:
-    """Return the step of a folder's newest checkpoint by its name, or -1."""
+    """Return the step in the name of a folder's newest checkpoint, or -1 if there is none."""
     return max(map(step_of, list_checkpoints(folder)), default=-1)
 
 
@@ -158,7 +158,7 @@ def step_of(path: Path) -> int:
 def load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
     """Read and verify a checkpoint; return its progress and its read-only arrays.
 
-    Raise DamagedCheckpoint with a hint at the previous one, or CheckpointError for other versions and failed reads.
+    Raise DamagedCheckpoint, which names the previous one, or CheckpointError for other versions and failed reads.
     """
     try:
         return _load(path)
@@ -201,7 +201,7 @@ def _load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
 
 
 def check_arrays(path: Path, arrays: dict[str, np.ndarray], expected: dict[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError unless names and shapes of the arrays match."""
+    """Raise CheckpointError unless the names and shapes of the arrays are as expected."""
     for name in sorted(set(expected) - set(arrays)):
         raise CheckpointError(f'{path}: {name} is missing; this checkpoint is of a different model or optimizer')
     for name in sorted(set(arrays) - set(expected)):

@@ -20,15 +20,15 @@ class Progress:
     best_top1: _Number  # a fraction
     clock_s: _Number
     global_batch_size: _From1
-    lr_batch_size: _From1  # images per step that the configured learning rate is for
+    lr_batch_size: _From1  # images per step for which the learning rate is configured
     num_train: _From1
     result_index: _From0
-    nodes: list[Annotated[int, Meta(ge=0, lt=2**31)]]  # node of every rank
+    nodes: list[Annotated[int, Meta(ge=0, lt=2**31)]]  # node number of every rank
     num_resumes: _From0 = 0
     last_lr: _Number = 0.0  # 0 before the first step
     loss_scale: _Number = 1.0
     num_finite_steps: _From0 = 0
-    images: _From0 = 0  # this and train_s: since the start or the last resume
+    images: _From0 = 0  # images and train_s count from the start or the last resume
     train_s: _Number = 0.0
     config: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -39,10 +39,10 @@ class Progress:
 
 
 def parse_progress(tree: Any) -> Progress:
-    """Return the record from a JSON value; raise ValueError for wrong keys, types or ranges."""
+    """Return the progress in a JSON value; raise ValueError for wrong keys, types or values."""
     keys = [f.name for f in fields(Progress)]
     if not isinstance(tree, dict) or set(tree) != set(keys):
-        raise ValueError(f'the state has keys other than {", ".join(keys)}')
+        raise ValueError(f'the state lacks keys, or has keys other than {", ".join(keys)}')
     progress = msgspec.convert(tree, Progress)
     if len(progress.nodes) != progress.world_size:
         raise ValueError(f'nodes: got {len(progress.nodes)}, expected one for each of {progress.world_size} ranks')

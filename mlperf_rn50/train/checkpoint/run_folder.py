@@ -1,7 +1,7 @@
 """Files of a run. A folder may contain several numbered runs; nothing is overwritten.
 
 Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/; run k owns
-result_k.txt, config_k.yaml and so on. .run_k.lock reserves the number k; the program that writes the run locks it.
+result_k.txt, config_k.yaml and so on. .run_k.lock reserves the number k, and is locked while a program writes run k.
 """
 import fcntl
 import re
@@ -17,12 +17,12 @@ from mlperf_rn50.mllog.read.reader import read_events
 from mlperf_rn50.system.telemetry import host_file_name
 from mlperf_rn50.train.checkpoint.checkpoint import clear_unfinished, is_checkpoint_name, list_checkpoints
 
-# Files and folders with the number of their run.
+# Names of files and folders that contain the number of their run.
 _NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints|weights)_(\d+).*')
 
 
 class _NumberedPath:
-    """Path of a run with its number; first: text that replaces the number for run 0."""
+    """Path that contains the number of its run; first: text that replaces the number for run 0."""
 
     def __init__(self, stem: str, suffix: str = '', first: str = ''):
         self._stem, self._suffix, self._first = stem, suffix, first
@@ -52,7 +52,7 @@ class RunFolder:
         return self.dir / f'telemetry_{self.index}_{host_file_name(host)}.jsonl'
 
     def clear_unfinished(self) -> None:
-        """Remove temporaries of killed writers; the caller holds the lock of the run."""
+        """Remove temporary files of killed writers; the caller holds the lock of the run."""
         clear_unfinished(self.checkpoints)
         for path in (*temporaries_in(self.weights), *temporaries_in(self.dir, self.config.name),
                      *temporaries_in(self.dir, self.env.name)):
@@ -60,7 +60,7 @@ class RunFolder:
 
 
 def clear_abandoned(run: RunFolder) -> None:
-    """Remove temporaries of killed writers of the folder's other runs; skip runs that are locked."""
+    """Remove temporary files that killed writers of the folder's other runs left; skip locked runs."""
     for path in run.dir.glob('.run_*.lock'):
         match = re.fullmatch(r'\.run_(\d+)\.lock', path.name)
         if not match or path == run.lock:
@@ -82,7 +82,7 @@ def run_numbers(folder: Path) -> list[int]:
 
 
 def next_index(folder: Path) -> int:
-    """Return the next free run number of a folder, created if missing; raise UserError on failure."""
+    """Return the next free run number of a folder, which is created if missing; raise UserError on failure."""
     with writing_folder(folder, 'run.dir'):
         folder.mkdir(parents=True, exist_ok=True)
         taken = [int(m[1]) for p in folder.iterdir() if (m := _NUMBERED.fullmatch(p.name))]
@@ -92,7 +92,7 @@ def next_index(folder: Path) -> int:
 
 
 def new_run(folder: Path) -> RunFolder:
-    """Claim the next free run number of a folder, created if missing; raise UserError on failure."""
+    """Claim the next free run number of a folder, which is created if missing; raise UserError on failure."""
     while True:
         run = RunFolder(folder, next_index(folder))
         with writing_folder(folder, 'run.dir'), suppress(FileExistsError):  # another program claimed it first
@@ -101,7 +101,7 @@ def new_run(folder: Path) -> RunFolder:
 
 
 def find_run(path: Path) -> tuple[RunFolder, Path]:
-    """Return the run for --resume PATH, and its checkpoints folder or one checkpoint, unread; raise CheckpointError."""
+    """Find the run for --resume PATH, and its checkpoints folder or one checkpoint, but read none; raise UserError."""
     checkpoints = path.parent
     if not is_checkpoint(path):
         folders = [path] if path.name.startswith('checkpoints') else sorted(path.glob('checkpoints*'), key=_run_index)
@@ -119,7 +119,7 @@ def find_run(path: Path) -> tuple[RunFolder, Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Check whether a path names a checkpoint and not a folder of checkpoints."""
+    """Check whether a path is a checkpoint, not a folder of checkpoints."""
     return is_checkpoint_name(path.name) or (path / 'state.json').exists()
 
 

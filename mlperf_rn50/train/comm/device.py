@@ -12,13 +12,13 @@ from mlperf_rn50.train.comm.horovod import Comm
 
 
 def device_id_of(config: Config, comm: Comm) -> int | None:
-    """Return MXNet's number of this rank's GPU, None on CPUs; all ranks call it and raise the same ConfigError."""
+    """Return MXNet's number of this rank's GPU, None on CPUs. All ranks must call this and get the same ConfigError."""
     if config.train.device == 'cpu':
         return None
     num_gpus = mx.context.num_gpus()
     own = make_view(platform.node(), find_visible_gpus() if num_gpus else [], num_gpus, os.environ.get(VISIBLE))
     views = [View(v['host'], tuple(v['uuids']), v['visible']) for v in comm.gather_object(asdict(own))]
     if not any(v.uuids for v in views):
-        raise ConfigError('train.device: got gpu, and MXNet sees none; install a GPU build (launch/setup.sh with '
+        raise ConfigError('train.device: got gpu, but MXNet finds no GPU; install a GPU build (launch/setup.sh with '
                           'MLPERF_RN50_VARIANT) and the driver, or set train.device=cpu')
     return choose_gpus(views, config.run.ranks_per_device)[comm.rank]

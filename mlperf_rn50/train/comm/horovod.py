@@ -1,7 +1,7 @@
 """Communication between ranks through Horovod, and for a single process.
 
-Without a launcher (mpirun, horovodrun, srun) there is one rank and Horovod is not used, because MPI cannot always start
-without one. Ranks that share a GPU exchange in two stages, see sharing.py.
+Without a launcher (mpirun, horovodrun, srun) there is one rank, and Horovod is not used because MPI cannot always start
+without a launcher. Ranks that share a GPU exchange in two stages; see sharing.py.
 """
 import json
 import math
@@ -20,13 +20,13 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.launcher_env import launched_size
 from mlperf_rn50.train.comm.sharing import check_places, find_sets, find_stages
 
-# More than the number of concurrent sums, and few enough names for Horovod's cache.
+# Number of names for background sums: more than are ever pending, and few enough for Horovod's cache.
 _MAX_IN_BACKGROUND = 16
 Exchange = Callable[[], AbstractContextManager[None]]
 
 
 class Comm:
-    """The ranks of a run, which call the methods in the same order; this base class is for a single rank."""
+    """The ranks of a run. All must call the methods in the same order. This base class is for a single rank."""
 
     rank, world_size, local_rank, local_size = 0, 1, 0, 1
 
@@ -34,14 +34,14 @@ class Comm:
         """Copy the arrays of rank 0 to all ranks, in place."""
 
     def sum_gradients(self, grads: Sequence[mx.nd.NDArray], bucket: int = 0) -> None:
-        """Sum a bucket of gradients over ranks in place, as one exchange, without waiting; buckets may overlap."""
+        """Sum a bucket of gradients over ranks in place, as one exchange, without waiting; exchanges may overlap."""
 
     def sum_in_background(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
-        """Return the sum over ranks of a small array, without waiting."""
+        """Return a small array, summed over ranks, without waiting for the sum."""
         return array
 
     def average(self, arrays: Sequence[mx.nd.NDArray]) -> None:
-        """Average over ranks in place."""
+        """Average arrays over ranks in place."""
 
     def sum(self, counts: Sequence[int]) -> list[int]:
         """Return exact sums of integers over ranks."""
@@ -55,21 +55,21 @@ class Comm:
         """Wait for all ranks."""
 
     def subset(self, size: int) -> 'Comm | None':
-        """Return the first `size` ranks, one of the sizes of open_comm; None on the others."""
+        """Return a Comm of the first `size` ranks, None on the others; size: one of open_comm's subset_sizes."""
         return self
 
 
 def fp16_scale(world_size: int) -> float:
-    """Return the factor, a power of two, on gradients exchanged in 16 bits.
+    """Return the factor, a power of two, that scales gradients before they are exchanged in 16 bits.
 
-    It is large so that small values do not flush to zero, but sums over all ranks of values up to 16 stay below 65,504,
-    the maximum of float16. Larger values are clipped.
+    The factor is large so that small values do not flush to zero, but sums over all ranks of values up to 16 stay below
+    65,504, the maximum of float16. Larger values are clipped.
     """
     return 2.0 ** max(0, 12 - math.ceil(math.log2(world_size)))
 
 
 def _copy(sources: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
-    """Copy arrays into targets, except into themselves, without waiting."""
+    """Copy arrays into targets without waiting; skip arrays that are their own targets."""
     for source, target in zip(sources, targets):
         if source is not target:
             source.copyto(target)
@@ -83,12 +83,12 @@ def _set_to_minus_0(arrays: Sequence[mx.nd.NDArray]) -> None:
 
 
 def check_controller(env: Mapping[str, str], has_mpi: bool, has_gloo: bool) -> None:
-    """Raise ConfigError if Horovod was built without the controller of the launcher."""
+    """Raise ConfigError if Horovod was built without the controller that the launcher requires."""
     if env.get('HOROVOD_CONTROLLER') == 'gloo' and not has_gloo:
-        raise ConfigError('HOROVOD_CONTROLLER: got gloo from the launcher, and Horovod was built without Gloo; start '
+        raise ConfigError('HOROVOD_CONTROLLER: got gloo from the launcher, but Horovod was built without Gloo; start '
                           'the ranks with launch/mpirun.sh')
     if 'OMPI_COMM_WORLD_SIZE' in env and not has_mpi:
-        raise ConfigError('got ranks of mpirun, and Horovod was built without MPI; use launch/horovodrun.sh')
+        raise ConfigError('mpirun started the ranks, but Horovod was built without MPI; use launch/horovodrun.sh')
 
 
 class HorovodComm(Comm):
@@ -113,8 +113,8 @@ class HorovodComm(Comm):
             check_places(self.gather_object([platform.node(), self.local_rank]), num_sharing)
 
     def broadcast(self, arrays):
-        # Horovod's broadcast may read the name of a tensor after it was freed (0.28.1, EnqueueTensorBroadcast), so all
-        # other ranks contribute -0 to a sum that equals the array of rank 0 to the bit.
+        # Horovod's broadcast may read a tensor name after it is freed (0.28.1, EnqueueTensorBroadcast). Instead, all
+        # ranks other than 0 contribute -0 to a sum, which therefore equals the array of rank 0 to the bit.
         ordered = [array for _, array in sorted(arrays.items())]
         if self.rank:
             _set_to_minus_0(ordered)
@@ -125,7 +125,7 @@ class HorovodComm(Comm):
 
     def sum_gradients(self, grads, bucket=0):
         name = f'gradients/{bucket}'
-        if self._compression == 'none' or grads[0].dtype == np.float16:  # float16 gradients have the loss scale
+        if self._compression == 'none' or grads[0].dtype == np.float16:  # the loss scale suffices for float16
             self._sum(list(grads), name)
             return
         scale, most = fp16_scale(self.world_size), np.finfo(np.float16).max / self.world_size
@@ -135,7 +135,7 @@ class HorovodComm(Comm):
             grad[:] = reduced.astype(grad.dtype) / scale
 
     def sum_in_background(self, array):
-        # Horovod rejects names in use, and several sums may be pending on a slow network.
+        # Horovod rejects a name that is in use, and several sums may be pending on a slow network.
         total = array.copy()
         self._sum([total], f'background/{next(self._turns)}')
         return total
@@ -149,13 +149,13 @@ class HorovodComm(Comm):
     def _sum(self, arrays, name):
         """Sum device arrays over ranks in place, as one exchange, without waiting.
 
-        float16 is summed in float16 on the host, as by NCCL, so that an overflow is infinite in the leader's sum
-        and therefore on all ranks. Every rank takes the result from the last sum within its GPU.
+        As with NCCL, float16 arrays are summed in float16 on the host, so that an overflow is infinite in the leader's
+        sum and therefore on all ranks. Every rank takes the result from the last sum among the ranks of its GPU.
         """
         sharers, leaders = find_stages(self.rank, self.world_size, self._num_sharing)
         hosts = self._host_arrays(arrays, name) if len(sharers) > 1 else arrays
         _copy(arrays, hosts)
-        name = f'{name}/{self.world_size}'  # subsets share process sets with all ranks
+        name = f'{name}/{self.world_size}'  # a subset may use the same process set as all ranks, with other arrays
         self._sum_among(sharers, hosts, f'{name}/sharers')
         if len(leaders) > 1:
             if self.rank == sharers[0]:
@@ -225,8 +225,8 @@ def open_comm(compression: str, subset_sizes: Sequence[int] = (), exchange: Exch
 
     Args:
         subset_sizes: sizes that Comm.subset will be called with.
-        exchange: context of operations that wait for all ranks.
-        num_sharing: neighbouring ranks that share a GPU, see sharing_of; the last GPU may have fewer.
+        exchange: returns a context manager, which each operation that waits for all ranks enters.
+        num_sharing: number of consecutive ranks that share a GPU (see sharing_of); the last GPU may have fewer.
     """
     size = launched_size()
     if size is None:

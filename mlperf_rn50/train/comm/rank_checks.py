@@ -9,25 +9,25 @@ from typing import Any
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.train.comm.horovod import Comm
 
-STRAGGLER_FACTOR = 1.15  # on the median compute time of all ranks
+STRAGGLER_FACTOR = 1.15  # a straggler's compute time is above this multiple of the median
 
 
 def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:
-    """Raise RunFailed if the arrays of the ranks differ after an epoch (from 0); all ranks call it."""
+    """Raise RunFailed if the ranks' arrays differ after an epoch (epochs count from 0). All ranks must call this."""
     own = zlib.crc32(json.dumps(sorted(digests.items())).encode())
     if len(set(comm.gather_object(own))) > 1:
         raise RunFailed(describe_divergence(comm.gather_object(dict(digests)), epoch))
 
 
 def check_finite(name: str | None, epoch: int) -> None:
-    """Raise RunFailed if name is an array that is not finite; all ranks call it after check_agreement."""
+    """Raise RunFailed if an array, given by name, is not finite. All ranks must call this after check_agreement."""
     if name:
         raise RunFailed(f'{name} holds values that are not finite after epoch {epoch + 1}, which a ReLU may hide from '
                         'the loss; resume from a checkpoint before this epoch')
 
 
 def describe_divergence(digests: Sequence[Mapping[str, int]], epoch: int) -> str:
-    """Describe which ranks differ from the majority, and the first differing array; digests: by rank and name."""
+    """Describe which ranks differ from the majority, and the first differing array; digests: by rank and array."""
     usual = {name: Counter(d[name] for d in digests).most_common(1)[0] for name in digests[0]}
     names = [n for n in usual if len({d[n] for d in digests}) > 1]
     # Without a majority, the deviating rank is unknown and all are listed.

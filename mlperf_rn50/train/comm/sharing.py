@@ -1,8 +1,8 @@
-"""Exchange of ranks that share a GPU. Pure except for sharing_of.
+"""Gradient exchange between ranks that share a GPU. Pure except for sharing_of.
 
-NCCL rejects a communicator with two ranks of one GPU. Horovod creates a communicator per process set with the first
-exchange of a GPU array, and sends host arrays through MPI or Gloo. Therefore the ranks of each GPU sum in host memory,
-one of them, the leader, exchanges the sum through NCCL, and the others receive the result through host memory.
+NCCL rejects a communicator with two ranks on one GPU. Horovod creates a communicator per process set at the first
+exchange of a GPU array, and sends host arrays through MPI or Gloo. Therefore the ranks of each GPU sum in host memory.
+One of them, the leader, then exchanges the sum through NCCL, and the others receive the result through host memory.
 """
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,7 +25,7 @@ def find_sets(num_ranks: int, num_sharing: int) -> list[tuple[int, ...]]:
 
 
 def check_places(places: Sequence[tuple[str, int]], num_sharing: int) -> None:
-    """Raise ConfigError if ranks that should share a GPU do not."""
+    """Raise ConfigError if ranks that should share a GPU are not consecutive ranks of one host."""
     for first in range(0, len(places), num_sharing):
         sharers = list(enumerate(places[first:first + num_sharing], first))
         (_, (host, local_rank)) = sharers[0]
@@ -38,7 +38,7 @@ def check_places(places: Sequence[tuple[str, int]], num_sharing: int) -> None:
 
 
 def decide_sharing(device: str, ranks_per_device: int, has_nccl: bool) -> int:
-    """Return how many neighbouring ranks sum first; 1 without NCCL, because Horovod then copies GPU arrays."""
+    """Return how many consecutive ranks sum in host memory first; 1 without NCCL, as Horovod then copies to it."""
     return ranks_per_device if device == 'gpu' and has_nccl else 1
 
 
@@ -46,7 +46,7 @@ def sharing_of(config: Config) -> int:
     """Return decide_sharing for a configuration and the installed Horovod."""
     if launched_size() is None or decide_sharing(config.train.device, config.run.ranks_per_device, True) == 1:
         return 1
-    with suppress(ImportError):  # open_comm reports it
+    with suppress(ImportError):  # open_comm reports a missing Horovod
         import horovod.mxnet as hvd
         return decide_sharing(config.train.device, config.run.ranks_per_device, bool(hvd.nccl_built()))
     return 1

@@ -54,11 +54,11 @@ class MlperfLog:
 
 
 def render_changes(event: events.Resumed) -> dict[str, dict[str, list[Any]]]:
-    """Return the changed configuration keys of a resumed run as [before, now]; nothing without changes."""
+    """Return the changed configuration keys of a resumed run with [before, now] for each; {} without changes."""
     return {'changed': {c.key: [c.before, c.now] for c in event.changes}} if event.changes else {}
 
 
 def render_ranks(plan: Plan, num_hosts: int) -> dict[str, float]:
-    """Return the ranks, batch and learning rate factor of a resumed run."""
+    """Return a resumed run's ranks, nodes, global batch size and learning rate factor."""
     return {'number_of_ranks': plan.world_size, 'number_of_nodes': num_hosts,
             'global_batch_size': plan.global_batch_size, 'lr_scale': plan.lr_scale}

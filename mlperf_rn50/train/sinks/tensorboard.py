@@ -13,10 +13,10 @@ from mlperf_rn50.train import events
 
 
 class TensorBoard:
-    """Writer of an event file, without SummaryWriter because its thread hides the errors of a full disk."""
+    """Writer of an event file; SummaryWriter is not used because its thread hides the errors of a full disk."""
 
     def __init__(self, folder: Path, first_step: int):
-        """Open the file; a resumed run invalidates events of later steps."""
+        """Open the file; a resumed run (first_step above 0) invalidates the events of later steps."""
         self._folder, self._step, self._dataset = folder, 0, ''
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)

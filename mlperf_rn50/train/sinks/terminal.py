@@ -1,4 +1,4 @@
-"""Terminal output of rank 0: a bar per epoch or, without a terminal, lines. All lines also go to train.log."""
+"""Output of rank 0: a progress bar per epoch, or lines if stderr is not a terminal. All lines also go to train.log."""
 import logging
 import sys
 import time
@@ -10,7 +10,7 @@ from mlperf_rn50.files import LineFile
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 
-_PLAIN_PERIOD_S = 30.0  # between two progress lines without a terminal
+_PLAIN_PERIOD_S = 30.0  # between two progress lines if stderr is not a terminal
 
 
 class _LogFile(logging.Handler):
@@ -80,7 +80,7 @@ class Terminal:
                 self._console.warning('%s', event.text)
             case events.Ended():
                 self._end_bar()
-                if event.status != 'failed':  # the error message reports it
+                if event.status != 'failed':  # the error message reports a failure
                     info('%s after %.1f s, best Top-1 %.2f %% on %s', event.status, event.time_s,
                          100 * event.best_top1, self._dataset)
 
@@ -122,7 +122,7 @@ class Terminal:
 
 
 class EpochProgress:
-    """Progress of one epoch (from 0, shown from 1); first_step: steps done before a resume."""
+    """Progress of one epoch, counted from 0 and shown from 1; first_step: steps of the epoch done before a resume."""
 
     def __init__(self, console: logging.Logger, epoch: int, num_steps: int, first_step: int):
         self._console, self._epoch, self._num_steps = console, epoch, num_steps

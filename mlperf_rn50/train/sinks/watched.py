@@ -5,7 +5,7 @@ from mlperf_rn50.train.watchdog.position import Position
 
 
 class Watched:
-    """Signs of life for the watcher."""
+    """Sink that turns events into signs of life for the watcher."""
 
     def __init__(self, position: Position):
         self._position = position
@@ -14,7 +14,7 @@ class Watched:
         match event:
             case events.StepDone():
                 self._position.now('training', event.step)
-            case events.EpochStarted():  # the first step may wait for rank 0, which writes the checkpoint
+            case events.EpochStarted():  # the first step may wait until rank 0 has written a checkpoint
                 is_written = self._position.phase != 'writing a checkpoint'
                 self._position.now('training' if is_written else None, event.first_step)
             case events.EvalStarted():
@@ -29,7 +29,7 @@ class Watched:
 
 
 class Sampled:
-    """Telemetry of this node, on the run's clock."""
+    """Sink that gives this node's telemetry the run's clock and raises the telemetry's errors."""
 
     def __init__(self, telemetry: Telemetry):
         self._telemetry = telemetry

@@ -11,7 +11,7 @@ from mlperf_rn50.system.launcher_env import launched_rank
 from mlperf_rn50.train.watchdog import stall_report
 
 T = TypeVar('T')
-# Phases of a rank, each with the key of comm that limits the time without a sign of life.
+# Phases of a rank, each with the key in section comm that limits the time without a sign of life.
 PHASES = {'start-up': 'start_limit_s', 'training': 'stall_limit_s', 'evaluation': 'eval_limit_s',
           'writing a checkpoint': 'checkpoint_limit_s'}
 
@@ -28,7 +28,7 @@ class Position:
         self._shared = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared)))
 
     def now(self, phase: str | None = None, step: int | None = None) -> None:
-        """Give a sign of life; None leaves phase or number of steps taken unchanged."""
+        """Give a sign of life; set the phase and the number of completed steps, unless None."""
         if phase is not None:
             self._shared.phase = list(PHASES).index(phase)
         if step is not None:
@@ -56,7 +56,7 @@ class Position:
             self._shared.calling = 0
 
     def mark_exchange(self, is_exchanging: bool) -> None:
-        """Record the start (True) or end of a gradient exchange; its step has been computed."""
+        """Record the start (True) or end (False) of a gradient exchange; at its start, the step has been computed."""
         self._shared.computed += is_exchanging
         self._shared.exchanging = is_exchanging
 

@@ -1,7 +1,7 @@
 """Report of a stalled rank: its stacks, and which ranks wait for which.
 
-It goes to <run folder>/stalled/<job>/rank_<r>.txt and .json, which the watchers of other ranks read on a shared file
-system. Storage and rank may hang, so a forked process with a time limit does the work.
+The report is written to <run folder>/stalled/<job>/rank_<r>.txt and .json. The watchers of other ranks read it on a
+shared file system. Storage and rank may hang, so a forked process with a time limit does the work.
 """
 import json
 import os
@@ -20,20 +20,20 @@ from mlperf_rn50.files import write_atomically
 from mlperf_rn50.system.launcher_env import launched_rank
 from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure
 
-# On this otherwise unused signal, faulthandler writes the stacks of the rank.
+# Otherwise unused signal on which faulthandler writes the stacks of the rank.
 STACK_SIGNAL = getattr(signal, 'SIGSTKFLT', 16)  # Python 3.10 has no name for it
 WAITING = 'waiting'
-_CLOCK_SKEW_S = 60
-_QUIET_S = 1.0  # without new output, after which a dump counts as complete
-_MAX_NAMED = 10
-# Variables that identify one start of all ranks, set by the launchers, Open MPI or Slurm.
+_CLOCK_SKEW_S = 60  # tolerated difference between the clocks of hosts
+_QUIET_S = 1.0  # time without new output after which a dump of stacks counts as complete
+_MAX_NAMED = 10  # ranks named in a message
+# Environment variables that identify one start of all ranks, set by the launchers, Open MPI or Slurm.
 _JOBS = ('MLPERF_RN50_JOB', 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'SLURM_JOB_ID')
-_FULL_BYTES = 1_000_000
+_FULL_BYTES = 1_000_000  # free bytes below which a folder counts as full
 
 
 @dataclass(frozen=True)
 class State:
-    """State of a rank. num_reached counts exchanges, equally on all ranks; time_s: seconds since 1970."""
+    """State of a rank. num_reached: number of exchanges that the rank has reached; time_s: seconds since 1970."""
 
     rank: int
     host: str
@@ -45,7 +45,7 @@ class State:
 
 
 def stalled_folder(run_dir: Path, variables: dict[str, str]) -> Path:
-    """Return the folder for stall reports of one start."""
+    """Return the folder for the stall reports of one start of all ranks."""
     job = next((variables[n] for n in _JOBS if n in variables), 'job')
     return run_dir / 'stalled' / re.sub(r'[^\w.-]', '_', job)
 
@@ -71,14 +71,14 @@ def run_limited(limit_s: float, work: Callable[[], str]) -> str | None:
 
 
 def note(folder: Path, reason: str) -> str:
-    """Add this host to the failures of the run; a launcher counts them to choose hosts."""
+    """Add this rank and its host to the failures of the run, which a launcher counts to choose hosts; return ''."""
     note_failure(folder.parent.parent, Failure(os.environ.get('MLPERF_RN50_JOB', ''), platform.node(), reason,
                                                launched_rank()))
     return ''
 
 
 def record(folder: Path, state: State, pid: int, stacks: int) -> str:
-    """Write the state of a stalled rank and its stacks from the pipe `stacks`; return their path."""
+    """Write the state of a stalled rank and its stacks from the pipe `stacks`; return the path of the stacks."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f'rank_{state.rank}.json', json.dumps(asdict(state)))
     path = folder / f'rank_{state.rank}.txt'
@@ -115,7 +115,7 @@ def read_states(folder: Path, since_s: float) -> list[State]:
 
 
 def explain(own: State, others: Sequence[State], size: int) -> str:
-    """Describe which ranks a stalled rank waits for, or which wait for it; size: number of all ranks."""
+    """Describe which ranks a stalled rank waits for, or which ranks wait for it; size: number of all ranks."""
     states = sorted([own, *others], key=lambda s: s.rank)
     front = max(s.num_reached for s in states)
     behind = [s for s in states if s.num_reached < front]
@@ -136,14 +136,14 @@ def explain(own: State, others: Sequence[State], size: int) -> str:
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as text, shortened: rank 2; ranks 0, 1, 3."""
+    """Return ranks as shortened text, such as 'rank 2' or 'ranks 0, 1, 3'."""
     names = [str(r) for r in ranks]
     more = f', ... {names[-1]} ({len(names)})' if len(names) > _MAX_NAMED else ''
     return f'rank{"s" if len(names) > 1 else ""} {", ".join(names[:_MAX_NAMED])}{more}'
 
 
 def full_folders() -> str:
-    """Describe full folders that a start writes to; '' if there are none."""
+    """Describe the folders for temporary files and shared memory that are full; '' if there are none."""
     texts = []
     for folder in dict.fromkeys([os.environ.get('TMPDIR', '/tmp'), '/dev/shm']):
         try:

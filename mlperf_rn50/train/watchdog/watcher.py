@@ -1,7 +1,7 @@
 """Watcher process of a rank, which reports and ends a rank that dies or hangs.
 
 The launcher starts the watcher, which forks the rank before heavy imports, reads the rank's position from shared memory
-and reports the end of the rank in one line. A rank whose watcher is killed reports that.
+and reports the end of the rank in one line. If the watcher is killed, the rank reports it.
 """
 import ctypes
 import faulthandler
@@ -24,12 +24,12 @@ from mlperf_rn50.train.watchdog import stall_report
 from mlperf_rn50.train.watchdog.position import PHASES, Position
 from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, StopRequests, catch
 
-_GRACE_S = 15.0  # for a checkpoint after the end of the launcher
-_REPORTS_S = 3.0  # for the reports of other stalled ranks
+_GRACE_S = 15.0  # time for a checkpoint after the launcher has ended
+_REPORTS_S = 3.0  # time for other stalled ranks to write their reports
 _RECORD_LIMIT_S = 15.0
 _READ_LIMIT_S = 5.0
 _POLL_S = 0.5
-# Number of kept samples; the oldest must predate the kill, which the kernel counts before the rank ends.
+# Kept samples of the kernel's number of kills. The oldest must predate a kill, which is counted before the rank ends.
 _NUM_KILL_SAMPLES = 40
 _PR_SET_PDEATHSIG = 1
 
@@ -38,8 +38,8 @@ _PR_SET_PDEATHSIG = 1
 class Health:
     """State of a rank as seen by its watcher; times are in seconds on the monotonic clock.
 
-    beat_at: last sign of life. limit_s: 0 for no limit. orphaned_at: end of the launcher.
-    stacks: path of the stacks of this stall, '' if there are none, None before they are recorded.
+    beat_at: last sign of life. limit_s: time allowed without one, 0 for no limit. orphaned_at: end of the launcher.
+    stacks: path of the stacks recorded in this stall, '' if there are none, None before they are recorded.
     """
 
     rank: int
@@ -70,14 +70,14 @@ def assess(health: Health, now: float) -> tuple[Action, str]:
         return Action.RECORD, ''
     if health.is_stopped:
         return Action.END, f'stopped (SIGSTOP) for {silent_s:.0f} s'
-    # The causing rank reports first; among the ranks that wait for it, the lowest.
+    # The rank that causes the stall reports first; of the ranks that wait for it, the lowest does.
     if silent_s < health.limit_s + _REPORTS_S + min(health.rank, 10):
         return Action.WAIT, ''
     return Action.END_AND_EXPLAIN, f'no progress for {silent_s:.0f} s (comm.{PHASES[health.phase]})'
 
 
 class Watcher:
-    """Watcher of one rank; see run_watched. stacks: pipe for the stacks of the rank."""
+    """Watcher of one rank; see run_watched. stacks: pipe from which to read the stacks of the rank."""
 
     def __init__(self, pid: int, position: Position, limits_s: Mapping[str, float], folder: Path | None,
                  can_stop: bool, stacks: int, parent: int):
@@ -91,7 +91,7 @@ class Watcher:
         self._kills = deque([self._memory.num_kills], _NUM_KILL_SAMPLES)
 
     def wait(self) -> int:
-        """Watch the rank to its end; return the exit code for the launcher."""
+        """Watch the rank until it ends; return the exit code for the launcher."""
         catch(self._on_signal)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         while True:
@@ -115,7 +115,7 @@ class Watcher:
         if os.getppid() != self._parent and health.orphaned_at is None:
             health = replace(health, orphaned_at=now)
             position.request_stop()
-            self._signal(signal.SIGTERM)  # take a checkpoint, if the other ranks are alive
+            self._signal(signal.SIGTERM)  # the rank takes a checkpoint if the other ranks are alive
         self._health = replace(health, phase=position.phase, limit_s=self._limits_s[position.phase],
                                is_stopped=stall_report.is_stopped(self._pid))
 
@@ -141,7 +141,7 @@ class Watcher:
         if self._is_ended:
             return EXIT_AT_ONCE
         code = os.waitstatus_to_exitcode(status)
-        number = 9 if code == 128 + signal.SIGKILL else -code  # from a shell between watcher and rank
+        number = 9 if code == 128 + signal.SIGKILL else -code  # a shell between watcher and rank returns 128 + 9
         if number <= 0:
             return code
         # A stop signal comes from a launcher that ends its ranks and reports the reason.
@@ -152,7 +152,7 @@ class Watcher:
     def _cause(self, number: int) -> list[str]:
         after = out_of_memory.take_sample(self._pid, self._cgroup, self._memory)
         causes = [out_of_memory.explain_death(number, self._memory, after, launched_local()[1])]
-        if number == signal.SIGBUS:  # a full file system behind mapped memory
+        if number == signal.SIGBUS:  # possible cause: a full file system behind mapped memory
             causes.append(stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders) or '')
         return [cause for cause in causes if cause]
 
@@ -163,7 +163,7 @@ class Watcher:
             stall_report.record, self._folder, self._position.state(), self._pid, self._stacks)) or ''
 
     def _describe_stall(self) -> str:
-        """Describe the cause of the wait, full folders during start-up, and the path of the stacks."""
+        """Describe the cause of a stall, full folders if the rank is in start-up, and the path of the stacks."""
         stacks = self._health.stacks
         text = stall_report.run_limited(_READ_LIMIT_S, self._explain) if self._folder and stacks else None
         full = '' if self._position.has_started else stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders)
@@ -204,18 +204,18 @@ def run_watched(program: Callable[[Position], int], stall_limit_s: float,
                 can_stop: bool = True) -> int:
     """Run a rank in a forked process and watch it; return its exit code in both processes.
 
-    The watcher forwards STOP_SIGNALS; those that the caller blocked reach the rank when it unblocks them. A forced stop
-    request ends the rank at once.
+    The watcher forwards STOP_SIGNALS; those that the caller has blocked reach the rank when the rank unblocks them. A
+    forced stop request (see StopRequests) ends the rank at once.
 
     Args:
         stall_limit_s: time without a sign of life before a rank is ended; 0 disables the limit.
-        can_stop: True if the rank handles a stop request; otherwise a request ends it at once.
+        can_stop: True if the rank handles a stop request; otherwise the request ends the rank at once.
     """
     position, parent = Position(), os.getppid()
     limits_s = {**dict.fromkeys(PHASES, stall_limit_s), **(other_limits_s or {})}
     stacks_reader, stacks_writer = os.pipe()
     reader, writer = os.pipe()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the watcher forwards them from the first moment
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # so that the watcher forwards them from the start
     pid = os.fork()
     if pid:
         os.close(reader)  # the writer stays open until this process ends
@@ -229,11 +229,11 @@ def run_watched(program: Callable[[Position], int], stall_limit_s: float,
 
 
 def _prepare_rank(position: Position, reader: int, stacks: int) -> None:
-    """Make a rank end together with its watcher, and write its stacks on a signal."""
+    """Make this rank end together with its watcher, and write its stacks on STACK_SIGNAL."""
     libc = ctypes.CDLL(None)
     threading.Thread(target=_end_with_watcher, args=(position, reader), name='watched', daemon=True).start()
-    # The thread cannot run while native code holds the GIL, so this signal ends the rank after 12 s: the C handler is
-    # alarm() with the signal number as argument.
+    # The thread cannot run while native code holds the GIL. The kernel therefore also sends SIGUSR2 after the end
+    # of the watcher. Its C handler is alarm(), called with the signal number 12, so SIGALRM ends the rank after 12 s.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     libc.signal(signal.SIGUSR2, ctypes.cast(libc.alarm, ctypes.c_void_p))
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR2)
@@ -243,7 +243,7 @@ def _prepare_rank(position: Position, reader: int, stacks: int) -> None:
 def _end_with_watcher(position: Position, reader: int) -> None:
     """Wait in a thread for the end of the watcher, report it, and end the rank."""
     os.read(reader, 1)
-    if not position.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):  # otherwise the launcher does
+    if not position.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):  # else the launcher reports
         with suppress(OSError):  # the terminal may be gone
             os.write(2, f'mlperf-rn50: {rank_name()}, {position}: the watcher was killed (SIGKILL, or out of memory); '
                         'the rank ends with it\n'.encode())
