@@ -100,7 +100,7 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
     add('--ranks-per-device', metavar='K', type=count, default=1,
         help='let K ranks share a GPU through NVIDIA MPS or, without GPUs, a set of cores (default 1)')
     add('--seeds', metavar='N', type=count, default=1,
-        help='make N consecutive runs, each with a fresh seed; with --resume, N includes finished runs in the run folder')
+        help='N consecutive runs, each with a fresh seed; with --resume, N includes finished runs in the run folder')
     add('--clear-caches', action='store_true', help='flush the page cache of every node before each run (needs root)')
     add('--restarts', metavar='N', type=count, default=0,
         help='after a failure, resume from the last checkpoint, at most N times, while restarts make progress')
