@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Binds a rank to cores of one NUMA node and the nearest GPU, sets OMP_NUM_THREADS, and prints the binding.
-# Usage: launch/bind.sh PROGRAM [ARGUMENTS...]     all launchers start their ranks with it
+# Usage: launch/bind.sh PROGRAM [ARGUMENTS...]     all launchers start their ranks with this script
 # MLPERF_RN50_BIND=off disables binding. An existing OMP_NUM_THREADS is kept.
 # SIGUSR1, the stop request, is blocked until the program unblocks it.
 set -euo pipefail

@@ -37,6 +37,6 @@ if command -v nvidia-smi >/dev/null; then
     esac
     options+=(--ulimit memlock=-1)
 fi
-# Host shared memory, files owned by the user, and time for a checkpoint after `docker stop` (default 10 s).
+# Use shared memory of the host and the ids of the user. Allow `docker stop` more than 10 s, for a checkpoint.
 exec "$engine" run --rm --network host --ipc host --user "$(id -u):$(id -g)" --env HOME=/tmp --stop-timeout 630 \
     --workdir "$PWD" "${options[@]}" --entrypoint /opt/mlperf_rn50/launch/local.sh "$image" "${rest[@]}"

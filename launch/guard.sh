@@ -28,7 +28,7 @@ guard_here() {
 ranks() {
     grep -lsz "^MLPERF_RN50_JOB=$job\$" /proc/[0-9]*/environ | cut -d/ -f3
 }
-# Only ranks that catch the signal; it would kill a starting rank, which a later request reaches.
+# Signals only ranks that catch USR1, which would kill a starting rank. A later request reaches that rank.
 ask_to_stop() {
     local pid
     for pid in $(ranks); do
@@ -64,7 +64,7 @@ keep_in_touch() { # HOST LAUNCHER JOB
     kill -USR2 "$2" 2>/dev/null
 }
 
-# Other characters in a job could address files of others.
+# With other characters, such as ../, a job could select the files of other jobs.
 if [ $# -gt 0 ] && [[ ! ${!#} =~ ^[0-9a-z-]+$ ]]; then
     set --
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains on hosts reached with ssh, with horovodrun over Gloo, without MPI; the checkout has the same path on all hosts.
+# Trains on hosts reached with ssh, using horovodrun over Gloo, not MPI. The checkout has the same path on all hosts.
 # Usage: launch/horovodrun.sh --hosts h1,h2,… | --hostfile FILE --config FILE --ranks-per-node R [OPTIONS...]
 # Example: launch/horovodrun.sh --hosts h1,h2 --config launch/configs/c4140_v100_2node.yaml
 exec "$(dirname -- "${BASH_SOURCE[0]}")/engines/launcher.sh" "${BASH_SOURCE[0]}" "$@"

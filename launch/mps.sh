@@ -3,7 +3,7 @@
 # Usage: launch/mps.sh start|stop|folder     launch/bind.sh and the launchers call it for --ranks-per-device above 1
 # Without a GPU nothing is started, and ranks share a core set.
 # folder prints the pipe folder: CUDA_MPS_PIPE_DIRECTORY, or a folder in /tmp with the same name for all ranks of a node.
-# It must be a folder, not a link, owned by this user and with mode 700.
+# The pipe folder must not be a link. This user must own it, and its mode must be 700.
 
 set -euo pipefail
 folder=${CUDA_MPS_PIPE_DIRECTORY:-/tmp/mlperf_rn50-mps-$EUID}
@@ -31,7 +31,7 @@ case ${1:-} in
 esac
 nvidia-smi -L >/dev/null 2>&1 || exit 0
 command -v nvidia-cuda-mps-control >/dev/null ||
-    fail "nvidia-cuda-mps-control is missing on $HOSTNAME; it comes with the driver, or use --ranks-per-device 1"
+    fail "nvidia-cuda-mps-control is missing on $HOSTNAME; install it with the driver, or use --ranks-per-device 1"
 export CUDA_MPS_PIPE_DIRECTORY=$folder CUDA_MPS_LOG_DIRECTORY=${CUDA_MPS_LOG_DIRECTORY:-$folder/log}
 if [ "$1" = stop ]; then
     [ -e "$folder" ] || [ -L "$folder" ] || exit 0
@@ -42,10 +42,10 @@ fi
 mkdir -m 700 -- "$folder" 2>/dev/null || true # the mode of an existing folder is not changed
 check_folder
 mkdir -p -- "$CUDA_MPS_LOG_DIRECTORY" || fail "$CUDA_MPS_LOG_DIRECTORY cannot be created; set CUDA_MPS_LOG_DIRECTORY to a different folder"
-# The first rank of a node starts the service. The lock is on the folder, so that no file is opened for writing. The
-# service does not inherit that rank's CUDA_VISIBLE_DEVICES, with which it would serve only some GPUs and renumber them,
-# except for a MIG instance, which is served only by name. It does not inherit the limit of threads, which would also
-# apply to clients of later runs, nor HOROVOD_RANK, with which launch/guard.sh would take it for a rank.
+# The first rank of a node locks the folder, so that no file is opened for writing, and starts the service without three
+# variables. The thread limit would also apply to clients of later runs. With HOROVOD_RANK, launch/guard.sh would take
+# the service for a rank. With CUDA_VISIBLE_DEVICES, the service would serve only some GPUs and renumber them; this
+# variable stays only for a MIG instance, which is served only by name.
 limits=(-u CUDA_MPS_ACTIVE_THREAD_PERCENTAGE -u HOROVOD_RANK)
 [[ ${CUDA_VISIBLE_DEVICES:-} == MIG-* ]] || limits+=(-u CUDA_VISIBLE_DEVICES)
 exec 9<"$folder"

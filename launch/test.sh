@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up the environment and runs linters, type checks and tests. Each call of pytest reports the tests it left out, and
-# the last line has time and memory.
+# Sets up the environment and runs linters, type checks and tests. Each call of pytest reports the tests it left out.
+# The last line states time and memory.
 # Usage: launch/test.sh [--all | --ngc | --gpu] [PYTEST OPTIONS...]
 #   without an option: quick tests; they need only launch/setup.sh, and no root
 #   --all: additionally slow tests, real hosts, Slurm, containers and a browser (root; tests/install.sh installs them),
@@ -20,7 +20,7 @@ esac
 launch/setup.sh
 launch/lint.sh
 export PATH="$PWD/.venv/bin:$PATH"
-MLPERF_RN50_PEAKS=$(mktemp) # each call of pytest adds the GB of its largest worker
+MLPERF_RN50_PEAKS=$(mktemp) # each call of pytest adds the memory of its largest worker, in GB
 export MLPERF_RN50_PEAKS
 trap 'printf "total time %d:%02d, largest worker %s GB\n" $((SECONDS / 60)) $((SECONDS % 60)) \
     "$(sort -n "$MLPERF_RN50_PEAKS" | tail -n 1)"; rm -f "$MLPERF_RN50_PEAKS"' EXIT

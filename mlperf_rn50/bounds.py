@@ -1,4 +1,4 @@
-"""Bounds of configuration values, and the declaration and check of options."""
+"""Bounds of configuration values, and functions to declare and check options."""
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +21,9 @@ FROM_2 = Bounds('2 or more', lambda v: v >= 2)
 FRACTION = Bounds('a fraction from 0 to 1', lambda v: 0 <= v <= 1)
 FRACTION_ABOVE_0 = Bounds('a fraction above 0, up to 1', lambda v: 0 < v <= 1)
 FRACTION_BELOW_1 = Bounds('a fraction from 0 to below 1', lambda v: 0 <= v < 1)
-UP_TO_65535 = Bounds('0 to 65,535', lambda v: 0 <= v <= 65_535)  # the side of the largest JPEG
+UP_TO_65535 = Bounds('0 to 65,535', lambda v: 0 <= v <= 65_535)  # width or height of the largest JPEG, in pixels
 INT32_FROM_0 = Bounds('0 to 2,147,483,647', lambda v: 0 <= v < 2**31)
-ACCURACY = Bounds('a fraction such as 0.749, not per cent', lambda v: 0 < v <= 1)
+ACCURACY = Bounds('a fraction such as 0.749, not a percentage', lambda v: 0 < v <= 1)
 
 
 def option(default: Any, bounds: Bounds, unit: str = '') -> Any:

@@ -1,7 +1,7 @@
-"""Configuration: a tree of frozen dataclasses, filled from defaults < YAML file < command line.
+"""Configuration: a tree of frozen dataclasses, filled from defaults, then the YAML file, then the command line.
 
-Component options are in data/options.py, model/options.py and train/options.py, run options here. Derived numbers
-(global batch, steps per epoch) are in train/plan.py.
+Options of the components are in data/options.py, model/options.py and train/options.py; those of the run are here.
+Numbers derived from options (global batch, steps per epoch) are in train/plan.py.
 """
 import dataclasses
 import math
@@ -25,24 +25,24 @@ class RunConfig:
     """Run folder, ranks, logs and submission.
 
     Args:
-        dir: run folder; results are numbered and never overwritten.
-        seed: seed of initialisation, order and augmentation; null draws a new one for each run.
+        dir: run folder; its results are numbered and never overwritten.
+        seed: random seed for initial weights, image order and augmentation; null draws a new seed for each run.
         num_nodes: expected number of nodes, checked at start; null disables the check.
         ranks_per_node: expected number of ranks per node, checked at start; null disables the check.
-        ranks_per_device: number of neighbouring ranks of a node that share a GPU, or without GPUs a core set.
-        submission_org: organisation in the log.
-        submission_platform: system name in the log.
-        submission_division: division in the log: open or closed.
+        ranks_per_device: number of consecutive ranks on a node that share a GPU or, without GPUs, a set of cores.
+        submission_org: name of the submitting organisation, for the log.
+        submission_platform: name of the system, for the log.
+        submission_division: division (open or closed), for the log.
         submission_status: availability of the system, in the terms of the MLPerf rules.
-        submission_poc_name: contact in the 0.6.0 log.
+        submission_poc_name: name of the contact person, for the 0.6.0 log.
         clear_caches: flush the page cache of every node before initialisation; needs root.
-        log_v06: also write a 0.6.0 log, result_<k>_v0.6.txt.
+        log_v06: also write a log in the 0.6.0 format, result_<k>_v0.6.txt.
         metrics_period_steps: number of steps between two lines of metrics.jsonl.
-        telemetry: sample every node once a second into telemetry_<k>_<host>.jsonl; short form --telemetry true.
-        tensorboard: also write losses, rates, norms and times for TensorBoard, in tensorboard/.
-        reference: run folders or published trees for comparison of evaluations; [] uses published sets with the same
-            recipe, on ImageNet only.
-        stop_when_behind: stop the run with a checkpoint when it falls behind its references.
+        telemetry: measure the load of every node once a second, in telemetry_<k>_<host>.jsonl; short: --telemetry true.
+        tensorboard: also write losses, learning rates, norms and times for TensorBoard, in tensorboard/.
+        reference: run folders or published trees whose evaluations the run is compared with; [] selects published
+            run sets with the same recipe, on ImageNet only.
+        stop_when_behind: write a checkpoint and stop when the run falls behind its references.
     """
 
     dir: str = 'logs/run'
@@ -66,7 +66,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """The complete tree, one section per field."""
+    """The complete configuration; each field is a section."""
 
     run: RunConfig = field(default_factory=RunConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -98,7 +98,7 @@ def to_tree(config: Config) -> dict:
 
 
 def render_yaml(config: Config) -> str:
-    """Return the configuration as YAML text for load_yaml."""
+    """Return the configuration as YAML text that load_yaml accepts."""
     return yaml.safe_dump(to_tree(config), sort_keys=False, default_flow_style=None)
 
 

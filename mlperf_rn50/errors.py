@@ -5,15 +5,15 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
-EXIT_RESUMABLE = 75  # EX_TEMPFAIL of sysexits.h: run again with --resume
-EXIT_AT_ONCE = 130  # second stop request, or Ctrl-C in a command with nothing to finish, as in shells
+EXIT_RESUMABLE = 75  # EX_TEMPFAIL of sysexits.h; the run can continue with --resume
+EXIT_AT_ONCE = 130  # as in shells; after a second stop request, or Ctrl-C in a command with nothing to finish
 
 
 class UserError(Exception):
-    """A user error, described in one line: name, value found, value expected, action."""
+    """An error described in one line: the name of the value, the value found, the value expected, and what to do."""
 
     exit_code = EXIT_USAGE
-    where = ''  # rank, host, step and phase, once the run has started
+    where = ''  # prefix of the message: rank, host, step and phase, once the run has started
 
 
 class ConfigError(UserError):
@@ -51,13 +51,13 @@ class RankLost(UserError):
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """Return the hint for a misspelt word, '; did you mean X?', or '' without a close match."""
+    """Return the hint '; did you mean X?' for a misspelt word, or '' if no known word is similar."""
     match = difflib.get_close_matches(word, known, n=1)
     return f'; did you mean {match[0]}?' if match else ''
 
 
 def option_error(message: str, parser: ArgumentParser) -> ConfigError:
-    """Convert the error of a parser to one line, with the nearest option or the usage of a missing argument."""
+    """Convert a message of a parser to a one-line error with the nearest option or the missing arguments."""
     text, help_ = ' '.join(message.split()), f'; see {parser.prog} --help'
     if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
         known = list(parser._option_string_actions)
@@ -68,7 +68,7 @@ def option_error(message: str, parser: ArgumentParser) -> ConfigError:
 
 
 def _usage_of(name: str, parser: ArgumentParser) -> str:
-    """Return an argument as in the usage: an option with its value, or only the value."""
+    """Return an argument as a usage line shows it: an option with its value, or only the value."""
     action = next((a for a in parser._actions if name in (*a.option_strings, a.metavar, a.dest)), None)
     if not action:
         return name

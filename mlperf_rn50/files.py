@@ -13,23 +13,23 @@ from typing import Any, BinaryIO
 
 from mlperf_rn50.errors import ConfigError, StorageError
 
-MAX_LINE_BYTES = 1 << 20  # in logs and metrics
+MAX_LINE_BYTES = 1 << 20  # maximum length of a line in a log or metrics file
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _KINDS = {stat.S_IFDIR: 'a folder', stat.S_IFIFO: 'a named pipe', stat.S_IFCHR: 'a device', stat.S_IFBLK: 'a device'}
 
 
 def temporary_of(path: Path, kind: str = '') -> Path:
-    """Return the hidden temporary path of an incomplete file or folder; kind: such as '.old'."""
+    """Return a hidden temporary path beside a file or folder; kind is an additional suffix, such as '.old'."""
     return path.with_name(f'.{path.name}.{os.getpid()}{kind}.tmp')
 
 
 def temporaries_in(folder: Path, name: str = '*') -> list[Path]:
-    """Return the temporary files that killed writers left in a folder; name: glob pattern of the final name."""
+    """Return the temporary files that killed writers left in a folder; name: glob pattern of the intended names."""
     return sorted(folder.glob(f'.{name}.*.tmp'))
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file such that it always has either the old or the new content."""
+    """Write a file so that it always has either the old or the new content."""
     temporary = temporary_of(path)
     try:
         with open(temporary, 'wb', opener=no_link) as f:
@@ -49,7 +49,7 @@ def dump_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def regular_file(path: str, flags: int) -> int:
-    """Open a regular file, as opener of open(); raise OSError for a folder, pipe or device, which could block."""
+    """Open a regular file, as the opener of open(); raise OSError for anything else; a pipe or device may block."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -60,12 +60,12 @@ def regular_file(path: str, flags: int) -> int:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a file that is not a symbolic link (ELOOP), as opener of open(): links must not lead out of a run folder."""
+    """Open a file, as the opener of open(); raise ELOOP for a symbolic link, which could lead out of a run folder."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a folder as os.walk does, sorted by name; not recursive, unlike Python 3.11's, so the depth is unlimited."""
+    """Walk a folder like os.walk, in order of name. Without Python 3.11's recursion, the depth is unlimited."""
     left = [os.fspath(folder)]
     while left:
         for place, folders, names in itertools.islice(os.walk(left.pop(), onerror=onerror), 1):
@@ -75,7 +75,7 @@ def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[s
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """Return the text of a small file; raise ValueError if it is larger or not UTF-8, OSError as open() does."""
+    """Return the text of a file; raise ValueError above max_bytes or if it is not UTF-8, and OSError as open() does."""
     with open(path, 'rb', opener=regular_file) as f:
         content = f.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -90,7 +90,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the numbered lines of a regular file, cut off at MAX_LINE_BYTES; raise OSError."""
+    """Yield (number, line) for each line of a regular file, cut off after MAX_LINE_BYTES; raise OSError."""
     with open(path, 'rb', opener=regular_file) as f:
         for number in itertools.count(1):
             line = part = f.readline(MAX_LINE_BYTES)
@@ -123,7 +123,7 @@ class HashedFile:
         self._file.flush()
 
     def read(self, *_: int) -> bytes:
-        """Raise UnsupportedOperation; NumPy requires the method of a file object."""
+        """Raise UnsupportedOperation; the method exists because NumPy accepts only file objects that have it."""
         raise io.UnsupportedOperation
 
     def hexdigest(self) -> str:
@@ -131,10 +131,10 @@ class HashedFile:
 
 
 class LineFile:
-    """A text file that grows by whole lines, unbuffered, so that a kill loses none."""
+    """A text file that grows by whole lines. It is unbuffered, so that no line is lost if the process is killed."""
 
     def __init__(self, path: Path, is_new: bool = False):
-        """Open or create a file (FileExistsError for an existing one if is_new); remove an incomplete last line."""
+        """Open or create a file and remove an incomplete last line; with is_new, an existing file is an error."""
         self._path = path
         try:
             self._file = open(path, 'x+b' if is_new else 'a+b', buffering=0, opener=no_link)
@@ -166,7 +166,7 @@ class LineFile:
 
 
 def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
-    """Return the error for a failed write, with the free space of the disk; what: such as 'the weights'."""
+    """Return the error for a failed write, with the free disk space; what names the content, such as 'the weights'."""
     if error.errno == errno.ELOOP:
         return StorageError(f'{path}: got a symbolic link, expected a file of this run; replace the link with the file')
     try:
@@ -176,7 +176,7 @@ def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
     except OSError as e:
         disk = f'the disk does not respond ({e.strerror})'
     return StorageError(f'{path}: cannot write{" " * bool(what)}{what}: {error.strerror}; {disk}; free space or repair '
-                        'it, and resume from the last checkpoint')
+                        'the disk, and resume from the last checkpoint')
 
 
 @contextmanager

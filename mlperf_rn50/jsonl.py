@@ -1,4 +1,4 @@
-"""JSON objects and lines of untrusted files, decoded into msgspec Structs."""
+"""Decoding of JSON objects and lines of untrusted files into msgspec Structs."""
 import itertools
 import os
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ import msgspec
 
 from mlperf_rn50.files import MAX_LINE_BYTES, numbered_lines, regular_file
 
-_MAX_LINES = 1 << 22
-_MAX_LOOK_BYTES = 1 << 26
-_LAST_BYTES = 64  # kept from before the read position, to detect a replaced file
+_MAX_LINES = 1 << 22  # read from one file
+_MAX_LOOK_BYTES = 1 << 26  # read in one call of Tail.read
+_LAST_BYTES = 64  # before the read position, which Tail keeps to detect a replaced file
 T = TypeVar('T')
 
 
 def decode(content: bytes | str, kind: type[T]) -> T | None:
-    """Return JSON as a value of a type; None if it is malformed (as is NaN) or of a different type."""
+    """Decode JSON to a value of a type; return None for malformed JSON, which includes NaN, or a different type."""
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -24,7 +24,7 @@ def decode(content: bytes | str, kind: type[T]) -> T | None:
 
 
 def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[int, T]]:
-    """Yield (line number, value) of complete lines that contain a mark and decode; nothing without a regular file."""
+    """Yield (number, value) of each complete line that has the mark and the type; yield nothing for a missing file."""
     try:
         for number, line in itertools.islice(numbered_lines(path), _MAX_LINES):
             if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:
@@ -34,7 +34,7 @@ def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[i
 
 
 class Tail:
-    """Incremental reader of a file that is being written: each complete line of a type once."""
+    """Incremental reader of a growing file, which returns each complete line of a type once."""
 
     def __init__(self, path: Path, kind: Any):
         self.path, self._kind = path, kind
@@ -45,7 +45,7 @@ class Tail:
         self._inode: int | None = None
 
     def read(self) -> tuple[bool, list[Any]]:
-        """Return whether the file was replaced or truncated, and its new values; none if there is no file."""
+        """Return whether the file was replaced, truncated or removed, and its new values, if any."""
         try:
             with open(self.path, 'rb', opener=regular_file) as f:
                 f.seek(self._offset - len(self._last))
@@ -66,11 +66,11 @@ class Tail:
         f.seek(start)
         while self._offset - start < _MAX_LOOK_BYTES and (line := f.readline(MAX_LINE_BYTES)):
             is_whole = line.endswith(b'\n')
-            if not is_whole and len(line) < MAX_LINE_BYTES:  # still incomplete
+            if not is_whole and len(line) < MAX_LINE_BYTES:  # the line is still being written
                 break
             self._offset += len(line)
             self._last = (self._last + line)[-_LAST_BYTES:]
             if is_whole and not self._is_skipping and (record := decode(line, self._kind)) is not None:
                 records.append(record)
-            self._is_skipping = not is_whole  # the rest of an overlong line
+            self._is_skipping = not is_whole  # the next part is the rest of an overlong line
         return records

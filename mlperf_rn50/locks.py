@@ -12,7 +12,7 @@ from mlperf_rn50.files import no_link, regular_file
 
 
 class FileLock:
-    """The lock of a file, which is created if missing."""
+    """A lock on a file, which is created if missing."""
 
     def __init__(self, path: Path):
         self.path, self.is_held = path, False  # stays False on a file system without locks
@@ -29,7 +29,7 @@ class FileLock:
             sys.stderr.write(f'{self.path}: this file system has no locks ({e.strerror}); start only one program at a '
                              'time in this folder\n')
             return True
-        if not self._is_current(self._file):  # the last holder has deleted it in the meantime
+        if not self._is_current(self._file):  # the last holder has deleted the file in the meantime
             self.close()
             return self.take()
         self.is_held = True
@@ -51,7 +51,7 @@ class FileLock:
         return False
 
     def holder(self) -> str:
-        """Return the name of the process that holds the lock, from the file."""
+        """Return the process that holds the lock, as the file names it."""
         return read_holder(self.path) or 'another process'
 
     def close(self) -> None:
@@ -61,14 +61,14 @@ class FileLock:
 
 
 def read_holder(path: Path) -> str:
-    """Return the name of the last holder of a lock; '' if there is none."""
+    """Return the last holder that a lock file names; '' if there is none."""
     with suppress(OSError), open(path, 'rb', opener=regular_file) as f:
         return f.read(200).decode(errors='replace').strip()
     return ''
 
 
 def is_locked(path: Path) -> bool | None:
-    """Return whether a process holds a lock; None if unknown, because some file systems hide locks of other hosts."""
+    """Return whether a process holds a lock; None if unknown, as on a file system that hides locks of other hosts."""
     try:
         with open(path, 'rb', opener=regular_file) as f:
             fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)

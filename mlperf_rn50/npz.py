@@ -1,4 +1,4 @@
-"""Reader of untrusted .npz files, for numbers only and never for more than the file size."""
+"""Reader of untrusted .npz files, which accepts only numbers and never reads more than the file size."""
 import math
 import tokenize
 import zipfile
@@ -14,7 +14,7 @@ def read_arrays(file: BinaryIO, num_bytes: int) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             if any(m.compress_type != zipfile.ZIP_STORED or m.flag_bits & 1 for m in members):
-                raise ValueError('got compressed or encrypted arrays, expected stored ones')
+                raise ValueError('got compressed or encrypted arrays, expected uncompressed and unencrypted ones')
             if sum(m.file_size for m in members) > num_bytes:
                 raise ValueError(f'got arrays larger than the {num_bytes} bytes of the file')
             return {m.filename.removesuffix('.npy'): _read_array(archive, m) for m in members}
@@ -37,7 +37,7 @@ def check_finite(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Return an array, after a check of its header against the member."""
+    """Return the array of a member, after a comparison of its header with the size of the member."""
     name = member.filename
     with archive.open(member) as f:
         version = np.lib.format.read_magic(f)

@@ -1,4 +1,4 @@
-"""Composition of a configuration: defaults < YAML file < options."""
+"""Composition of a configuration from defaults, then the YAML file, then options."""
 from __future__ import annotations
 
 import itertools
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MAX_BYTES, _MAX_DEPTH = 1 << 18, 8  # limits of a configuration file
 _PATHS = ('--run.reference',)  # options with one or more paths
-_SHORT = (('run', 'telemetry'), ('train', 'init_weights'))  # keys with a short option
+_SHORT = (('run', 'telemetry'), ('train', 'init_weights'))  # keys that also have a short option
 
 
 def check_keys(tree: Any, where: str = '') -> None:
@@ -47,7 +47,7 @@ def _check_size(text: str) -> None:
         if isinstance(event, yaml.AliasEvent):
             raise ValueError(f'got the alias *{event.anchor}, expected explicit values')
         if depth > _MAX_DEPTH:
-            raise ValueError(f'is nested deeper than {_MAX_DEPTH}')
+            raise ValueError(f'is nested deeper than {_MAX_DEPTH} levels')
 
 
 def _check_unique(node: yaml.Node | None, where: str, prefix: str = '') -> None:
@@ -56,7 +56,7 @@ def _check_unique(node: yaml.Node | None, where: str, prefix: str = '') -> None:
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         name, line = f'{prefix}{key.value}', key.start_mark.line + 1
         if name in lines:
-            raise ConfigError(f'{where}: {name}: occurs in line {lines[name]} and again in line {line}, expected once')
+            raise ConfigError(f'{where}: {name}: occurs on line {lines[name]} and again on line {line}, expected once')
         lines[name] = line
         _check_unique(value, where, f'{name}.')
 
@@ -70,7 +70,7 @@ def load_yaml(path: Path) -> dict:
         tree = yaml.safe_load(text) or {}
     except OSError as e:
         raise ConfigError(f'{path}: cannot read the configuration: {e.strerror}') from e
-    except (yaml.YAMLError, ValueError) as e:  # ValueError also for an invalid date or number
+    except (yaml.YAMLError, ValueError) as e:  # yaml raises ValueError for an invalid date or number
         raise ConfigError(f'{path}: not a YAML file: {" ".join(str(e).split())}') from e
     check_keys(tree, f'{path}: ')
     return tree
@@ -91,7 +91,7 @@ def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
 
 
 def _join_paths(argv: Sequence[str]) -> list[str]:
-    """Join the paths after an option of _PATHS: `--option A B` to `--option=["A", "B"]`."""
+    """Join the paths after an option of _PATHS: `--option A B` becomes `--option=["A", "B"]`."""
     for place, word in enumerate(argv):
         name, equals, value = word.partition('=')
         if name in _PATHS:
@@ -108,20 +108,20 @@ def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
     """Parse a command line with configuration options; raise ConfigError for an unknown option or a wrong type."""
     try:
         return parser.parse_args(_join_paths(argv), namespace=namespace)
-    except (ArgumentError, OverflowError) as e:  # OverflowError for an integer that exceeds float
+    except (ArgumentError, OverflowError) as e:  # OverflowError for an integer too large for a float
         raise option_error(str(e), parser) from e
 
 
 def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """Return defaults < YAML file < command line as a checked tree; raise ConfigError for invalid values."""
+    """Return the configuration from defaults, then the YAML file, then options; raise ConfigError if it is invalid."""
     return resolve_tree(load_yaml(yaml_path) if yaml_path else {}, str(yaml_path), argv, parser)
 
 
 def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """Return the configuration for a parsed file with the name `where`."""
+    """Return the configuration from the tree of a file, then options; `where` names the file in messages."""
     try:
         base = parser.parse_object(tree, defaults=True)
-    except (ArgumentError, RecursionError, OverflowError) as e:  # OverflowError for an integer that exceeds float
+    except (ArgumentError, RecursionError, OverflowError) as e:  # OverflowError for an integer too large for a float
         raise ConfigError(f'{where}: {" ".join(str(e).split())[:500]}') from e
     options = parse_options(parser, argv, base)
     for section, key in _SHORT:

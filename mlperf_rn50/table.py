@@ -15,8 +15,8 @@ class Cell:
     text: str
     value: float | None = None
     refs: tuple[Ref, ...] = ()
-    span: int = 1  # columns
-    study: int | None = None  # number of the linked study, from 1
+    span: int = 1  # number of columns
+    study: int | None = None  # number of the linked study, counted from 1
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ''
-    minor: tuple[str, ...] = ()  # columns hidden on a narrow screen by default
+    minor: tuple[str, ...] = ()  # columns that a narrow screen hides by default
     choices: tuple[str, ...] = ()  # columns with a filter
 
     @property
@@ -37,22 +37,22 @@ class Table:
 
     @property
     def are_numbers(self) -> list[bool]:
-        """A flag for each column, set if it contains only numbers."""
+        """For each column, True if it contains only numbers and '-'."""
         rows = self.whole_rows
         return [all(row[i].value is not None or row[i].text == '-' for row in rows) for i in range(len(self.head))]
 
 
 def number_cell(value: float | None, form: str = ',.0f', refs: tuple[Ref, ...] = ()) -> Cell:
-    """Return a formatted number, '-' for None."""
+    """Return a cell with a formatted number, or '-' for None."""
     return Cell('-' if value is None else format(value, form), value, refs)
 
 
 def figures_cell(value: float | None, refs: tuple[Ref, ...] = ()) -> Cell:
-    """Return a number with at least three significant digits."""
+    """Return a cell with a number that has at least three significant digits."""
     digits = max(0, 2 - math.floor(math.log10(value))) if value else 0
     return number_cell(value, f',.{digits}f', refs)
 
 
 def percent_cell(value: float | None, form: str = '.0f', refs: tuple[Ref, ...] = ()) -> Cell:
-    """Return a fraction as a percentage, '-' for None."""
+    """Return a cell with a fraction as a percentage, or '-' for None."""
     return Cell('-' if value is None else percent(value, form), value, refs)

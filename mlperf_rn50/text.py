@@ -6,25 +6,25 @@ _T = TypeVar('_T')
 
 
 def plural(count: int, name: str) -> str:
-    """Return a count with a noun, given in the singular."""
+    """Return a count and its noun, which is given in the singular."""
     return f'{count} {name}{"" if count == 1 else "s"}'
 
 
 def some(names: Sequence[object], most: int) -> str:
-    """Return the first names and the number of omitted ones."""
+    """Return the first names, followed by the number of omitted ones."""
     more = f' and {len(names) - most} more' if len(names) > most else ''
     return ', '.join(map(str, names[:most])) + more
 
 
 def thin(values: Sequence[_T], most: int) -> Sequence[_T]:
-    """Return at most this many values, evenly spaced, including the first and the last."""
+    """Return at most `most` values, evenly spaced, including the first and the last."""
     if len(values) <= most:
         return values
     return [values[round(k * (len(values) - 1) / (most - 1))] for k in range(most)]
 
 
 def short(text: str, most: int) -> str:
-    """Truncate a text to at most this many characters."""
+    """Truncate a text to at most `most` characters."""
     return text if len(text) <= most else text[:most - 1] + '…'
 
 
@@ -52,7 +52,7 @@ def percent(fraction: float, form: str = '.2f') -> str:
 
 
 def minutes(seconds: float | None) -> str:
-    """Return a duration in minutes as a number, '-' for None."""
+    """Return a duration in minutes without the unit, or '-' for None."""
     return '-' if seconds is None else f'{seconds / 60:.2f}'
 
 

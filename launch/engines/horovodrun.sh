@@ -2,7 +2,7 @@
 # Starts a program on hosts with horovodrun over Gloo, and ends with the exit code of the ranks.
 # Usage: launch/engines/horovodrun.sh HOST:RANKS[,HOST:RANKS...] PROGRAM [ARGUMENTS...]     localhost is this machine
 set -euo pipefail
-# Validate before shell arithmetic, which would evaluate other text.
+# Validate the ranks before shell arithmetic, which would evaluate other text as an expression.
 [[ ${1:-} =~ ^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$ ]] || { sed -n '2,3s/^# //p' "$0" >&2; exit 2; }
 here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 slots=$1 num_ranks=0 code=0
@@ -13,7 +13,7 @@ done
 folder=$(mktemp -d)
 trap 'rm -rf -- "$folder"' EXIT
 mkfifo "$folder/out" "$folder/err"
-# Replace horovodrun's traceback by its only information, the exit code of the first failed rank.
+# Remove horovodrun's traceback, and keep its only information: the exit code of the first failed rank.
 awk -v report="$folder/code" '
     /^Traceback \(most recent call last\)/ { own = 1 }
     own && /^Exit code: / { print $3 > report; close(report); own = 0; next }
@@ -22,7 +22,7 @@ sed -u 's/^\[[0-9]*\]<stdout>://' <"$folder/out" &
 "$here/.venv/bin/horovodrun" --gloo -np "$num_ranks" -H "$slots" --disable-cache "$@" \
     >"$folder/out" 2>"$folder/err" &
 horovodrun=$!
-trap 'kill -TERM "$horovodrun"' TERM # kills its ranks after 5 s; stop requests come from launch/guard.sh instead
+trap 'kill -TERM "$horovodrun"' TERM # then it kills its ranks after 5 s; stop requests come from launch/guard.sh
 while kill -0 "$horovodrun" 2>/dev/null; do
     code=0
     wait "$horovodrun" || code=$?

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Executes the program behind a launch script, which starts the ranks with the other scripts in launch/engines.
-# Usage: launch/engines/launcher.sh SCRIPT [OPTIONS...]     last line of every launcher
+# Usage: launch/engines/launcher.sh SCRIPT [OPTIONS...]     this is the last line of every launcher
 here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 script=launch/$(basename -- "$1")
 shift

@@ -2,7 +2,7 @@
 # Executes mpirun of Open MPI to start a program on hosts.
 # Usage: launch/engines/openmpi.sh HOST:RANKS[,HOST:RANKS...] PROGRAM [ARGUMENTS...]     localhost is this machine
 set -euo pipefail
-# Validate before shell arithmetic, which would evaluate other text.
+# Validate the ranks before shell arithmetic, which would evaluate other text as an expression.
 [[ ${1:-} =~ ^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$ ]] || { sed -n '2,3s/^# //p' "$0" >&2; exit 2; }
 here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 slots=$1 num_ranks=0

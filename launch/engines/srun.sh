@@ -2,7 +2,7 @@
 # Executes srun to start a program on nodes of a Slurm job, with the same number of ranks on each; MPI uses PMIx.
 # Usage: launch/engines/srun.sh HOST:RANKS[,HOST:RANKS...] [SRUN OPTIONS...] PROGRAM [ARGUMENTS...]
 set -euo pipefail
-# Validate before shell arithmetic, which would evaluate other text.
+# Validate the ranks before shell arithmetic, which would evaluate other text as an expression.
 [[ ${1:-} =~ ^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$ ]] || { sed -n '2,3s/^# //p' "$0" >&2; exit 2; }
 slots=$1
 shift

@@ -1,6 +1,6 @@
-"""Execute a program with SIGTERM blocked, because scancel also sends it to mpirun and orted, which would kill ranks.
+"""Execute mpirun or orted with SIGTERM blocked.
 
-Open MPI unblocks all signals in the ranks, so they receive it.
+scancel sends SIGTERM to them too, and they would kill the ranks. Open MPI unblocks all signals in the ranks.
 """
 import os
 import signal

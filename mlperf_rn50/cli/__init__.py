@@ -1,7 +1,7 @@
-"""Command line: one module of this folder per command, and the only place that prints errors.
+"""Command line. Each command is a module of this folder; main() prints the error of a failed command.
 
-The docstring of a command's module is its help; its first line is the summary in the list of commands. The module has
-make_parser() and run(argv), which returns the exit code. Shared code is in parsers, ranks, terminal and weights.
+The docstring of a module is the help of its command; its first line is the summary in the list of commands. The module
+has make_parser() and run(argv), which returns the exit code. Shared code is in parsers, ranks, terminal and weights.
 """
 import importlib
 import io
@@ -39,7 +39,7 @@ For the options of a command, run mlperf-rn50 COMMAND --help.
 
 exit codes: 0 success, 1 failed run or check, 2 invalid arguments or input, 75 interrupted and resumable,
 130 ended at once"""
-# Import and display names of optional packages, by extra. No extra has Horovod, which pip builds without MXNet.
+# Import and display names of optional packages, by extra. Horovod has no extra, as pip builds it without MXNet support.
 EXTRAS = {
     'cpu': {'mxnet': 'MXNet', 'nvidia': 'DALI', 'PIL': 'Pillow', 'docstring_parser': 'docstring-parser',
             'imagesize': 'imagesize', 'jsonargparse': 'jsonargparse', 'mlperf_compliance': 'mlperf-compliance',
@@ -60,13 +60,13 @@ def _summary(name: str) -> str:
 
 
 class _MainParser(Parser):
-    """Parser of the arguments before the command; only its help imports all commands, to list them."""
+    """Parser of the arguments before the command. Only its help imports all commands, because it lists them."""
 
     def __init__(self) -> None:
         super().__init__('mlperf-rn50', _DESCRIPTION, _EPILOG,
                          usage='mlperf-rn50 [--version] [--debug] COMMAND [OPTIONS...]')
         self.add_argument('--version', action='store_true',
-                          help='print the versions of program and packages, and the processor')
+                          help='print the versions of the program and its packages, and the processor')
         self.add_argument('--debug', action='store_true', help='show the traceback of an error')
 
     def format_help(self) -> str:
@@ -76,7 +76,7 @@ class _MainParser(Parser):
 
 
 def whole_parser() -> ArgumentParser:
-    """Return the parser with all commands and options, without options of commands whose packages are missing."""
+    """Return a parser with all commands and their options, except for commands whose packages are missing."""
     parser = _MainParser()
     commands = parser.add_subparsers(metavar='COMMAND', parser_class=ArgumentParser)
     for name in COMMANDS:
@@ -111,7 +111,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def explain_missing(error: ModuleNotFoundError) -> UserError | None:
-    """Return how to install a missing optional package; None for any other module, which is a bug."""
+    """Return an error that explains how to install a package; None for a module not in EXTRAS, which is a bug."""
     module = (error.name or '').partition('.')[0]
     for extra, packages in EXTRAS.items():
         if module in packages:
@@ -122,16 +122,16 @@ def explain_missing(error: ModuleNotFoundError) -> UserError | None:
 
 
 def _drop(stream: TextIO) -> None:
-    """Redirect a stream to /dev/null, so that the interpreter does not write the rest again when it exits."""
+    """Redirect a stream to /dev/null, so that the interpreter does not try to write the rest when it exits."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _print_error(error: UserError) -> None:
-    """Print an error in one line, the lowest rank first, because its exit ends the others before they repeat it."""
+    """Print an error on one line. Higher ranks wait longer, because the exit of the first rank ends the others."""
     try:
         rank = launched_rank()
-    except UserError:  # the error may be the rank itself
+    except UserError:  # the rank itself may be invalid
         rank = 0
     time.sleep(0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))  # the lost rank may still report its own error
     where = error.where or (f'{rank_name()}: ' if rank else '')
@@ -143,7 +143,7 @@ def _print_error(error: UserError) -> None:
 
 
 def _leave(code: int) -> int:
-    """Return the exit code; if there are other ranks, exit at once, because shutdown would wait for their exchanges."""
+    """Return the exit code; if there are other ranks, exit at once, because Horovod's shutdown would wait for them."""
     if 'horovod.mxnet' in sys.modules and launched_size() is not None:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -152,7 +152,7 @@ def _leave(code: int) -> int:
 
 
 def _die_of_pipe() -> NoReturn:
-    """Exit silently by SIGPIPE, as programs do when their reader has closed the pipe (| head)."""
+    """Exit silently by SIGPIPE, as programs do when their reader, such as head, has closed the pipe."""
     _drop(sys.stdout)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: list[str]) -> int:
     """Run a command, print its error and return its exit code; raise OSError if the output cannot be written."""
-    # A launcher's signals stay blocked until the run handles stop requests.
+    # Signals that the launcher blocked stay blocked until the run handles stop requests.
     catch(signal.default_int_handler, END_SIGNALS, unblock=False)
     try:
         return _run(argv)
@@ -194,7 +194,7 @@ def _main(argv: list[str]) -> int:
         _print_error(e)
         return _leave(e.exit_code)
     except Exception as e:
-        is_disk_fault = isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None  # None for the output
+        is_disk_fault = isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None  # no file name: output
         if is_disk_fault or isinstance(e, BrokenPipeError):
             raise
         explanation = explain_error(e)
@@ -202,5 +202,5 @@ def _main(argv: list[str]) -> int:
             traceback.print_exc()
         if explanation:
             _print_error(RunFailed(explanation))
-            end_at_once(EXIT_FAILED)  # a shutdown out of memory would print further errors
+            end_at_once(EXIT_FAILED)  # without memory, a normal exit would print further errors
         return _leave(EXIT_FAILED)

@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 def make_parser() -> ArgumentParser:
     parser = config_parser('bench', __doc__)
     add = parser.add_argument
-    # Optional here, because the same parser reads YAML files.
+    # Optional for the parser, which also reads YAML files; run() requires it.
     add('kind', nargs='?', choices=['train', 'data', 'allreduce', 'ops'], help='benchmark to run')
     add('--models', metavar='A,B', type=str, help='train: networks (default: model.name)')
     add('--precisions', metavar='A,B', type=str, help='train, ops: precisions (default: train.precision)')
-    add('--inputs', metavar='A,B', type=str, default='synthetic', help='train: kinds of input, synthetic or real')
+    add('--inputs', metavar='A,B', type=str, default='synthetic', help='train: input images: synthetic, real or both')
     add('--batch-sizes', metavar='N,M', type=str,
         help='images per rank and step (default: train.local_batch_size, or 32 without --config)')
     add('--ranks', metavar='N,M', type=str, help='train: numbers of ranks (default: all started ranks)')
     add('--threads', metavar='N,M', type=str, help='data: numbers of DALI threads (default: data.num_threads)')
-    add('--caches', metavar='A,B', type=str, default='cold,warm', help='data: states of the page cache')
+    add('--caches', metavar='A,B', type=str, default='cold,warm', help='data: page cache: cold, warm or both')
     add('--node-images-per-s', metavar='X', type=float,
-        help='data: training speed of a node, for the required storage bandwidth (default: speed of the pipeline)')
-    add('--warmup-steps', metavar='N', type=int, default=10, help='steps before the measurement')
-    add('--steps', metavar='N', type=int, default=100, help='measured steps, batches or repetitions')
+        help='data: training speed of a node, to compute the required storage bandwidth (default: the pipeline speed)')
+    add('--warmup-steps', metavar='N', type=int, default=10, help='number of steps before the measurement')
+    add('--steps', metavar='N', type=int, default=100, help='number of measured steps, batches or repetitions')
     add('--format', choices=['table', 'json'], default='table', help='output format')
     return parser
 

@@ -24,7 +24,7 @@ def make_parser() -> Parser:
     parser.add_argument('files', nargs='+', metavar='FILE', help='result_<k>.txt, or folder that contains such logs')
     parser.add_argument('--ruleset', type=parse_ruleset, choices=RULESETS, metavar='RULESET',
                         help=f'{WRITTEN} (default: all rounds whose line format the log contains)')
-    parser.add_argument('--division', choices=DIVISIONS, help='division (default: the one in the log)')
+    parser.add_argument('--division', choices=DIVISIONS, help='division whose rules apply (default: that of the log)')
     parser.add_argument('--format', choices=['text', 'json'], default='text', help='output format (default: text)')
     return parser
 

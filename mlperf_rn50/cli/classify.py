@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def likeliest(logits: np.ndarray, classes: Sequence[str]) -> list[Guess]:
-    """Return the classes of the largest logits, (classes,), with their softmax probabilities."""
+    """Return the classes with the largest logits, and their softmax probabilities; logits has the shape (classes,)."""
     import numpy as np
     values = np.exp(logits.astype(np.float64) - logits.max())
     order = np.argsort(-logits, kind='stable')[:_NUM_SHOWN]

@@ -2,7 +2,7 @@
 
 examples:
   mlperf-rn50 completion bash > ~/.local/share/bash-completion/completions/mlperf-rn50
-  mlperf-rn50 completion zsh > ~/.zfunc/_mlperf-rn50     (a folder that is in $fpath before compinit)
+  mlperf-rn50 completion zsh > ~/.zfunc/_mlperf-rn50     (~/.zfunc must be in $fpath before compinit)
   mlperf-rn50 completion fish > ~/.config/fish/completions/mlperf-rn50.fish
   source <(mlperf-rn50 completion bash)                  (only in this shell)
 
@@ -23,7 +23,7 @@ _KEYS = {'KEY', 'KEYS'}
 
 def make_parser() -> Parser:
     parser = command_parser('completion', __doc__)
-    parser.add_argument('shell', choices=['bash', 'zsh', 'fish'], help='shell of the script')
+    parser.add_argument('shell', choices=['bash', 'zsh', 'fish'], help='shell that reads the script')
     return parser
 
 
@@ -48,7 +48,7 @@ def _complete_values(parser: ArgumentParser) -> None:
         if isinstance(action, _SubParsersAction):
             for subparser in action.choices.values():
                 _complete_values(subparser)
-        elif action.dest in SECTIONS:  # a whole section as YAML, which is not typed by hand
+        elif action.dest in SECTIONS:  # takes a whole section as YAML, which users do not type
             action.help = SUPPRESS
         elif names & _FOLDERS:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.options import parse_options
     parser = make_parser()
     options = parse_options(parser, argv)
-    if not (options.config or options.resume):  # the key has no default, and nothing is trained
+    if not (options.config or options.resume):  # the key has no default; any value will do, because nothing is trained
         argv = ['--train.local_batch_size=1', *argv]
     config, _ = load_config(options, argv, parser)
     return in_rank(lambda position: _examine(config, options, position), config)
@@ -52,11 +52,11 @@ def _examine(config: Config, options: Namespace, position: Position) -> int:
         from mlperf_rn50.train.comm.horovod import open_comm
         from mlperf_rn50.train.comm.sharing import sharing_of
         comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
-    except ModuleNotFoundError:  # main() explains how to install it
+    except ModuleNotFoundError:  # main() explains how to install the missing package
         raise
     except (ImportError, OSError) as e:
         raise RunFailed(f'{rank_name()}: cannot import MXNet, DALI or Horovod: {e}; run launch/setup.sh --check '
-                        'there') from e
+                        'on this host') from e
     rows, checks = examine(config, bool(options.config or options.resume), comm)
     if comm.rank == 0 and options.format == 'json':
         print(json.dumps({'passed': not has_failed(checks), 'checks': [asdict(c) for c in checks], 'ranks': rows},

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def make_parser() -> ArgumentParser:
     parser = config_parser('evaluate', __doc__)
     add = parser.add_argument
-    # Optional here, because the same parser reads the configuration of the weights.
+    # Optional for the parser, which also reads the configuration of the weights; run() requires it.
     add('path', nargs='?', metavar='RUN|WEIGHTS', type=str, help='run folder (its newest run), weights folder, or .npz')
     add('--which', choices=['best', 'last'], default='best', help='saved network of the run')
     add('--confusions', metavar='N', type=int, default=10, help='number of confusions in the list')
@@ -94,7 +94,7 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, positio
 
 
 def _is_as_trained(config: Config, weights: SavedWeights) -> bool:
-    """Check whether the evaluations of the run used the same images and arithmetic."""
+    """Return whether the run's own evaluations used the same images and arithmetic."""
     if config.data.synthetic:  # the images depend on the number of ranks
         return False
     tree, description = to_tree(config), weights.description
@@ -103,7 +103,7 @@ def _is_as_trained(config: Config, weights: SavedWeights) -> bool:
 
 
 def _logged_top1(weights: SavedWeights) -> float | None:
-    """Return Top-1 from the log of the run that saved the weights, or from their description if it has none."""
+    """Return Top-1 of the weights from the log of their run, or from their description if the log lacks it."""
     from mlperf_rn50.mllog.read.reader import read_run
     from mlperf_rn50.model.weights import run_index
     from mlperf_rn50.train.checkpoint.run_folder import RunFolder

@@ -30,7 +30,7 @@ def make_parser() -> Parser:
     parser = command_parser('export', __doc__)
     add_weights_options(parser)
     parser.add_argument('--format', choices=['onnx', 'gluon'], required=True,
-                        help='onnx, or gluon for mxnet.gluon.SymbolBlock.imports')
+                        help='file format: onnx, or gluon for mxnet.gluon.SymbolBlock.imports')
     parser.add_argument('--out', metavar='DIR', default='.', help='output folder (default: the current folder)')
     parser.add_argument('--data.dir', metavar='DIR', dest='data_dir',
                         help='folder of the validation images (default: the data folder of the run)')
@@ -39,7 +39,7 @@ def make_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
-    if options.format == 'onnx':  # a missing package is reported before the work, which takes a while
+    if options.format == 'onnx':  # report a missing package before the work, which takes a while
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
     import mxnet  # noqa: F401
@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
                           options.format, _facts(weights, config))
     print(f'weights      {printable(str(weights))}\n'
           f'checked      on {difference.num_images} validation images of {printable(data_name(config.data))}\n'
-          f'difference   at most {difference.absolute:.3g}, {difference.relative:.3g} of the largest logit\n'
+          f'difference   at most {difference.absolute:.3g}, which is {difference.relative:.3g} of the largest logit\n'
           f'wrote        {", ".join(str(f) for f in files)}')
     return EXIT_OK
 

@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.mllog.package import package
     folder = options.check and options.check / 'results'
     if folder and not folder.is_dir():
-        raise UserError(f'--check: {options.check} contains no folder results; expected the tree of an '
+        raise UserError(f'--check: {options.check} contains no results folder; expected the tree of an '
                         'organisation, such as submission/us')
     run_sets = load_run_sets([folder] if folder else [Path(p) for p in options.runs])
     result, heading = (_check if options.check else _build)(options, run_sets)
@@ -72,7 +72,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _build(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str]:
-    """Return the package and the heading of its text."""
+    """Build a package; return it and the heading of the printed text."""
     from mlperf_rn50.mllog.package import package
     if len(run_sets) != 1:
         raise UserError(f'RUNS: got {len(run_sets)} sets ({", ".join(s.name for s in run_sets)}), expected one')

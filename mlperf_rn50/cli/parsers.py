@@ -1,4 +1,4 @@
-"""Parsers and option types of the commands. The docstring of a command is its help: a description, then the epilog."""
+"""Parsers and option types of the commands. Help comes from the docstring of a command."""
 from __future__ import annotations
 
 import math
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def command_parser(name: str, doc: str | None) -> Parser:
-    """Return the parser of a command without a configuration."""
+    """Return the parser of a command that takes no configuration."""
     return Parser(f'mlperf-rn50 {name}', *_split(doc))
 
 
 def config_parser(name: str = '', doc: str | None = None) -> jsonargparse.ArgumentParser:
-    """Return the parser of a command with a configuration: --config, and an option for each key."""
+    """Return the parser of a command that takes a configuration, with --config and an option for each key."""
     from jsonargparse import ArgumentParser, DefaultHelpFormatter  # slow to import
 
     from mlperf_rn50.options import add_config_options
@@ -33,7 +33,7 @@ def config_parser(name: str = '', doc: str | None = None) -> jsonargparse.Argume
     return parser
 
 
-def _split(doc: str | None) -> tuple[str, str]:
+def _split(doc: str | None) -> tuple[str, str]:  # description and epilog, separated by an empty line
     description, _, epilog = (doc or '').partition('\n\n')
     return description.strip(), epilog.strip()
 
@@ -41,11 +41,11 @@ def _split(doc: str | None) -> tuple[str, str]:
 def add_price_option(parser: ArgumentParser) -> None:
     parser.add_argument('--price-per-node-hour', metavar='PRICE',
                         type=partial(number, most=1e9, expected='a number above 0, such as 3.5'),
-                        help='price of a node-hour in any currency; adds node-hours and cost')
+                        help='price of a node-hour in any currency; adds node-hours and cost to the output')
 
 
 def number(text: str, most: float, expected: str, least: float = 0.0) -> float:
-    """Parse a number above 0, from least to most, as the type of an option."""
+    """Convert an option's text to a number above 0, not below `least` and not above `most`."""
     try:
         value = float(text)
     except ValueError:
@@ -55,7 +55,7 @@ def number(text: str, most: float, expected: str, least: float = 0.0) -> float:
     return value
 
 
-fraction = partial(number, most=1, expected='a fraction such as 0.759, not per cent')  # the type of a Top-1
+fraction = partial(number, most=1, expected='a fraction such as 0.759, not a percentage')  # type of --target
 
 
 def count(most: int) -> Callable[[str], int]:

@@ -5,7 +5,7 @@ examples:
   mlperf-rn50 prepare cifar10 --out data/cifar10
   mlperf-rn50 prepare imagenet --source /data/ILSVRC2012 --out data/imagenet
   mlperf-rn50 prepare folder --source pictures --out data/pictures   (pictures/{train,val}/<class>/*)
-  mlperf-rn50 prepare --verify data/imagenet   (reads every record; exit code 1 and a list if any is damaged)
+  mlperf-rn50 prepare --verify data/imagenet   (reads every record; if any is damaged, lists it and exits with code 1)
 """
 from collections.abc import Sequence
 
@@ -18,17 +18,17 @@ def make_parser() -> Parser:
     parser.usage = ('mlperf-rn50 prepare {digits,cifar10,imagenet,folder} --out DIR [options]\n'
                     '       mlperf-rn50 prepare --verify DIR [--workers N]')
     add = parser.add_argument
-    add('dataset', nargs='?', choices=['digits', 'cifar10', 'imagenet', 'folder'], help='kind of source')
+    add('dataset', nargs='?', choices=['digits', 'cifar10', 'imagenet', 'folder'], help='data set to prepare')
     add('--out', metavar='DIR', help='output folder')
     add('--verify', metavar='DIR', help='verify the checksums of all files and records of this folder; writes nothing')
     add('--source', metavar='PATH',
         help='imagenet: folder with the two tars, or with train/ and val/; folder: folder with train/ and val/; '
-             'cifar10: archive, .tgz or folder (default: download)')
+             'cifar10: archive (.tar.gz or .tgz) or folder (default: download)')
     add('--ground-truth', metavar='FILE',
-        help='imagenet: synsets of the validation images, for a flat validation tar or folder')
+        help='imagenet: file with the synsets of the validation images, if these are not in a folder per synset')
     add('--name', help='folder: name of the data set, shown with its accuracy')
     add('--resize-shorter', type=int, metavar='PIXELS',
-        help='shorter side to resize to, which re-encodes the images (default: unchanged files)')
+        help='new length of the shorter side; resized images are encoded again (default: unchanged files)')
     add('--workers', type=int, metavar='N', help='processes, or threads with --verify (default: number of cores)')
     add('--skip-corrupt', action='store_true', help='skip damaged images and list them')
     add('--allow-partial', action='store_true', help='imagenet: accept a different number of images or classes')

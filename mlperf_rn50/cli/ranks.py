@@ -38,7 +38,7 @@ def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool =
             run_dir: Path | None = None) -> int:
     """Run this rank's part of a command, with a watchdog if a launcher started it.
 
-    A stop request ends the program at once unless can_stop; run_dir None means run.dir of the configuration.
+    Unless can_stop is set, a stop request ends the program at once; run_dir None means run.dir of the configuration.
     """
     launched_rank(), launched_local()  # report invalid launcher variables before anything starts
     # MXNet reads OMP_NUM_THREADS once, on import. If unset, MXNet starts a spinning thread per core.

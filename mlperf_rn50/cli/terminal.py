@@ -1,4 +1,4 @@
-"""Colour, on terminals only by default; NO_COLOR (no-color.org) always disables it and FORCE_COLOR enables it."""
+"""Colour of output, by default only on terminals. FORCE_COLOR enables it, unless NO_COLOR (no-color.org) is set."""
 import os
 import re
 from typing import TextIO
@@ -9,7 +9,7 @@ _COLOURS = {'converged': 'green', 'pass': 'green', 'ok': 'green', 'aborted': 'ye
 
 
 def has_colour(stream: TextIO | None) -> bool:
-    """Decide whether output to a stream is coloured; a stream that was closed at start-up is None."""
+    """Return whether output to a stream is coloured; the stream is None if it was closed at start-up."""
     if stream is None or os.environ.get('NO_COLOR'):
         return False
     return bool(os.environ.get('FORCE_COLOR')) or (stream.isatty() and os.environ.get('TERM') != 'dumb')
@@ -25,7 +25,7 @@ def paint_status(text: str) -> str:
 
 
 def paint_statuses(text: str, stream: TextIO | None) -> str:
-    """Colour the first status of each line that is a separate word, if the stream has colour."""
+    """On each line, colour the first status that is a separate word, if the stream has colour."""
     if not has_colour(stream):
         return text
     return re.sub(rf'(?m)^(.*?(?:^| ))({"|".join(_COLOURS)})(?=[ ,]|$)', lambda m: m[1] + paint_status(m[2]), text)

@@ -29,7 +29,7 @@ def make_parser() -> ArgumentParser:
     parser = config_parser('train', __doc__)
     add_resume_options(parser)
     add = parser.add_argument
-    add('--dry-run', action='store_true', help='print the plan of the run and exit; reads no data')
+    add('--dry-run', action='store_true', help='print the plan of the run and exit, without reading data')
     add('--print', metavar='KEY', action='append', type=str, help='print the value of a key, such as run.dir, and exit')
     add('--ranks', type=int, metavar='N', help='number of ranks for --dry-run')
     return parser
@@ -91,7 +91,7 @@ def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[
     if comm.rank == 0:
         with suppress(OSError):  # a closed terminal must not fail the run
             print(_render_outcome(outcome, config), flush=True)
-    comm.barrier()  # the launcher ends the other ranks when one exits with a code other than 0
+    comm.barrier()  # wait, because the launcher ends the other ranks when one exits with a code other than 0
     return outcome.exit_code
 
 

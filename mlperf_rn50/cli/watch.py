@@ -7,7 +7,7 @@ examples:
   mlperf-rn50 watch logs/c4140 --once --format json
 
 A folder selects its newest run, which may start later. No file is locked, and only --html writes files, so a run on
-other machines can be followed through a shared folder. Output to a pipe is one line per run event.
+other machines can be followed through a shared folder. Output to a pipe has one line per event of a run.
 
 exit codes: 0 all runs are over, or Ctrl-C, 2 invalid arguments
 """
@@ -41,7 +41,7 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add('paths', nargs='+', metavar='RUN_FOLDER', help='run folder, or result_<k>.txt in one')
     add('--every', type=float, default=5.0, metavar='SECONDS', help='update period in s (default: 5)')
-    add('--html', action='store_true', help='update watch.html in each run folder, a page that reloads itself')
+    add('--html', action='store_true', help='keep watch.html, a page that reloads itself, current in each run folder')
     add('--once', action='store_true', help='print the current state and exit')
     add('--format', choices=['text', 'json'], default='text', help='output format of --once (default: text)')
     add_price_option(parser)
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _states(followers: Sequence[Follower], options: Namespace) -> Iterator[list[LiveRun]]:
-    """Yield the current state of the runs until all are over; first write the pages that have changed."""
+    """Yield the current state of the runs until all are over; with --html, first write the changed pages."""
     runs: list[LiveRun] = []
     written: list[LiveRun | None] = [None] * len(followers)
     while not runs or not all(r.is_over for r in runs):
@@ -116,7 +116,7 @@ def _print_once(runs: Sequence[LiveRun], price: float | None, output_format: str
 
 
 def _show_live(states: Iterator[list[LiveRun]], every_s: float, price: float | None) -> None:
-    """Update the terminal screen until all runs are over, and leave their last state on it."""
+    """Update the terminal screen until all runs are over, and leave the last state of the runs on it."""
     from rich.live import Live
 
     from mlperf_rn50.analysis.watch.terminal import render
@@ -133,7 +133,7 @@ def _show_live(states: Iterator[list[LiveRun]], every_s: float, price: float | N
 
 
 def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> None:
-    """Print a line for each run on every event, and every _LINE_PERIOD_S while steps progress."""
+    """Print a line for a run on each of its events, and every _LINE_PERIOD_S seconds while its steps progress."""
     from mlperf_rn50.analysis.watch.facts import line_of
     printed: dict[int, tuple[object, object, float]] = {}
     for runs in states:

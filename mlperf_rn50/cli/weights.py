@@ -1,4 +1,4 @@
-"""Saved weights for the commands that use them: their options, configuration and network."""
+"""Saved weights for commands: options that select the weights, their configuration and their network."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class SavedWeights(NamedTuple):
         return f'{self.path}: {d.model["name"]}, {kind} of its run, {d.epoch} epochs on {d.data["dataset"]}'
 
     def config(self, argv: Sequence[str], parser: ArgumentParser | None = None) -> Config:
-        """Return the stored configuration with options applied; DataError if it is invalid, ConfigError for options."""
+        """Return the stored configuration, changed by options; DataError if it is invalid, ConfigError if they are."""
         from mlperf_rn50.options import resolve_tree
         tree, where = self.description.tree(), f'{self.path.with_suffix(".json")}'
         try:
@@ -41,7 +41,7 @@ class SavedWeights(NamedTuple):
         return resolve_tree(tree, where, argv, parser or config_parser())
 
     def portable_network(self, argv: Sequence[str] = ()) -> tuple[Config, HybridBlock]:
-        """Return the configuration and the network in a form that runs on any machine."""
+        """Return the configuration and the network, changed so that they run on any machine."""
         import mxnet as mx
 
         from mlperf_rn50.model.weights import portable

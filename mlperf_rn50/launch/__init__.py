@@ -1,1 +1,1 @@
-"""Launchers: layout of the ranks, attempts, exit codes, failed hosts. The scripts in launch/ start the processes."""
+"""Launchers: layout of the ranks, attempts, exit codes and failed hosts. The scripts in launch/ run this package."""

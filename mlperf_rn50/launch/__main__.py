@@ -26,16 +26,16 @@ from mlperf_rn50.system.gpu_env import device_of_words
 from mlperf_rn50.system.mpi_session import SHARED_MEMORY, no_room, tmp_dir
 from mlperf_rn50.train.watchdog.signals import SignalQueue
 
-_MIN_FREE_BYTES = 16 << 20  # needed on this machine for the files of Open MPI and DALI
-# The launcher allows this much more than the start limit, which the ranks enforce themselves once they run.
+_MIN_FREE_BYTES = 16 << 20  # free space that the files of Open MPI and DALI need on this machine
+# The launcher waits _GRACE_S longer than the start limit, because the ranks enforce the limit once they run.
 _START_LIMIT, _GRACE_S = 'comm.start_limit_s', 120.0
 _KEYS = ('run.num_nodes', 'run.ranks_per_node', _START_LIMIT, 'train.device')
-_LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # made by launch/engines/openmpi.sh and launch/bind.sh
+_LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # for launch/engines/openmpi.sh, launch/bind.sh
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """A running launch script; here: path of the checkout."""
+    """A running launch script; here is the path of the checkout."""
 
     here: Path
     script: Path
@@ -67,7 +67,7 @@ class Launcher:
 
     def start(self, start_limit_s: float, device: str, layout: RunPlace, job: str, words: Sequence[str],
               has_begun: Callable[[], bool]) -> int:
-        """Run a command of the program on all ranks, stop it if start-up takes too long; return its exit code."""
+        """Run a command of the program on all ranks, or stop it if start-up takes too long; return its exit code."""
         limit_s = start_limit_s + _GRACE_S if start_limit_s else 0.0
 
         def is_overdue() -> bool:
@@ -107,14 +107,14 @@ class Launcher:
         try:
             for stdout in (g.stdout for g in guards if g.stdout):
                 with stdout:
-                    stdout.readline()  # until it is ready, a stop request would end the guard
+                    stdout.readline()  # wait until the guard is ready; before that, a stop request would end it
             yield guards
         finally:
             for process in guards:
                 process.terminate()
             for process in guards:
                 process.wait()
-            self.signals.discard(HOST_LOST)  # of the finished job
+            self.signals.discard(HOST_LOST)  # it belongs to the finished job
 
     def run(self) -> int:
         """Run the launcher and return its exit code."""
@@ -175,7 +175,7 @@ def check_room(engine: Engine) -> None:
 
 
 def remove_leftovers(folders: Iterable[Path]) -> None:
-    """Remove the empty job folders of killed launchers, except if a process of the job still runs."""
+    """Remove the empty job folders of killed launchers, unless a process of the job still runs."""
     for path in [path for folder in folders for path in folder.glob('mlperf_rn50-*')]:
         match = _LEFTOVER.fullmatch(path.name)
         with suppress(OSError):  # not empty, or already removed
@@ -194,7 +194,7 @@ def requeue(code: int, run_dir: Path, report: Callable[[str], None]) -> int:
     shown = subprocess.run(['scontrol', 'show', 'job', job], capture_output=True, text=True).stdout
     # An ending job is COMPLETING both after scancel and at its time limit; only the reason tells them apart.
     if 'JobState=RUNNING' in shown or 'Reason=TimeLimit' in shown:
-        report('stopped before the end of the run; requeued, resumes from its checkpoint')
+        report('stopped before the end of the run; the job is requeued and resumes from its checkpoint')
         if subprocess.run(['scontrol', 'requeue', job]).returncode:
             report(f'Slurm did not requeue the job; resume with --resume --run-dir {run_dir}')
     else:
@@ -209,7 +209,7 @@ def run_ranks(here: Path, script: Path, argv: Sequence[str], signals: SignalQueu
         return EXIT_USAGE
     device = device_of_words(argv[1:])
     if device == 'cpu':
-        os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')  # as the program sets it on CPUs
+        os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')  # the value that the program sets on CPUs
     per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
     options = parse_options(make_parser(script, False, None), ['--ranks-per-device', per_device])
     return Launcher(here, script, ENGINES['local'], options, signals).start_ranks(

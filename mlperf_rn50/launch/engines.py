@@ -1,4 +1,4 @@
-"""Engines that start the ranks: script, handling of stop requests, and the command line of every rank."""
+"""Engines that start the ranks: their scripts, stop requests and environment, and the command line of every rank."""
 import os
 import shutil
 import subprocess
@@ -21,13 +21,13 @@ class Engine:
 
     script: str
     has_hosts: bool = False
-    forwards_stop: bool = True  # SIGUSR1, the stop request, to the ranks; otherwise the guards forward it
+    forwards_stop: bool = True  # whether it forwards SIGUSR1, the stop request; if not, the guards do
     image_option: str | None = None  # None if ranks do not run in a container
     in_slurm: bool = False
 
 
-# mpirun and srun forward SIGUSR1 to their ranks and wait; mpirun kills them 1 s after SIGTERM. horovodrun forwards only
-# SIGTERM, and kills the ranks 5 s later.
+# mpirun and srun forward SIGUSR1 to their ranks and wait for them; mpirun kills them 1 s after SIGTERM.
+# horovodrun forwards only SIGTERM, and kills the ranks 5 s later.
 ENGINES: Mapping[str, Engine] = {
     'local': Engine('openmpi.sh'),
     'mpirun': Engine('openmpi.sh', has_hosts=True),
@@ -61,7 +61,7 @@ def _mount(folder: str) -> str:
     if not os.path.isdir(path):
         raise ConfigError(f'--mount: got {folder}, expected a folder')
     if set(path) & {',', ':'}:
-        raise ConfigError(f'--mount: got {folder}, expected a path without commas and colons, at which Pyxis splits')
+        raise ConfigError(f'--mount: got {folder}, expected a path without commas and colons; Pyxis splits at them')
     return path
 
 
@@ -89,5 +89,5 @@ def environment(options: Options, env: Mapping[str, str], job: str, device: str)
 
 
 def plain_output(stream: TextIO, env: Mapping[str, str]) -> dict[str, str]:
-    """Return NO_COLOR unless the launcher writes to a terminal; ranks under mpirun always have one."""
+    """Return NO_COLOR for the ranks unless the launcher writes to a terminal; mpirun always gives them one."""
     return {} if stream.isatty() or env.get('FORCE_COLOR') else {'NO_COLOR': '1'}

@@ -13,12 +13,12 @@ from mlperf_rn50.files import read_text
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 _SSH_LIMIT_S = 10
 _MAX_BYTES = 1 << 20  # of a hostfile
-_MAX_CONNECTIONS = 64
+_MAX_CONNECTIONS = 64  # simultaneous connections with ssh
 
 
 @dataclass(frozen=True)
 class Host:
-    """Host name as given by the user, and number of ranks; None if not given."""
+    """A host name as the user gave it, and the number of ranks on the host; None if not given."""
 
     name: str
     slots: int | None = None
@@ -58,7 +58,7 @@ def parse_hostfile(text: str, where: str) -> list[Host]:
             continue
         slots = [word.partition('=')[2] for word in words[1:] if word.startswith('slots=')]
         if slots and not re.fullmatch(r'[1-9]\d{0,5}', slots[-1]):
-            raise ConfigError(f'--hostfile: {where}: got {line.strip()!r}, expected slots=N with N from 1')
+            raise ConfigError(f'--hostfile: {where}: got {line.strip()!r}, expected slots=N with N of 1 or more')
         slots_of.setdefault(parse_host(words[0]), []).append(int(slots[-1]) if slots else None)
     if not slots_of:
         raise ConfigError(f'--hostfile: {where}: got no host, expected one per line')
@@ -75,7 +75,7 @@ def load_hostfile(path: str) -> list[Host]:
 
 
 def common_slots(hosts: Sequence[Host]) -> int | None:
-    """Return the slots common to all hosts; None if no host has any, ConfigError if they differ."""
+    """Return the number of slots on each host; None if no host states it. Raise ConfigError if the numbers differ."""
     counts = {h.slots for h in hosts if h.slots is not None}
     if len(counts) > 1:
         first, other = (next(h for h in hosts if h.slots == n) for n in sorted(counts)[:2])
@@ -96,7 +96,7 @@ def _is_reachable(name: str) -> bool:
 
 
 def silent_hosts(names: Sequence[str]) -> list[str]:
-    """Return the unreachable hosts, in their order."""
+    """Return the unreachable hosts, in the order of the names."""
     if not names:
         return []
     with ThreadPoolExecutor(min(len(names), _MAX_CONNECTIONS)) as pool:

@@ -68,7 +68,7 @@ def number(least: int) -> Callable[[str], int]:
     """Return the argparse type of a whole number with a minimum."""
     def parse(text: str) -> int:
         if not re.fullmatch(r'[0-9]{1,6}', text) or int(text) < least:
-            raise ArgumentTypeError(f'got {text}, expected a number from {least}')
+            raise ArgumentTypeError(f'got {text}, expected a whole number, {least} or more')
         return int(text)
     return parse
 
@@ -94,16 +94,16 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
     add('--config', metavar='FILE', help='configuration of the run')
     add('--run-dir', metavar='DIR', help='run folder (default: run.dir of the configuration)')
     add('--nodes', metavar='N', type=count,
-        help='nodes (default: run.num_nodes of the configuration, or all hosts given, or 1)')
+        help='number of nodes (default: run.num_nodes of the configuration, or all hosts given, or 1)')
     add('--ranks-per-node', metavar='R', type=count,
         help='ranks on each node (default: slots=R of the hosts, or run.ranks_per_node of the configuration, or 1)')
     add('--ranks-per-device', metavar='K', type=count, default=1,
-        help='K ranks share a GPU through NVIDIA MPS, or a core set without GPUs (default 1)')
+        help='let K ranks share a GPU through NVIDIA MPS or, without GPUs, a set of cores (default 1)')
     add('--seeds', metavar='N', type=count, default=1,
-        help='N consecutive runs, each with a fresh seed; with --resume, finished runs in the run folder count')
+        help='N consecutive runs, each with a fresh seed; with --resume, N includes finished runs in the run folder')
     add('--clear-caches', action='store_true', help='flush the page cache of every node before each run (needs root)')
     add('--restarts', metavar='N', type=count, default=0,
-        help='resume from the last checkpoint after a failure, at most N times, while restarts gain steps')
+        help='after a failure, resume from the last checkpoint, at most N times, while restarts make progress')
     add('--elastic', action='store_true', help='with --restarts: resume on the reachable hosts, without those that '
         'failed twice')
     add('--resume', action='store_true', help='resume the newest run in the run folder')

@@ -1,4 +1,4 @@
-"""Sweep over layouts with several seeds each; skip complete layouts, report failed runs, print a table at the end."""
+"""Sweep over layouts with several seeds each; skip complete layouts, report failed runs, and print a table."""
 import os
 import platform
 import re
@@ -28,16 +28,16 @@ def make_parser(script: Path) -> Parser:
     """Return the parser of launch/sweep.sh."""
     parser = script_parser(script)
     add = parser.add_argument_group('options of the sweep').add_argument
-    add('--study', metavar='NAME', default='', help='folder in logs/')
-    add('--layouts', metavar='LIST', default='', help="nodes x ranks per node, such as '1x4 2x4'")
+    add('--study', metavar='NAME', default='', help='name of the folder in logs/ for the runs')
+    add('--layouts', metavar='LIST', default='', help="list of nodes x ranks per node, such as '1x4 2x4'")
     add('--config', metavar='FILE', help='configuration, with the batch and learning rate of the first layout')
     add('--seeds', metavar='N', type=count, default=1, help='runs of each layout, each with a fresh seed (default 1)')
-    add('--weak', dest='is_weak', action='store_true', help='keep the images per rank')
-    add('--strong', dest='is_weak', action='store_false', help='keep the images per step (default)')
-    add('--lr-table', metavar='FILE', help='lines of: global_batch base_lr warmup_epochs (default: the learning rate '
-        'is proportional to the global batch, starting from the first layout, with the same warm-up epochs)')
-    add('--engine', metavar='NAME', default='mpirun', help='mpirun (default) or horovodrun, for hosts; without hosts '
-        'the ranks of all nodes run on this machine, which the log records')
+    add('--weak', dest='is_weak', action='store_true', help='keep the number of images per rank')
+    add('--strong', dest='is_weak', action='store_false', help='keep the number of images per step (default)')
+    add('--lr-table', metavar='FILE', help='file with lines: global_batch base_lr warmup_epochs (default: the learning '
+        'rate is proportional to the global batch, starting from the first layout, with the same warm-up epochs)')
+    add('--engine', metavar='NAME', default='mpirun', help='launcher for hosts: mpirun (default) or horovodrun; '
+        'without hosts, the ranks of all nodes run on this machine, and the log records this')
     add('--hosts', metavar='h1,h2,…', help='hosts reached with ssh')
     add('--hostfile', metavar='FILE', help='file with one host per line')
     parser.epilog = ('All other options are passed to the launcher, such as --ranks-per-device K, or to: mlperf-rn50 '
@@ -52,7 +52,7 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
         if name in _SWEEP_OPTIONS:
             raise ConfigError(f'{name}: the sweep sets this option; remove it')
         if name in _LAYOUT_OPTIONS:
-            raise ConfigError(f'{name}: layouts have different values; set the first one in the configuration')
+            raise ConfigError(f'{name}: layouts have different values; set that of the first one in the configuration')
     if not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', o.study):
         raise ConfigError(f'--study: got {o.study!r}, expected a name for the folder in logs/')
     if not o.layouts.strip():

@@ -209,7 +209,7 @@ def test_job_is_requeued_on_the_signal_before_the_time_limit_and_converges(submi
     job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
     job.wait_for_state('COMPLETED', 'FAILED')
     assert job.state == 'COMPLETED', job.output
-    assert 'requeued, resumes from' in job.output and 'resumed from' in job.output
+    assert 'requeued and resumes from' in job.output and 'resumed from' in job.output
     assert [m['status'] for m in run_metrics(job.run_dir, 'end')] == ['interrupted', 'converged']
 
 

@@ -68,7 +68,7 @@ def call(script, *arguments):
 @pytest.mark.parametrize('script, arguments, message', [
     ('apptainer.sh', ['--config', DIGITS], '--image: got nothing, expected an Apptainer image'),
     ('apptainer.sh', ['--image', 'none.sif'], '--image: none.sif does not exist; build it with'),
-    ('local.sh', ['--seeds', '0'], '--seeds: got 0, expected a number from 1'),
+    ('local.sh', ['--seeds', '0'], '--seeds: got 0, expected a whole number, 1 or more'),
     ('local.sh', ['--nodes'], '--nodes: expected one argument; see launch/local.sh --help'),
     ('sweep.sh', ['--study', '../x'], "--study: got '../x', expected a name"),
     ('sweep.sh', ['--study', 'x', '--config', DIGITS], '--layouts: got nothing'),

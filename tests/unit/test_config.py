@@ -72,8 +72,8 @@ def test_round_trip_of_a_resolved_configuration(tmp_path):
     (LAUGHS, 'got the alias *a, expected explicit values'),
     ('run: {dir: 2020-99-99}', 'not a YAML file'),
     ('run: {dir: "' + 'x' * (1 << 18) + '"}', 'is larger than'),
-    ('train: {seed: 1}\nrun: {dir: x}\ntrain:\n  seed: 2', 'train: occurs in line 1 and again in line 3'),
-    ('run:\n  dir: x\n  seed: 1\n  dir: y', 'run.dir: occurs in line 2 and again in line 4'),
+    ('train: {seed: 1}\nrun: {dir: x}\ntrain:\n  seed: 2', 'train: occurs on line 1 and again on line 3'),
+    ('run:\n  dir: x\n  seed: 1\n  dir: y', 'run.dir: occurs on line 2 and again on line 4'),
     (None, 'c.yaml: cannot read the configuration'),
 ])
 def test_errors_in_a_file(tmp_path, text, message):

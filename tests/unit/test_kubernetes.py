@@ -128,7 +128,7 @@ def test_missing_options_come_from_the_configuration(tmp_path):
     (['--name', 'Rn50'], "--name: got 'Rn50', expected lower-case letters"),
     (['--name', 'x' * 55], '--name: got 55 characters, expected at most 54; pods are called NAME-'),
     (['--name', 'x' * 54, '--nodes', '11'], 'expected at most 53; pods are called NAME-worker-10'),
-    (['--image', '-x'], '--image'), (['--nodes', '0'], '--nodes: got 0, expected a number from 1'),
+    (['--image', '-x'], '--image'), (['--nodes', '0'], '--nodes: got 0, expected a whole number, 1 or more'),
     (['--volume', 'work'], 'expected CLAIM:/PATH'), (['--volume', 'a:/x/../y'], 'without . .. // and :'),
     (['--volume', 'A:/x'], 'the name of a PersistentVolumeClaim'), (['--volume', 'a:/shared'], 'got two at /shared'),
     (['--volume', 'a:/opt'], 'would hide /opt/mlperf_rn50'), (['--volume', 'a:/x\ny'], 'an absolute path'),

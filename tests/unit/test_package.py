@@ -281,7 +281,7 @@ def test_differing_scores_are_reported(tmp_path, official, scored, is_shown):
 @pytest.mark.parametrize('words, message', [
     (['runs', '--org', 'us'], '--system SYSTEM, --out DIR: missing'),
     (['--check', 'x', '--org', 'us'], '--check: got --org too, expected only a finished tree'),
-    (['--check', 'x'], '--check: x contains no folder results'),
+    (['--check', 'x'], '--check: x contains no results folder'),
     ([DIGITS, ROOT / 'logs/digits_sweep/1x1', '--org', 'us', '--system', 'x', '--out', 'o'], 'RUNS: got 2 sets')])
 def test_incompatible_options_are_refused(words, message):
     done = call('package', *words)

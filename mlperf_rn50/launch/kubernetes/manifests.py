@@ -13,7 +13,7 @@ from mlperf_rn50.launch.options import say
 
 
 def render_mpi_job(training: Training) -> str:
-    """Render an MPIJob as YAML for kubectl, after the ConfigMap of a configuration that is not in the image."""
+    """Render an MPIJob as YAML for kubectl, after a ConfigMap if the configuration is not in the image."""
     gpus = str(training.gpus_per_node) if training.gpus_per_node else None
     limits = {'nvidia.com/gpu': gpus, 'cpu': training.cpus, 'memory': training.memory}
     return _template().render(
@@ -33,12 +33,12 @@ def _template() -> jinja2.Template:
 
 
 def _quote(text: str, style: str = '"') -> str:
-    """Quote a text, so that no YAML parser reads a number or a boolean."""
+    """Quote a text, so that no YAML parser reads it as a number or a boolean."""
     return yaml.dump(text, default_style=style, width=float('inf')).rstrip('\n')
 
 
 def _block(text: str) -> str:
-    """Render lines as a YAML block, or quote them where an empty last line would end the document."""
+    """Render lines as a YAML block, or quote them if an empty last line would end the document."""
     return _quote(text, '|' if '\n' in text and not f'\n{text}'.endswith('\n\n') else '"')
 
 

@@ -15,10 +15,10 @@ PROGRAM = 'launch/kubernetes.sh'
 CHECKOUT = Path(__file__).parents[3]
 CONFIG_FOLDER = '/etc/mlperf_rn50/config'  # where the ConfigMap is mounted
 IMAGE_CONFIGS = '/opt/mlperf_rn50/launch/configs/'
-# The pods need these paths, which a volume on or above one of them would hide.
+# The pods need these paths. A volume that is mounted on or above one of them would hide it.
 NEEDED_PATHS = ('/opt/mlperf_rn50', '/etc/mlperf_rn50', '/etc/mpi', '/dev/shm', '/home/rn50', '/usr', '/bin', '/lib',
                 '/tmp', '/proc', '/sys', '/var/lib/extrausers')
-LABEL_LENGTH = 63
+LABEL_LENGTH = 63  # characters that Kubernetes allows in a label
 
 EPILOG = """examples:
   launch/kubernetes.sh --image registry.example/mlperf_rn50:cu117 --nodes 4 --ranks-per-node 4 \\
@@ -26,8 +26,8 @@ EPILOG = """examples:
       --run-dir /results/c4140 --data.dir /data/imagenet --namespace training | kubectl apply -f -
   kubectl delete mpijob,configmap -l app.kubernetes.io/instance=mlperf-rn50
 
-All other options are passed to: mlperf-rn50 train. --config and the options are checked here. Relative paths of the
-run folder and the data start at the first volume."""
+All other options are passed to: mlperf-rn50 train. This script checks --config and the options. Relative paths of
+the run folder and the data start at the first volume."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _volume(text: str) -> Volume:
     claim, _, path = text.partition(':')
     _matching(r'[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?', 'CLAIM:/PATH, with the name of a PersistentVolumeClaim')(claim)
     if not path.startswith('/') or ':' in path or not path.isprintable() or posixpath.normpath(path) != path:
-        raise argparse.ArgumentTypeError(f'got {text!r}, expected CLAIM:/PATH, an absolute path without . .. // and :')
+        raise argparse.ArgumentTypeError(f'got {text!r}, expected CLAIM:/PATH: an absolute path without . .. // and :')
     for needed in NEEDED_PATHS:
         if _is_within(needed, path):
             raise argparse.ArgumentTypeError(f'got {text!r}, which would hide {needed} of the image; use another path')
@@ -110,7 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
     add('--volume', metavar='CLAIM:PATH', required=True, action='append', type=_volume,
         help='PersistentVolumeClaim and its mount point in all pods (ReadWriteMany for the run folder); repeatable')
     add('--run-dir', metavar='DIR', help='run folder, in a volume (default: run.dir)')
-    add('--nodes', metavar='N', type=count, help='pods (default: run.num_nodes of the configuration, or 1)')
+    add('--nodes', metavar='N', type=count, help='number of pods (default: run.num_nodes of the configuration, or 1)')
     add('--ranks-per-node', metavar='R', type=count,
         help='ranks in each pod (default: run.ranks_per_node of the configuration, or 1)')
     add('--gpus-per-node', metavar='N', type=number(0),
@@ -126,7 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
     add('--grace-seconds', metavar='S', type=count, default=120,
         help='time for a checkpoint when a pod is terminated (default %(default)s)')
     add('--user', metavar='UID[:GID]', type=_user,
-        help='user of the pods (default: 1000, set by the image, or set by the cluster) and group of the volumes')
+        help='user of the pods (default: 1000 from the image, or the choice of the cluster) and group of the volumes')
     return parser
 
 
@@ -153,7 +153,7 @@ def _check_paths(config: Config, volumes: Sequence[Volume]) -> str:
                           'elsewhere it would be lost with its pod')
     if config.data.synthetic or not is_lost(config.data.dir):
         return ''
-    return f'data.dir is {config.data.dir}, in none of the volumes; the image must contain it'
+    return f'data.dir is {config.data.dir}, which is in none of the volumes; the image must contain it'
 
 
 def _num_gpus(config: Config, requested: int | None, ranks_per_node: int) -> int:
@@ -167,7 +167,7 @@ def _num_gpus(config: Config, requested: int | None, ranks_per_node: int) -> int
 
 
 def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
-    """Return the training that a command line requests, and a warning or ''; raise ConfigError for an error."""
+    """Return the training that a command line requests, and a warning or ''; raise ConfigError if it is invalid."""
     o, options = make_parser().parse_known_args(argv)
     for text in (*options, o.config, o.run_dir or '', *(v.path for v in o.volume)):
         try:
@@ -175,7 +175,7 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
         except UnicodeEncodeError:
             raise ConfigError(f'{text!r}: got invalid UTF-8, expected UTF-8 for the manifest') from None
     path = _find_config(o.config)
-    import jsonargparse  # imported late because it takes longer than --help
+    import jsonargparse  # imported late, because the import takes longer than --help
     checker = jsonargparse.ArgumentParser(PROGRAM, allow_abbrev=False, exit_on_error=False)
     add_config_options(checker)
     values = {'--run.dir': o.run_dir, '--run.num_nodes': o.nodes, '--run.ranks_per_node': o.ranks_per_node}
