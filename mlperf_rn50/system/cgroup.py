@@ -16,7 +16,7 @@ _NO_LIMIT_BYTES = 1 << 60  # if there is no limit, version 1 reports the largest
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that its control groups set for a process; None means no limit."""
+    """Limits that control groups set for a process; None means no limit."""
 
     memory_limit_bytes: int | None = None  # limit of the group with the least memory left
     memory_used_bytes: int = 0  # used by that group, without reclaimable page cache
