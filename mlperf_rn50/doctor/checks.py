@@ -116,7 +116,7 @@ def _disk(rows: Sequence[Facts], needed_bytes: int) -> Check:
     row = min(rows, key=lambda r: r['disk_free_bytes'])
     return Check('disk', 'ok' if row['disk_free_bytes'] >= needed_bytes else 'failed',
                  f'{row["disk_free_bytes"] / 1e9:.1f} GB free for the run folder on {row["host"]}, '
-                 f'{needed_bytes / 1e9:.1f} GB needed', 'free some space, or change run.dir or checkpoint.keep')
+                 f'{needed_bytes / 1e9:.1f} GB needed', 'free space, or change run.dir or checkpoint.keep')
 
 
 def _run_folder(rows: Sequence[Facts]) -> Check:
