@@ -1,15 +1,15 @@
-"""Input and result of a doctor check: the facts of all ranks, and one line about them."""
+"""Input and result of a check of the doctor: facts about all ranks, and one line of output about them."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Facts = dict[str, Any]  # of one rank, as in JSON
+Facts = dict[str, Any]  # facts about one rank, as JSON values
 Status = Literal['ok', 'warning', 'failed', 'not needed']
 
 
 @dataclass(frozen=True)
 class Check:
-    """Name, status, finding and fix of a check."""
+    """Result of a check: its name, its status, what it found, and how to fix a problem."""
 
     name: str
     status: Status
@@ -18,12 +18,12 @@ class Check:
 
 
 def hosts_of(rows: Sequence[Facts]) -> str:
-    """Return the hosts of ranks as text for a message."""
+    """Return the host names of ranks, joined by commas, for a message."""
     return ', '.join(dict.fromkeys(r['host'] for r in rows))
 
 
 def grouped(rows: Sequence[Facts], value: Callable[[Facts], str]) -> dict[str, list[Facts]]:
-    """Group the ranks by a value, in the order of their first rank."""
+    """Group the ranks by a value; the groups are in the order of their first ranks."""
     groups: dict[str, list[Facts]] = {}
     for row in rows:
         groups.setdefault(value(row), []).append(row)

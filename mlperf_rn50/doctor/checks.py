@@ -1,4 +1,4 @@
-"""Checks of the facts that doctor/facts.py gathers, one JSON object per rank. Pure, except own_facts."""
+"""Checks of the facts that doctor/facts.py gathers for each rank. All but own_facts and code_digest are pure."""
 import hashlib
 import os
 import platform
@@ -31,7 +31,7 @@ def code_digest() -> str:
 
 
 def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
-    """Gather the facts that do not depend on other ranks."""
+    """Gather those facts about this rank that do not depend on other ranks."""
     run_dir = run_dir.absolute()
     existing = next(f for f in (run_dir, *run_dir.parents) if f.exists())
     return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
@@ -72,7 +72,7 @@ def _processor(rows: Sequence[Facts], precision: str) -> Check:
         except ConfigError as e:
             return Check('processor', 'failed', f'{processor.name}, {processor.uses} on {row["host"]}', str(e))
     same = _same('processor', rows, lambda r: f'{r["processor"]["name"]}, {r["processor"]["uses"]}',
-                 f'{cpus[0].name}, {cpus[0].uses} on all ranks', 'a step takes as long as on the slowest processor')
+                 f'{cpus[0].name}, {cpus[0].uses} on all ranks', 'each step waits for the slowest processor')
     return replace(same, status='warning') if same.status == 'failed' else same
 
 
@@ -91,7 +91,7 @@ def _layout(rows: Sequence[Facts], num_nodes: int | None, ranks_per_node: int | 
     counts = ', '.join(f'{r["host"]}: {r["local_size"]}' for r in nodes[:8]) + (', …' if len(nodes) > 8 else '')
     layout = f'{len(rows)} ranks on {len(nodes)} nodes ({counts})'
     fixes = [f'run.num_nodes is {num_nodes}; start ranks on {num_nodes} hosts'] * (num_nodes not in (None, len(nodes)))
-    fixes += [f'run.ranks_per_node is {ranks_per_node}; {r["host"]} has {r["local_size"]}' for r in nodes
+    fixes += [f'run.ranks_per_node is {ranks_per_node}, but {r["host"]} has {r["local_size"]}' for r in nodes
               if ranks_per_node not in (None, r['local_size'])]
     return Check('ranks and nodes', 'failed' if fixes else 'ok', layout, fixes[0] if fixes else '')
 
@@ -166,7 +166,7 @@ def _all_reduce(rows: Sequence[Facts]) -> Check:
 
 def check_facts(rows: Sequence[Facts], device: str = 'cpu', precision: str = 'float32', num_nodes: int | None = None,
                 ranks_per_node: int | None = None, needed_disk_bytes: int = 0) -> list[Check]:
-    """Run all checks on the facts of all ranks, rank 0 first, for the requirements of a configuration."""
+    """Check the facts of all ranks (rank 0 first) against the requirements of a configuration."""
     return [
         _same('program', rows, lambda r: f'code {r["code"]}', f'code {rows[0]["code"]} on all ranks',
               'check out the same commit on {}'),
@@ -187,7 +187,7 @@ def has_failed(checks: Sequence[Check]) -> bool:
 
 
 def render_checks(checks: Sequence[Check], is_quiet: bool) -> str:
-    """Render one line per check, and a fix below warnings and failures; is_quiet omits the other checks."""
+    """Render one line per check, and a fix below each warning or failure; is_quiet omits all other checks."""
     lines = []
     for c in checks:
         is_passed = c.status in ('ok', 'not needed')

@@ -1,4 +1,4 @@
-"""Facts about the machine, data and network of every rank before a run, for doctor/checks.py."""
+"""Gather facts about each rank's machine, data and network before a run, for doctor/checks.py."""
 import hashlib
 import os
 import platform
@@ -27,11 +27,11 @@ from mlperf_rn50.train.trainer import Trainer
 _NUM_PROBED = 64
 _NUM_CLOCK_READINGS = 5
 _ALL_REDUCE_FLOATS = 4 << 20
-_BYTES_PER_PARAMETER = 8  # weights and velocity in float32
+_BYTES_PER_PARAMETER = 8  # a float32 weight and its float32 momentum
 
 
 def _data_facts(config: Config, rank: int) -> dict:
-    """Describe the data set of this rank and check a sample of records, different ones on every rank."""
+    """Describe the data set that this rank reads, and check a sample of its records; each rank checks others."""
     folder = Path(config.data.dir)
     try:
         manifest = load_manifest(folder)
@@ -62,7 +62,7 @@ def _horovod_facts(config: Config, comm: Comm) -> dict:
 
 
 def _clock_offset_s(comm: Comm) -> float:
-    """Measure this rank's wall clock minus rank 0's, to the precision of a barrier."""
+    """Measure this rank's wall clock minus rank 0's; both are read after a barrier, which limits the precision."""
     offsets = []
     for _ in range(_NUM_CLOCK_READINGS):
         comm.barrier()
@@ -84,9 +84,9 @@ def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
 
 
 def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
-    """Return why a file of rank 0 in the run folder is invisible here, '' if it is visible; None on a single host.
+    """Return why rank 0's test file in the run folder is not visible here; '' if it is visible, None on a single host.
 
-    The file is removed afterwards. Call this before anything looks for the folder, because NFS caches missing files.
+    Rank 0 removes the file. Call this before anything looks for the folder, because NFS caches that a file is missing.
     """
     if len(set(comm.gather_object(platform.node()))) == 1:
         return None
@@ -109,13 +109,13 @@ def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
     comm.barrier()
     if comm.rank == 0:
         for remove in ((folder / token).unlink, *(f.rmdir for f in made)):
-            with suppress(OSError):  # never created, or no longer empty
+            with suppress(OSError):  # the file was never created, or a folder is no longer empty
                 remove()
     return problem
 
 
 def try_batches(config: Config, world_size: int, rank: int, device_id: int | None) -> dict:
-    """Run a training pass without an update and an evaluation on synthetic batches, to find problems in seconds."""
+    """Run a training pass (without an update) and an evaluation on synthetic batches, to find problems in seconds."""
     start, what, problem = time.monotonic(), 'a training pass', ''
     try:
         plan = make_plan(config, world_size)
@@ -135,7 +135,7 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
 
 
 def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
-    """Gather the facts of all ranks, on every rank."""
+    """Return the facts of all ranks on every rank; all ranks must call this."""
     import nvidia.dali
     config_digest = hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12]
     device_id, device_problem = None, ''
@@ -160,7 +160,7 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
 
 
 def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], list[Check]]:
-    """Gather the facts of all ranks and check them; without has_config, only device and precision are requirements."""
+    """Gather and check the facts of all ranks; without has_config, config requires only a device and a precision."""
     rows = gather_facts(config, has_config, comm)
     if not has_config:
         return rows, check_facts(rows, config.train.device, config.train.precision)

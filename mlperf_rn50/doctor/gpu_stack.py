@@ -1,7 +1,7 @@
-"""Compatibility of MXNet, GPUs, driver and CUDA libraries, and trial of the configured batches.
+"""Checks that MXNet, GPUs, driver and CUDA libraries are compatible, and that trial batches ran.
 
 Source: machine code in the published wheels (cuobjdump); NVIDIA's MXNet release notes 24.05 and 24.06; NVIDIA's CUDA
-compatibility guide: a driver of CUDA 12 runs every CUDA 12 program, an older one needs the compatibility package.
+compatibility guide (a CUDA 12 driver runs every CUDA 12 program; an older driver needs the compatibility package).
 """
 import ctypes
 import re
@@ -12,18 +12,18 @@ from typing import Any
 from mlperf_rn50.doctor.check import Check, Facts, hosts_of
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, SET_VARIABLE, SETTINGS
 
-# Compute capabilities with machine code in the published mxnet-cu112 and mxnet-cu117 wheels; they have no PTX.
+# Compute capabilities with machine code in the published mxnet-cu112 and mxnet-cu117 wheels, which have no PTX.
 WHEEL_ARCHITECTURES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 WHEELS = ('mxnet-cu112', 'mxnet-cu117')
-_CONTAINER_MAJORS = range(6, 10)  # NVIDIA's container supports 6.0 to Hopper
+_CONTAINER_MAJORS = range(6, 10)  # compute capabilities 6.0 to 9.x (Hopper) in NVIDIA's container
 _LIBRARIES = {
     11: ('libcudart.so.11.0', 'libcublas.so.11', 'libcudnn.so.8', 'libnccl.so.2', 'libcufft.so.10', 'libcurand.so.10',
          'libcusolver.so.11', 'libnvrtc.so.11.2', 'libcuda.so.1'),
     12: ('libcudart.so.12', 'libcublas.so.12', 'libcudnn.so.9', 'libnccl.so.2', 'libcufft.so.11', 'libcurand.so.10',
          'libcusolver.so.11', 'libnvrtc.so.12', 'libcuda.so.1')}
-_OLDEST_DRIVERS = {11: 450, 12: 525}  # for all programs of a CUDA version on any Linux
-# NVIDIA's container needs the first for any card, or one of the others for data centre cards, with the compatibility
-# package.
+_OLDEST_DRIVERS = {11: 450, 12: 525}  # by CUDA version, for all its programs on any Linux
+# Drivers that NVIDIA's container needs: the first for any card; for data centre cards, one of the others is enough with
+# the compatibility package.
 _CONTAINER_DRIVER, _DATA_CENTRE_DRIVERS = 545, ((470, 57), (525, 85), (535, 86))
 _DATA_CENTRE = re.compile(r'(NVIDIA )?(Tesla|(GH|GB|[PVTAHLB])\d+\w*\b)')
 _CONTAINER = "NVIDIA's container"
@@ -31,9 +31,9 @@ USE_CONTAINER = ("use NVIDIA's container: docker build --build-arg VARIANT=ngc -
                  'BASE=nvcr.io/nvidia/mxnet:24.06-py3 . (docs/setup.md)')
 _ERROR_WORDS = ('Check failed', 'Error:', 'cuDNN', 'CUDA', 'out of memory')
 _LOWER_BATCH = 'lower train.local_batch_size or train.eval_batch_size, or set model.layout to NCHW'
-_FIXES = (  # by a part of the last line of an MXNet error
-    ('out of memory', 'lower train.local_batch_size (with train.gradient_accumulation_steps for the same global '
-     'batch) or train.eval_batch_size'),
+_FIXES = (  # (part of an MXNet error, fix)
+    ('out of memory', 'lower train.local_batch_size (raise train.gradient_accumulation_steps to keep the global '
+     'batch size) or train.eval_batch_size'),
     ('no kernel image', "this MXNet has no code for this card; use NVIDIA's container (docs/setup.md)"),
     ('CUDNN_STATUS_NOT_SUPPORTED', f'cuDNN has no kernel for these sizes; {_LOWER_BATCH}'),
     ('CUDNN_STATUS_BAD_PARAM', f'cuDNN rejects these sizes; {_LOWER_BATCH}'),
@@ -42,7 +42,7 @@ _FIXES = (  # by a part of the last line of an MXNet error
 
 def mxnet_facts(packages: Mapping[str, str], env: Mapping[str, str], maps: str, has_cuda: bool,
                 has_fused_norm: bool) -> dict[str, Any]:
-    """Describe the MXNet of this process; kind is cpu, wheels, container (NVIDIA's MXNet, anywhere) or other."""
+    """Describe this process's MXNet; its kind is cpu, wheels, container (NVIDIA's build, wherever it runs) or other."""
     release = env.get('NVIDIA_MXNET_VERSION', '')
     wheel = next((n for n in WHEELS if n in packages), '')
     kind = 'cpu' if not has_cuda else 'container' if release or has_fused_norm else 'wheels' if wheel else 'other'
@@ -52,13 +52,13 @@ def mxnet_facts(packages: Mapping[str, str], env: Mapping[str, str], maps: str, 
 
 
 def cuda_major(mxnet: Mapping[str, Any]) -> int:
-    """Return the CUDA version of an MXNet build; 11 if unknown."""
+    """Return the CUDA major version of an MXNet build; if unknown, 12 for NVIDIA's container, else 11."""
     version = mxnet['libraries'].get('libcudart', '')
     return 12 if version.startswith('12.') or not version and mxnet['kind'] == 'container' else 11
 
 
 def _version_of(library: ctypes.CDLL, name: str) -> str:
-    """Return the version number of a library; '' if it has no function for it."""
+    """Return the version number that a library reports; '' if it reports none."""
     number = ctypes.c_int()
     if name.startswith('libcudnn'):
         return str(library.cudnnGetVersion())
@@ -68,7 +68,7 @@ def _version_of(library: ctypes.CDLL, name: str) -> str:
 
 
 def cuda_libraries(major: int) -> dict[str, str | None]:
-    """Return the versions of the libraries for a CUDA version; '' if unknown, None if the loader finds none."""
+    """Return the version of each library that a CUDA version needs; '' if unknown, None if it cannot be loaded."""
     result: dict[str, str | None] = {}
     for name in _LIBRARIES[major]:
         try:
@@ -85,21 +85,21 @@ def _numbers(version: str) -> tuple[int, int]:
 
 
 def capability_problem(kind: str, capability: str) -> tuple[str, str] | None:
-    """Return problem and fix if an MXNet, unless a custom build, has no code for a compute capability such as 8.9."""
+    """Return (problem, fix) if a kind of MXNet build has no code for a compute capability such as 8.9, else None."""
     major, minor = _numbers(capability)
     if major > _CONTAINER_MAJORS[-1]:
-        return (f'neither the published wheels nor {_CONTAINER} (last release: 24.06) have code for it',
+        return (f'neither the published wheels nor {_CONTAINER} (last release: 24.06) has code for it',
                 'use V100, A100 or H100, or build MXNet for this card')
     if kind == 'wheels' and not any(major == a and minor >= b for a, b in WHEEL_ARCHITECTURES):
         fix = USE_CONTAINER if major in _CONTAINER_MAJORS else 'use V100, A100 or A10, or build MXNet for this card'
-        return 'the published mxnet-cu wheels have code up to 8.6 (which also runs on 8.9)', fix
+        return 'the published mxnet-cu wheels have code only up to 8.6 (which also runs on 8.9)', fix
     if kind == 'container' and major not in _CONTAINER_MAJORS:
-        return f'{_CONTAINER} has code from 6.0 on', 'install MXNet with MLPERF_RN50_VARIANT=cu117 launch/setup.sh'
+        return f'{_CONTAINER} has code only from 6.0 on', 'install MXNet with MLPERF_RN50_VARIANT=cu117 launch/setup.sh'
     return None
 
 
 def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_driver: str) -> tuple[str, str] | None:
-    """Return problem and fix if a driver cannot run an MXNet; cuda_driver: such as 12020, '' if unknown."""
+    """Return (problem, fix) if a driver cannot run MXNet; cuda_driver: its CUDA version as 12020, '' if unknown."""
     (series, release), cuda = _numbers(version), cuda_major(mxnet)
     is_container = mxnet['kind'] == 'container'
     oldest = _CONTAINER_DRIVER if is_container else _OLDEST_DRIVERS[cuda]
@@ -120,13 +120,13 @@ def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_drive
 
 
 def used_gpus(row: Facts) -> list[dict[str, Any]]:
-    """Return the GPU that a rank uses; if unknown, all that it sees."""
+    """Return the GPU that a rank uses; if that is unknown, all GPUs that it sees."""
     device = row['device']
     return row['gpus'] if device is None or device >= len(row['gpus']) else [row['gpus'][device]]
 
 
 def _gpu_problems(row: Facts) -> Iterator[tuple[str, str]]:
-    """Yield the problems with the GPU of a rank, and their fixes."""
+    """Yield (problem, fix) for each problem with a rank's GPU."""
     mxnet, host = row['mxnet'], row['host']
     if mxnet['kind'] == 'cpu':
         yield f'MXNet on {host} is a CPU build', ('run MLPERF_RN50_VARIANT=cu117 launch/setup.sh, or for Hopper '
@@ -176,7 +176,7 @@ def check_libraries(rows: Sequence[Facts], device: str) -> Check:
 
 
 def one_line(error: str) -> str:
-    """Shorten an MXNet error to the last line that names a failure, or the first line."""
+    """Shorten an MXNet error to the last line that names a failure or, if there is none, to the first line."""
     lines = [' '.join(line.split()) for line in error.splitlines()]
     lines = [line for line in lines if line and not line.startswith(('Traceback', 'Stack trace', '[bt]', 'File "'))]
     failures = [line for line in lines if any(word in line for word in _ERROR_WORDS)]
@@ -196,23 +196,23 @@ def check_trial(rows: Sequence[Facts]) -> Check:
         return Check(name, 'not needed', f'no GPU for a trial on {hosts_of([r for r in rows if not r["trial"]])}')
     seconds, used = (max(r['trial'][key] for r in tried) for key in ('seconds', 'used_bytes'))
     return Check(name, 'ok', f'a training pass and an evaluation ran on every rank in at most {seconds:.0f} s; '
-                 f'afterwards up to {used / 1e9:.1f} GB of a GPU in use')
+                 f'afterwards, up to {used / 1e9:.1f} GB of a GPU were in use')
 
 
 def environment_facts(env: Mapping[str, str]) -> dict[str, list[str | None]]:
-    """Return the value of each setting in this process, None if not set, and its source: launcher or user."""
+    """Return each setting's value in this process (None if not set) and its source, launcher or user."""
     from_launcher = env.get(SET_VARIABLE, '').split(',')
     return {name: [env.get(name), 'launcher' if name in from_launcher else 'user'] for name in SETTINGS}
 
 
 def check_environment(rows: Sequence[Facts]) -> Check:
-    """Check that ranks on GPUs have a complete environment and that all hosts have the same one."""
+    """Check that every rank on a GPU has all settings and that their values are the same on all hosts."""
     name = 'GPU environment'
     for row in rows:
         missing = {s: value for s, value in SETTINGS.items() if row['gpu_environment'][s][0] is None}
         if missing:
             return Check(name, 'warning', f'not set on {row["host"]}: {", ".join(missing)}',
-                         'start the ranks with one of launch/*.sh, or with launch/bind.sh before the program and '
+                         'start the ranks with one of launch/*.sh; or start the program with launch/bind.sh and '
                          f'{DEVICE_VARIABLE}=gpu; or export ' + ' '.join(f'{s}={v}' for s, v in missing.items()))
     for setting, (value, _) in rows[0]['gpu_environment'].items():
         odd = [r for r in rows if r['gpu_environment'][setting][0] != value]

@@ -1,4 +1,4 @@
-"""Machine limits for ranks (CPUs, memory, shared memory, TMPDIR, ulimits): facts and checks."""
+"""Facts and checks about a machine's limits for its ranks: CPUs, memory, shared memory, TMPDIR and ulimits."""
 import os
 import resource
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from mlperf_rn50.system.launcher_env import launched_local, omp_threads
 from mlperf_rn50.system.mpi_session import SESSION_BYTES, SHARED_MEMORY, free_bytes, session_problem, tmp_dir
 from mlperf_rn50.system.out_of_memory import soft_limit
 
-_SEGMENT_BYTES = (4 << 20) + 4096  # btl_vader_segment_size and a page
-# Source: NVIDIA, NCCL user guide, troubleshooting: docker run --shm-size=1g --ulimit memlock=-1.
+_SEGMENT_BYTES = (4 << 20) + 4096  # per rank: Open MPI's btl_vader_segment_size and a page
+# Source: docker run --shm-size=1g --ulimit memlock=-1 in the troubleshooting part of NVIDIA's NCCL user guide.
 _NCCL_SHARED_BYTES = 1 << 30
 _MIN_MEMORY_BYTES = 2 << 30
-_NUM_OPEN_FILES = 128  # per rank, excluding connections; 31 measured with 2 ranks, and CUDA opens dozens
+_NUM_OPEN_FILES = 128  # per rank, without connections; 31 were measured with 2 ranks, and CUDA opens dozens more
 _ULIMITS = {'open_files': resource.RLIMIT_NOFILE, 'address_space_bytes': resource.RLIMIT_AS,
             'locked_bytes': resource.RLIMIT_MEMLOCK}
 
@@ -64,7 +64,7 @@ def _threads(rows: Sequence[Facts]) -> Check:
 
 
 def _available_bytes(row: Facts) -> int:
-    """Return the memory available to the ranks of a node, limited by machine and control group."""
+    """Return the memory that the machine and the control group leave to the ranks of a node together."""
     limit, available = row['cgroup']['memory_limit_bytes'], row['memory_available_bytes']
     return available if limit is None else max(0, min(available, limit - row['cgroup']['memory_used_bytes']))
 
@@ -76,7 +76,7 @@ def _memory(rows: Sequence[Facts]) -> Check:
     if limit is not None and _available_bytes(row) < row['memory_available_bytes']:
         text += (f'; their control group allows {limit / 1e9:.1f} GB, '
                  f'{row["cgroup"]["memory_used_bytes"] / 1e9:.1f} GB of it in use')
-        fix += ', or raise the limit (--mem of Slurm, --memory of a container), beyond which the kernel kills ranks'
+        fix += ', or raise the limit (--mem of Slurm, --memory of a container); the kernel kills ranks that exceed it'
     return Check('memory', 'ok' if share >= _MIN_MEMORY_BYTES else 'warning', text,
                  f'expected at least {_MIN_MEMORY_BYTES / 1e9:.1f} GB per rank; {fix}')
 
@@ -94,8 +94,8 @@ def _shared_memory(rows: Sequence[Facts], device: str) -> Check:
     text = (f'no {SHARED_MEMORY} on {host}' if free is None else
             f'{free / 1e6:,.0f} MB free in {SHARED_MEMORY} on {host}') + f', {needed(node) / 1e6:,.0f} MB needed'
     return Check(name, 'ok' if (free or 0) >= needed(node) else 'warning', text,
-                 'otherwise the ranks of a node use slower TCP; remove vader_segment.* of killed runs, or allow more '
-                 '(a container: --shm-size=1g or --ipc=host)')
+                 'with less, the ranks of a node use TCP, which is slower; remove the vader_segment.* files of killed '
+                 'runs, or allow more (for a container: --shm-size=1g or --ipc=host)')
 
 
 def _tmp_dir(rows: Sequence[Facts]) -> Check:
@@ -108,7 +108,7 @@ def _tmp_dir(rows: Sequence[Facts]) -> Check:
 
 
 def _open_files(rows: Sequence[Facts]) -> Check:
-    # Gloo connects each rank to all others, to those on the same node, and to one on each node.
+    # Gloo connects each rank to all others, again to those on its node, and again to one rank on every node.
     needed = _NUM_OPEN_FILES + 2 * len(rows) + 2
     limited = [r for r in rows if r['ulimits']['open_files'] is not None]
     if not limited:
@@ -129,7 +129,7 @@ def _unlimited(name: str, rows: Sequence[Facts], key: str, fix: str) -> Check:
 
 
 def check_limits(rows: Sequence[Facts], device: str) -> list[Check]:
-    """Run the checks on the machine limits of all ranks, rank 0 first; device is train.device."""
+    """Check the machine limits of all ranks; rows: rank 0 first, device: train.device."""
     locked_memory = Check('locked memory', 'not needed', 'train.device=cpu') if device != 'gpu' else _unlimited(
         'locked memory', rows, 'locked_bytes', 'transfers between GPU and network lock memory; run ulimit -l unlimited '
         'before the launcher, set memlock in /etc/security/limits.conf, or start a container with --ulimit memlock=-1')

@@ -1,7 +1,7 @@
-"""Log lines in the three formats of the rounds, decoded into events and encoded.
+"""Decoding of log lines in the three formats of the rounds into events, and encoding of 0.6.0 lines.
 
-The vocabularies are the official ones (mlperf_logging.mllog.constants, mlperf_compliance.tags) and keys of this
-program, which the checkers ignore. Epochs are as in the line: from 0 in v0.5, from 1 in the other formats.
+Keys are official (mlperf_logging.mllog.constants, mlperf_compliance.tags) or this program's own, which the checkers
+ignore. Epoch numbers are as on the line: v0.5 counts from 0, the other formats count from 1.
 """
 import json
 import re
@@ -19,8 +19,8 @@ ACCELERATORS_PER_NODE = 'accelerators_per_node'  # 0 if the ranks train on CPUs
 RUN_RESUMED = 'run_resumed'          # value: step; metadata: epoch_num, clock_s, submittable (false),
                                      # number_of_ranks, number_of_nodes, global_batch_size, lr_scale,
                                      # changed (configuration keys): {key: [before, now]}
-SGD_NESTEROV = 'sgd_opt_nesterov'    # value: true or false; not in the closed division
-INITIAL_WEIGHTS = 'initial_weights'  # value: their source; metadata: notes
+SGD_NESTEROV = 'sgd_opt_nesterov'    # value: true or false; not logged in the closed division
+INITIAL_WEIGHTS = 'initial_weights'  # value: source of the weights; metadata: notes
 TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second, "learning_rate"}; metadata: epoch_num
 
 _V05 = re.compile(r':::MLPv0\.5\.0 (?P<benchmark>[a-z]+) (?P<time>\d+\.\d+) \((?P<file>[^: ]+):(?P<line>\d+)\) '
@@ -30,7 +30,7 @@ _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _TOKEN = re.compile(r':::ML(?:Pv0\.5\.0|LOG|L) ')
 
 
-@dataclass(slots=True)  # never modified, but a frozen one takes three times as long to create
+@dataclass(slots=True)  # never modified, but a frozen instance takes three times as long to create
 class LogEvent:
     """A log line."""
 
@@ -38,7 +38,7 @@ class LogEvent:
     key: str
     time_s: float  # since 1970
     value: Any = None  # any JSON value
-    metadata: dict[str, Any] = field(default_factory=dict)  # in v0.5 file, lineno and benchmark
+    metadata: dict[str, Any] = field(default_factory=dict)  # in v0.5: file, lineno and benchmark
 
 
 def _object(value: Any, name: str) -> dict:
@@ -48,16 +48,16 @@ def _object(value: Any, name: str) -> dict:
 
 
 def _seconds(value: Any, ticks_per_s: float = 1.0) -> float:
-    """Return a plausible time since 1970 in seconds."""
+    """Convert a time since 1970 to seconds; raise ValueError if it is not plausible."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError('the time is not a number')
-    if not 0 <= value < 1e11 * ticks_per_s:  # NaN too
+    if not 0 <= value < 1e11 * ticks_per_s:  # NaN is out of range too
         raise ValueError('the time is out of range')
     return value / ticks_per_s
 
 
 def decode_events(line: str) -> list[LogEvent | ValueError]:
-    """Return the events of a line that several processes or a progress bar may share; an error for a torn event."""
+    """Return the events on a line, which several processes or a progress bar may share; an error for a torn event."""
     if line.startswith(':::MLLOG ') and '\r' not in line and line.find(':::ML', 1) < 0:  # the usual case
         return [_try_decode(line)]
     decoded = []
@@ -118,7 +118,7 @@ def _decode_v06(text: str) -> LogEvent:
 
 
 def encode_v06(event: LogEvent) -> str:
-    """Return a 0.6.0 line; the official logger of that round is no longer published."""
+    """Return an event as a 0.6.0 line; the official logger of that round is no longer published."""
     body = json.dumps({'value': event.value, 'metadata': event.metadata}, allow_nan=False)
     return f':::MLL {event.time_s:.3f} {event.key}: {body}'
 

@@ -1,6 +1,6 @@
-"""Keys and values of the MLLOG vocabulary for readers, under their names in mlperf_logging.mllog.constants.
+"""MLLOG keys and values that readers of logs need, under their names in mlperf_logging.mllog.constants.
 
-They are copied because reports work without mlperf-logging, which requires pandas and SciPy. A test compares them.
+They are copied so that reports work without mlperf-logging, which requires pandas and SciPy. A test compares them.
 """
 BLOCK_START = 'block_start'
 BLOCK_STOP = 'block_stop'

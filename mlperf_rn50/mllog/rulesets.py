@@ -1,4 +1,4 @@
-"""Rulesets and rounds, in a module with few imports because the command line lists them."""
+"""Rulesets and rounds. This module has few imports, because the command line loads it to list them."""
 from argparse import ArgumentTypeError
 
 from mlperf_rn50.errors import nearest
@@ -6,13 +6,13 @@ from mlperf_rn50.errors import nearest
 V05 = 'v0.5'
 RULESETS = (V05, '0.6.0', '0.7.0', '1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
 DIVISIONS = ('open', 'closed')
-ROUNDS = {V05: V05, **{f'v{r[:3]}': r for r in RULESETS[1:]}}  # rulesets of the checkers by round
+ROUNDS = {V05: V05, **{f'v{r[:3]}': r for r in RULESETS[1:]}}  # ruleset of the checkers, by round
 PACKAGED = tuple(name for name in ROUNDS if name >= 'v1.0')  # earlier rounds no longer accept submissions
 WRITTEN = ', '.join([V05, *(f'{ruleset} or {name}' for name, ruleset in ROUNDS.items() if ruleset != V05)])
 
 
 def parse_ruleset(text: str) -> str:
-    """Return the ruleset for 4.0.0, v4.0.0, v4.0 or 4.0; raise ArgumentTypeError with the nearest one."""
+    """Return the ruleset for 4.0.0, v4.0.0, v4.0 or 4.0; raise ArgumentTypeError that suggests the nearest."""
     word = text.strip().lower()
     number = word.removeprefix('v')
     ruleset = ROUNDS.get(f'v{number.removesuffix(".0") if number.count(".") == 2 else number}')
@@ -23,7 +23,7 @@ def parse_ruleset(text: str) -> str:
 
 
 def parse_round(text: str) -> str:
-    """Return the round of PACKAGED in any spelling; raise ArgumentTypeError with the nearest, or with all of them."""
+    """Return the round of PACKAGED that a text names in any spelling, otherwise raise ArgumentTypeError."""
     ruleset = parse_ruleset(text)
     name = next(name for name in ROUNDS if ROUNDS[name] == ruleset)
     if name not in PACKAGED:

@@ -8,40 +8,40 @@ from typing import Any, Literal, NamedTuple
 from mlperf_rn50.mllog import keys
 
 # aborted: ended below the target; interrupted: ended by a stop request; failed: the run gave up, or its log has no
-# run_stop or contradicts itself; running: no run_stop yet, and still being written; unreadable: not a log.
+# run_stop or contradicts itself; running: no run_stop yet, and the log is still being written; unreadable: not a log.
 RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'running', 'unreadable']
 
-V05_TARGET, TARGET = 0.749, 0.759  # Top-1 that the rules of the closed division require, in v0.5 and later
+V05_TARGET, TARGET = 0.749, 0.759  # Top-1 required in the closed division: of v0.5, of later rounds
 IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
-MAX_WARNINGS = 50  # contradictions, and as many others
+MAX_WARNINGS = 50  # maximum number of contradictions, and of other warnings
 
 
 @dataclass(frozen=True, slots=True)
 class FactSource:
-    """Source of a fact: logged, implied by logged lines, or described in the log or a file that belongs to it."""
+    """Source of a fact, which is logged, implied by log lines, or described in the log or a file about its system."""
 
     basis: Literal['logged', 'implied', 'described']
-    text: str  # the key, lines or file
-    line: int | None = None  # of the log, or of path
-    path: Path | None = None  # of the description; None for the log
+    text: str  # name of the key, lines or file
+    line: int | None = None  # number of a line in the log, or in path
+    path: Path | None = None  # file of the description; None for the log
 
 
 @dataclass(frozen=True, slots=True)
 class LogWarning:
     line: int | None  # None for the whole file
     text: str
-    is_contradiction: bool = False  # of a value that is used, which may be wrong
+    is_contradiction: bool = False  # contradicts a value that is used, which may thus be wrong
 
 
 class Notes:
-    """Collector of warnings in memory that does not grow with the log: one for all lines of a kind, with a count."""
+    """Collector of warnings: one and a count for all lines of a kind, so that its memory does not grow with the log."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[bool, str], LogWarning] = {}  # the first by (is_contradiction, summary)
+        self._kept: dict[tuple[bool, str], LogWarning] = {}  # the first warning by (is_contradiction, summary)
         self._counts: Counter[tuple[bool, str]] = Counter()
 
     def warn(self, line: int | None, text: str, summary: str = '', is_contradiction: bool = False) -> None:
-        """Add a warning; of several with the same summary only the first is kept."""
+        """Add a warning; of several with the same summary, only the first is kept."""
         kind = is_contradiction, summary or text
         if kind not in self._kept and sum(key[0] == is_contradiction for key in self._kept) >= MAX_WARNINGS:
             omitted = LogWarning(line, 'further warnings are omitted', is_contradiction)
@@ -55,7 +55,7 @@ class Notes:
         self.warn(line, text, summary, True)
 
     def include(self, other: 'Notes') -> None:
-        """Insert the warnings of a second collection before these."""
+        """Insert the warnings of another collector before those of this one."""
         self._kept, self._counts = {**other._kept, **self._kept}, other._counts + self._counts
 
     def warnings(self) -> tuple[LogWarning, ...]:
@@ -66,7 +66,7 @@ class Notes:
 
 
 class Evaluation(NamedTuple):
-    """Top-1 as a fraction after a number of epochs; times in seconds since run_start."""
+    """Top-1, as a fraction, after `epoch` epochs of training; times are in seconds since run_start."""
 
     epoch: int
     accuracy: float
@@ -77,7 +77,7 @@ class Evaluation(NamedTuple):
 
 
 class TrainSegment(NamedTuple):
-    """A logged epoch, or the epochs of a block if the log has none; first_epoch from 1, seconds since run_start."""
+    """A logged epoch, or a block if the log has no epochs. Epochs count from 1; times are seconds since run_start."""
 
     first_epoch: int
     num_epochs: int
@@ -89,10 +89,10 @@ class TrainSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as read from its log; None for facts in neither log nor description."""
+    """A run as read from its log; a fact is None if neither the log nor the description has it."""
 
     path: Path
-    round: str  # v0.5, v0.6, or for later rounds the one in the folder name, otherwise v0.7+
+    round: str  # v0.5, v0.6, a later round if the folder name contains it, otherwise v0.7+
     status: RunStatus
     benchmark: str = keys.RESNET  # the only supported one
     org: str | None = None
@@ -119,23 +119,23 @@ class Run:
     init_s: float | None = None  # from the first init_start to init_stop
     epochs_to_converge: int | None = None
     last_epoch: int | None = None
-    # From run_start to run_stop, without the gaps of resumes; None if the clock contradicts itself.
+    # From run_start to run_stop, without the gaps before resumes; None if logged times contradict each other.
     time_to_train_s: float | None = None
-    age_s: float | None = None  # of a running run, since the last write to its log
+    age_s: float | None = None  # time since the last write to the log of a running run
     num_resumes: int = 0
-    sources: Mapping[str, FactSource] = field(default_factory=dict)  # by name of the field
-    lines: Mapping[str, int] = field(default_factory=dict)  # of the single keys, such as run_start
+    sources: Mapping[str, FactSource] = field(default_factory=dict)  # by field name
+    lines: Mapping[str, int] = field(default_factory=dict)  # line numbers of keys that occur once, such as run_start
     warnings: tuple[LogWarning, ...] = ()  # contradictions first; one warning for all lines of a kind
 
     def fact(self, name: str) -> Any:
-        """Return a field; None if it is implied by the lines of a log without run_stop."""
+        """Return a field; None if it is only implied by the lines of a log without run_stop, as more may follow."""
         source = self.sources.get(name)
         is_cut = keys.RUN_STOP not in self.lines
         return None if is_cut and source and source.basis == 'implied' else getattr(self, name)
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:
-        """Epochs trained and Top-1 as a fraction of every evaluation."""
+        """Epochs trained, and Top-1 as a fraction, for each evaluation."""
         return tuple((e.epoch, e.accuracy) for e in self.evaluations)
 
     @property

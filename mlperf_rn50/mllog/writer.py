@@ -1,8 +1,8 @@
 """Log of a run with all events that the rules require, in every vocabulary.
 
 Only rank 0 writes. The official libraries mlperf-logging (:::MLLOG) and mlperf-compliance (:::MLPv0.5.0) write to one
-file. Lines of 0.6.0 (:::MLL) go to a separate one, because the 0.6.0 checker rejects the others. Methods take epochs
-from 0 and log them as each format counts.
+file. 0.6.0 lines (:::MLL) go to a second file, because the 0.6.0 checker rejects the other lines. Methods take epochs
+that count from 0, and log them as each format counts.
 """
 import logging
 import os
@@ -18,7 +18,7 @@ from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.files import LineFile
 from mlperf_rn50.mllog import events
 
-# The v0.5 package writes lines with a value to this file only, if it is set at import.
+# If this variable is set at import, the v0.5 package writes lines with a value only to the file that it names.
 os.environ.pop('COMPLIANCE_FILE', None)
 
 from mlperf_compliance import mlperf_log as v05  # noqa: E402
@@ -27,7 +27,7 @@ from mlperf_logging.mllog import constants as keys  # noqa: E402
 from mlperf_logging.mllog.mllog import MLLogger  # noqa: E402
 
 _ROOT = re.escape(str(Path(mlperf_rn50.__file__).parent.parent))
-_DEPTH = 3  # frames between the encoder of a line and the caller of a method of RunLog
+_DEPTH = 3  # stack frames between the function that encodes a line and the caller of a RunLog method
 
 
 class _Sink(logging.Handler):
@@ -77,7 +77,7 @@ class RunLog:
         self._v06.close()
 
     def _event(self, key: str, value: Any = None, kind: str = keys.POINT_IN_TIME, **metadata: Any) -> None:
-        """Write an event as an MLLOG line, and as a 0.6.0 line if there is such a log."""
+        """Write an event as an MLLOG line, and as a 0.6.0 line if the run has a 0.6.0 log."""
         if not self._is_open:
             return
         now = time.time()
@@ -93,7 +93,7 @@ class RunLog:
             v05.resnet_print(tag, value, stack_offset=_DEPTH)
 
     def submission(self, config: Config) -> None:
-        """Log benchmark, submitter and platform."""
+        """Log the benchmark, the submitter and the platform."""
         run = config.run
         benchmark = keys.RESNET if config.model.name.startswith(keys.RESNET) else config.model.name
         for key, value in [(keys.SUBMISSION_BENCHMARK, benchmark), (keys.SUBMISSION_ORG, run.submission_org),
@@ -121,7 +121,7 @@ class RunLog:
 
     def hyperparameters(self, config: Config, global_batch_size: int, local_batch_size: int, decay_steps: int,
                         warmup_steps: int) -> None:
-        """Log batch, optimizer and schedule, under the keys of the optimizer."""
+        """Log the batch size, the optimizer and the schedule, under the keys for this optimizer."""
         o, s, t = config.optimizer, config.schedule, config.train
         self._event(keys.GLOBAL_BATCH_SIZE, global_batch_size)
         self._event(keys.MODEL_BN_SPAN, local_batch_size)
@@ -133,7 +133,7 @@ class RunLog:
         self._event(f'{o.name}_opt_base_learning_rate', s.base_lr)
         self._event(f'{o.name}_opt_weight_decay', o.weight_decay)
         self._event(f'{o.name}_opt_momentum', o.momentum)
-        if o.name == 'sgd' and config.run.submission_division == 'open':  # the closed one forbids Nesterov momentum
+        if o.name == 'sgd' and config.run.submission_division == 'open':  # closed forbids Nesterov momentum
             self._event(events.SGD_NESTEROV, o.nesterov)
         self._event(f'{o.name}_opt_learning_rate_decay_steps', decay_steps)
         if s.decay != 'step':
@@ -155,7 +155,7 @@ class RunLog:
         self._tag(tags.MODEL_EXCLUDE_BN_FROM_L2, not o.decay_bn_and_bias)
 
     def model(self, description: Sequence[tuple[str, Any]], tensor_names: Sequence[str]) -> None:
-        """Log the network, layer by layer as (v0.5 tag, value), and every initialized tensor."""
+        """Log the network, given as (v0.5 tag, value) layer by layer, and the name of every initialized tensor."""
         for tag, value in description:
             self._tag(tag, value)
         self._tag(tags.MODEL_HP_LOSS_FN, 'categorical_cross_entropy')
@@ -174,11 +174,11 @@ class RunLog:
         self._event(keys.RUN_START, kind=keys.INTERVAL_START)
 
     def run_resumed(self, step: int, epoch: int, clock_s: float, **plan: Any) -> None:
-        """Log a resume from a checkpoint with its plan; the log is then no longer one timed run."""
+        """Log a resume from a checkpoint, and the plan of the resumed run; the log then has several timed parts."""
         self._event(events.RUN_RESUMED, step, epoch_num=epoch + 1, clock_s=clock_s, submittable=False, **plan)
 
     def data(self, config: Config, num_ranks: int, num_nodes: int) -> None:
-        """Log the data set, its augmentation and order, and the ranks that share it."""
+        """Log the data set, its augmentation and order, and the number of ranks and nodes."""
         d, t = config.data, config.train
         shuffle: dict[str, Any] = {'shuffle': d.shuffle}
         if d.shuffle == 'node':
@@ -217,7 +217,7 @@ class RunLog:
         self._event(keys.BLOCK_START, kind=keys.INTERVAL_START, first_epoch_num=epoch + 1, epoch_count=num_epochs)
 
     def block_stop(self, epoch: int) -> None:
-        """Log the end of the block that began with an epoch."""
+        """Log the end of the block whose first epoch is given."""
         self._event(keys.BLOCK_STOP, kind=keys.INTERVAL_END, first_epoch_num=epoch + 1)
 
     def epoch_start(self, epoch: int) -> None:

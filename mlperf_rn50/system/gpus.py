@@ -1,7 +1,7 @@
 """GPUs that this process can use, in CUDA's order, and their assignment to the ranks of a node.
 
-NVML lists all GPUs whose device files can be opened by PCI address, which is CUDA's order with
-CUDA_DEVICE_ORDER=PCI_BUS_ID; CUDA sees those in CUDA_VISIBLE_DEVICES. Source: CUDA C++ Programming Guide, NVML API.
+NVML lists all GPUs whose device files can be opened, in order of PCI address, as CUDA does if
+CUDA_DEVICE_ORDER=PCI_BUS_ID. CUDA uses those in CUDA_VISIBLE_DEVICES. Source: CUDA C++ Programming Guide, NVML API.
 """
 import os
 import re
@@ -34,7 +34,7 @@ class Gpu:
 
 
 def _text(value: Any) -> str:
-    """Return a text from NVML; older packages return bytes."""
+    """Convert a text from NVML to str; older versions of its package return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -49,7 +49,7 @@ def _read_gpu(nvml: Any, handle: Any) -> Gpu:
     card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(card)
     memory_bytes = None
-    with suppress(Exception):  # of NVML; some devices have no separate memory
+    with suppress(Exception):  # an NVML error; some devices have no memory of their own
         memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     return Gpu(_text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle)),
                linux_bus_id(_text(nvml.nvmlDeviceGetPciInfo(card).busId)), f'{major}.{minor}',
@@ -63,16 +63,16 @@ def _visible_handles(nvml: Any, handles: Sequence[Any], visible: str | None) -> 
     for word in map(str.strip, visible.split(',')):
         try:
             handle = handles[int(word)] if re.fullmatch('[0-9]{1,9}', word) else nvml.nvmlDeviceGetHandleByUUID(word)
-        except Exception:  # of NVML, or a number beyond the last card; CUDA ignores the rest of the list
+        except Exception:  # an NVML error, or a number beyond the last card; CUDA ignores the rest of the list
             break
         visible_handles.append(handle)
     return visible_handles
 
 
 def find_visible_gpus() -> list[Gpu]:
-    """Return the devices that CUDA sees, from NVML; UUID prefixes and numbers of MIG cards are not resolved."""
+    """Return the devices that CUDA sees, from NVML; UUID prefixes and numbers of cards in MIG mode are not resolved."""
     nvml, handles = find_gpus()
-    with suppress(Exception):  # of NVML
+    with suppress(Exception):  # an NVML error
         return [_read_gpu(nvml, h) for h in _visible_handles(nvml, handles, os.environ.get(VISIBLE))]
     return []
 
@@ -89,16 +89,16 @@ class View:
 
     host: str
     uuids: tuple[str, ...]  # in CUDA's order; placeholders with numbers if unknown
-    visible: str | None = None  # CUDA_VISIBLE_DEVICES
+    visible: str | None = None  # value of CUDA_VISIBLE_DEVICES
 
     @property
     def shown(self) -> str:
-        """CUDA_VISIBLE_DEVICES for a message."""
+        """CUDA_VISIBLE_DEVICES as shown in a message."""
         return 'not set' if self.visible is None else ascii(self.visible[:60])[1:-1]
 
 
 def make_view(host: str, gpus: Sequence[Gpu], num_gpus: int, visible: str | None) -> View:
-    """Make a rank's view; devices have numbers instead of UUIDs if NVML and CUDA disagree on their number."""
+    """Make a rank's view; if NVML does not find as many GPUs as CUDA (num_gpus), numbers replace their UUIDs."""
     uuids = tuple(g.uuid for g in gpus)
     if len(uuids) == num_gpus and all(uuids):
         return View(host, uuids, visible)
@@ -109,10 +109,10 @@ def make_view(host: str, gpus: Sequence[Gpu], num_gpus: int, visible: str | None
 
 
 def choose_gpus(views: Sequence[View], ranks_per_device: int) -> list[int]:
-    """Assign a number among its visible GPUs to each rank; views: of all ranks.
+    """Return for each rank the number of its GPU among those that it sees; views: one for each rank.
 
     Ranks of a host that see the same GPUs divide them in order, `ranks_per_device` consecutive ranks per GPU; a rank
-    that sees a single GPU uses number 0. Raise ConfigError if more or other ranks would share a GPU.
+    that sees a single GPU uses number 0. Raise ConfigError if more or non-consecutive ranks would share a GPU.
     """
     numbers, alike = [], Counter[tuple[str, tuple[str, ...]]]()
     sizes = Counter((v.host, v.uuids) for v in views)
@@ -139,10 +139,10 @@ def _too_many(rank: int, view: View, num_ranks: int, ranks_per_device: int) -> s
 
 
 def _check_shared(uuids: Sequence[str], views: Sequence[View], ranks_per_device: int) -> None:
-    """Raise ConfigError if ranks with different views use the same GPU, or ranks that are not consecutive."""
+    """Raise ConfigError if more than `ranks_per_device` ranks, or ranks that are not consecutive, use the same GPU."""
     for uuid in dict.fromkeys(uuids):
         ranks = [r for r, used in enumerate(uuids) if used == uuid]
-        leaders = [r for r in ranks if r % ranks_per_device == 0]  # ranks that exchange with other GPUs
+        leaders = [r for r in ranks if r % ranks_per_device == 0]  # the ranks that exchange gradients with other GPUs
         hosts = ', '.join(dict.fromkeys(views[r].host for r in ranks))
         got = f'run.ranks_per_device: got {ranks_per_device}, but ranks'
         if len(ranks) > ranks_per_device:

@@ -15,7 +15,7 @@ _LOCAL_SIZE = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'MPI_LOCALNRANKS', 'HOROVOD_LOCAL_S
 
 
 def environment_number(name: str, env: Mapping[str, str] = os.environ) -> int | None:
-    """Return the whole number in an environment variable; None if not set, ConfigError for anything else."""
+    """Return the whole number in an environment variable, None if it is not set; raise ConfigError for other text."""
     text = env.get(name)
     if text is None:
         return None
@@ -35,7 +35,7 @@ def _number(names: tuple[str, ...]) -> int | None:
 
 
 def _slurm_number(name: str) -> int | None:
-    """Return a number of the Slurm step under srun --mpi=pmix, because PMIx sets only the rank."""
+    """Return a number of the Slurm step under srun --mpi=pmix, where PMIx sets only the rank; otherwise None."""
     return environment_number(name) if 'PMIX_RANK' in os.environ else None
 
 
@@ -64,7 +64,7 @@ def rank_name() -> str:
 
 
 def say(line: str) -> None:
-    """Write a line to stderr with a single write, so that ranks do not interleave; unbuffered print() needs two."""
-    if sys.stderr:  # None if it is closed
+    """Write a line to stderr in a single write, so that lines of ranks do not mix; unbuffered print() needs two."""
+    if sys.stderr:  # None if stderr was closed at the start
         sys.stderr.write(f'{line}\n')
         sys.stderr.flush()

@@ -1,6 +1,6 @@
 """Disk space for Open MPI: its session folder in TMPDIR, and shared memory.
 
-Measured with Open MPI 4.1.8, 2 ranks: 8.3 MB per node in TMPDIR, and 4 MiB per rank in /dev/shm.
+Measured with Open MPI 4.1.8 and 2 ranks: 8.3 MB per node in TMPDIR, and 4 MiB per rank in /dev/shm.
 """
 import os
 import shutil
@@ -23,30 +23,30 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def tmp_dir() -> Path:
-    """Return TMPDIR as launch/engines/openmpi.sh reads it; tempfile would use a different folder if it is full."""
+    """Return TMPDIR as launch/engines/openmpi.sh reads it; tempfile would use a different one if this is full."""
     return Path(os.environ.get('TMPDIR') or '/tmp')
 
 
 def no_room(name: str, folder: Path, free: int, needed: int) -> str:
-    """Return the message for a folder without space for Open MPI; free and needed in bytes."""
+    """Return the message for a folder without space for Open MPI; free and needed are in bytes."""
     return (f'{name}: {folder} has {free / 1e6:.1f} MB free, expected {needed / 1e6:.0f} MB for files of Open MPI; '
             'free space there')
 
 
 def check_session(env: Mapping[str, str]) -> None:
-    """Raise ConfigError if Open MPI's session folder, with its present files, lacks space; Open MPI would hang."""
+    """Raise ConfigError if the disk is too full for the rest of Open MPI's session files; Open MPI would hang."""
     base = Path(env.get('OMPI_MCA_orte_tmpdir_base', ''))
     free = free_bytes(base.parent) if base.name else None
     try:
         used = sum(512 * p.lstat().st_blocks for p in base.rglob('*')) if base.name else 0
-    except OSError:  # a file was removed in the meantime, so the job is running
+    except OSError:  # a file was removed in the meantime, so the job already runs
         return
     if free is not None and free < SESSION_BYTES - used:
         raise ConfigError(no_room('TMPDIR', base.parent, free, SESSION_BYTES))
 
 
 def session_problem(folder: Path) -> str:
-    """Return why Open MPI's session folder does not fit into a folder, else ''; mpirun hangs on a full disk."""
+    """Return why a folder cannot hold Open MPI's session files, '' if it can; mpirun hangs on a full disk."""
     try:
         with tempfile.TemporaryFile(dir=folder) as f:
             os.posix_fallocate(f.fileno(), 0, SESSION_BYTES)

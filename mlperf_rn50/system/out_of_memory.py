@@ -1,4 +1,4 @@
-"""Diagnosis of out-of-memory failures: the limit, the memory used, and what would fit."""
+"""Diagnosis of out-of-memory failures: the limit, the memory used, and how many ranks would fit."""
 import re
 import resource
 import signal
@@ -14,19 +14,19 @@ _FAILED_ALLOCATION = re.compile(r'bad_alloc|Memory allocation failed|Failed to a
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Parse 'name number' (memory.events, vmstat) and 'Name:  number kB' (status, meminfo), the latter to bytes."""
+    """Parse lines 'name number' (memory.events, vmstat) or 'Name:  number kB' (status, meminfo); kB become bytes."""
     lines = re.findall(r'^(\w+):?\s+(\d+)( kB)?$', read_small(path), re.MULTILINE)
     return {name: int(value) * (1024 if unit else 1) for name, value, unit in lines}
 
 
 def oom_kills(folder: Path) -> int | None:
-    """Return the number of out-of-memory kills in a cgroup; None if not counted."""
+    """Return the number of out-of-memory kills in a cgroup; None if the kernel does not count them."""
     return (_numbers(folder / 'memory.events') or _numbers(folder / 'memory.oom_control')).get('oom_kill')
 
 
 @dataclass(frozen=True)
 class MemorySample:
-    """Peak resident and mapped bytes of a process, 0 if unknown, and out-of-memory kills in its cgroup or host."""
+    """Peak resident and mapped bytes of a process (0 if unknown), and out-of-memory kills in its cgroup or host."""
 
     peak: int = 0
     peak_address_space: int = 0
@@ -48,7 +48,7 @@ def gigabytes(num_bytes: int) -> str:
 
 
 def explain_kill(before: MemorySample, after: MemorySample, limit: int | None, host_total: int, num_ranks: int) -> str:
-    """Explain the SIGKILL of a process; '' if memory was not the reason. limit: of the cgroup, in bytes."""
+    """Explain the SIGKILL of a process; '' if memory was not the reason. limit: the cgroup's, in bytes."""
     if after.num_kills <= before.num_kills:
         return ''
     cause, total = f'the {gigabytes(host_total)} of the host are exhausted', host_total
@@ -78,7 +78,7 @@ def _address_space_message(name: str, limit: int, used: int) -> str:
 
 
 def soft_limit(kind: int) -> int | None:
-    """Return a soft limit of this process and its children, memory in bytes; None if unlimited."""
+    """Return a soft limit of this process and its children (memory limits in bytes); None if unlimited."""
     soft, _ = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft
 
@@ -94,7 +94,7 @@ def explain_death(number: int, before: MemorySample, after: MemorySample, num_ra
 
 
 def explain_error(error: BaseException) -> str:
-    """Explain an exception for a failed allocation; '' for any other."""
+    """Explain an exception that reports a failed allocation; '' for any other exception."""
     text = str(error)
     if not isinstance(error, MemoryError) and not _FAILED_ALLOCATION.search(text):
         return ''
@@ -103,7 +103,7 @@ def explain_error(error: BaseException) -> str:
         return ''
     used = _numbers(_PROC / 'self/status')
     if limit is not None:
-        # A process that cannot even read its status has used all of it.
+        # A process that cannot even read its status has used all of its address space.
         return _address_space_message('the address space of this process', limit, used.get('VmPeak', limit))
     host = _numbers(_PROC / 'meminfo')
     return (f'out of memory: an allocation failed ({" ".join(text.split())[:120] or type(error).__name__}); this '

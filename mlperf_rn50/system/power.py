@@ -1,8 +1,8 @@
 """Energy of a node's processors and GPUs, from their counters.
 
-Source: the kernel's power capping framework (/sys/class/powercap, a zone intel-rapl:N per CPU package of Intel and AMD;
-readable only by root since Linux 5.10) and NVML. Zones inside a package (core, uncore) are part of it. Memory (dram)
-and the whole platform (psys) are excluded, and so is intel-rapl-mmio, which counts the packages again.
+Source: NVML, and the kernel's power capping framework (/sys/class/powercap; since Linux 5.10, only for root). The
+zone intel-rapl:N of an Intel or AMD CPU package includes its inner zones (core, uncore). Memory (dram) and the whole
+platform (psys) are excluded, and so is intel-rapl-mmio, which counts the packages again.
 """
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,23 +12,23 @@ from types import ModuleType
 from typing import Any
 
 _MAX_PACKAGE_W = 2000.0  # upper bound, to detect that a counter may have wrapped around twice
-_MAX_POWER_GAP_S = 10.0  # between power readings that may be interpolated
+_MAX_POWER_GAP_S = 10.0  # maximum time between power readings, for interpolation
 BOOT_ID = Path('/proc/sys/kernel/random/boot_id')  # identifies a running machine, also inside containers
 
 
 class CounterLost(Exception):
-    """A counter whose total is no longer known."""
+    """The total of a counter is no longer known."""
 
 
 class EnergyCounter:
-    """Joules since construction from an increasing counter, which may wrap around at the end of its range."""
+    """Joules since this object was created, from an increasing counter that may wrap around at the end of its range."""
 
     def __init__(self, name: str, read_j: Callable[[], float], now_s: float, range_j: float | None = None):
         self.name, self._read_j, self._range_j = name, read_j, range_j
         self._before_j, self._then_s, self._total_j = read_j(), now_s, 0.0
 
     def joules(self, now_s: float) -> float:
-        """Return the joules at a time of a monotonic clock; raise CounterLost if they are no longer known."""
+        """Return the joules now, given the time of a monotonic clock; raise CounterLost if they are no longer known."""
         value_j = self._read_j()
         risen_j = value_j - self._before_j
         if self._range_j is not None:
@@ -43,14 +43,14 @@ class EnergyCounter:
 
 
 class PowerIntegral:
-    """Joules since construction from power readings with linear interpolation."""
+    """Joules since this object was created, by linear interpolation between power readings."""
 
     def __init__(self, name: str, read_w: Callable[[], float], now_s: float):
         self.name, self._read_w = name, read_w
         self._before_w, self._then_s, self._total_j = read_w(), now_s, 0.0
 
     def joules(self, now_s: float) -> float:
-        """Return the joules like EnergyCounter.joules."""
+        """Return the joules now, like EnergyCounter.joules."""
         power_w, seconds = self._read_w(), now_s - self._then_s
         if seconds > _MAX_POWER_GAP_S:
             raise CounterLost('the last reading is too old')
@@ -81,7 +81,7 @@ def open_packages(sys: Path, now_s: float) -> list[Counter]:
 
 
 def find_gpus() -> tuple[ModuleType | None, list[Any]]:
-    """Return NVML and its handles for all GPUs of this host; none if there is no driver."""
+    """Return NVML and its handles for all GPUs of this host; (None, []) if NVML does not work."""
     try:
         import pynvml
         pynvml.nvmlInit()
@@ -94,7 +94,7 @@ def open_gpu_energy(nvml: Any, handles: Sequence[Any], now_s: float) -> list[Cou
     """Open the energy counters or power readings of all GPUs; return none if one GPU has neither."""
     try:
         return [_open_gpu(nvml, handle, str(i), now_s) for i, handle in enumerate(handles)]
-    except Exception:  # of NVML
+    except Exception:  # an NVML error
         return []
 
 
@@ -105,7 +105,7 @@ def _open_gpu(nvml: Any, handle: Any, name: str, now_s: float) -> Counter:
 
 
 class Meter:
-    """Joules of this node's devices, by kind; a kind with a lost device is dropped, because its sum is incomplete."""
+    """Joules of this node's devices by kind. A kind with a lost counter is dropped, as its sum would be incomplete."""
 
     def __init__(self, counters: Mapping[str, Sequence[Counter]]):
         self._counters = {kind: list(group) for kind, group in counters.items() if group}
@@ -119,7 +119,7 @@ class Meter:
                 result[kind] = {c.name: round(c.joules(now_s), 3) for c in counters}
             except CounterLost:
                 del self._counters[kind]
-            except Exception:  # of the file system or NVML; the next reading may succeed
+            except Exception:  # a file system or NVML error; the next reading may succeed
                 continue
         return result
 

@@ -1,4 +1,4 @@
-"""Processor of this host, and the instructions that oneDNN, MXNet's CPU kernels, may use on it.
+"""Processor of this host, and the instruction sets that oneDNN, MXNet's library for CPUs, may use.
 
 Source: /proc/cpuinfo; oneDNN's DNNL_MAX_CPU_ISA, which must be in capitals.
 """
@@ -12,7 +12,7 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.cgroup import read_small
 
 CPUINFO = Path('/proc/cpuinfo')
-# Name, required flags, and values of DNNL_MAX_CPU_ISA with this limit; each level includes the previous ones.
+# (level, required CPU flags, values of DNNL_MAX_CPU_ISA that limit oneDNN to it); a level includes the previous ones.
 _LEVELS = (
     ('no SSE4.1', (), ()),
     ('SSE4.1', ('sse4_1',), ('SSE41',)),
@@ -61,7 +61,7 @@ def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
 
 
 def find_processor() -> Processor:
-    """Return the processor of this host under this process's environment."""
+    """Return the processor of this host, limited by this process's environment variables."""
     return parse_processor(read_small(CPUINFO), os.environ)
 
 
@@ -71,5 +71,5 @@ def check_precision(option: str, precision: str, processor: Processor) -> None:
         return
     if processor.has != processor.uses:
         raise ConfigError(f'{option}: got bfloat16 with {processor.uses} (DNNL_MAX_CPU_ISA={processor.limit} limits '
-                          f'{processor.has}), expected AVX-512; unset the variable, or use float32')
+                          f'a processor with {processor.has}), expected AVX-512; unset the variable, or use float32')
     raise ConfigError(f'{option}: got bfloat16 on a processor with {processor.has}, expected AVX-512; use float32')

@@ -1,7 +1,7 @@
-"""Telemetry of a node, once a second, as JSON lines in the folder of the run's log.
+"""Samples of a node's state, once a second, as JSON lines in the folder of the run's log.
 
-Rates are since the previous sample, joules since the start (see power.py). A line at run_start aligns this node's clock
-with the run. Source: psutil (/proc/stat, meminfo, diskstats, net/dev), /sys/class/infiniband, NVML.
+Rates are means since the previous sample; joules count from the start (see power.py). The line for run_start aligns
+this node's clock with the run's. Source: psutil (/proc/stat, meminfo, diskstats, net/dev), /sys/class/infiniband, NVML.
 """
 import json
 import platform
@@ -29,7 +29,7 @@ Counters = dict[str, dict[str, int]]
 
 
 def host_file_name(host: str) -> str:
-    """Return a host name as part of a file name."""
+    """Return a host name with '_' for each character that is unsafe in file names."""
     return re.sub(r'[^\w.-]', '_', host)
 
 
@@ -48,7 +48,7 @@ def read_counters(sys: Path = SYS) -> Counters:
 
 
 def _words(paths: Mapping[str, Path]) -> dict[str, int]:
-    """Read word counters as bytes, without the unreadable ones."""
+    """Read counters of 4-byte words, and convert them to bytes; unreadable ones are omitted."""
     result = {}
     for name, path in paths.items():
         with suppress(OSError, ValueError):
@@ -71,13 +71,13 @@ def read_gpu(nvml: Any, handle: Any) -> dict[str, Any]:
                'sm_clock_mhz': lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)}
     values = {}
     for name, query in queries.items():
-        with suppress(Exception):  # of NVML
+        with suppress(Exception):  # an NVML error
             values[name] = query()
     return values
 
 
 class Telemetry:
-    """Thread that samples this node until close(); without a path, on all but one rank of a node, it does nothing."""
+    """Thread that samples this node until close(). Without a path, it does nothing; only one rank per node has one."""
 
     def __init__(self, path: Path | None, num_gpus: int = 0):
         self._num_gpus = num_gpus
@@ -92,7 +92,7 @@ class Telemetry:
             self._thread.start()
 
     def run_start(self, clock_s: float) -> None:
-        """Record the current clock of the run."""
+        """Record the current time on the run's clock, with which other lines are aligned."""
         self._write({'event': 'run_start', 'clock_s': clock_s})
 
     def check(self) -> None:
@@ -122,7 +122,7 @@ class Telemetry:
     def _sample(self) -> None:
         nvml, handles = find_gpus()
         before, then = read_counters(), time.monotonic()
-        # If this rank can open only some of the node's GPUs, their energy would look like the node's.
+        # If this rank can open only some of the node's GPUs, measure none; their sum would look like the node's energy.
         is_part = len(handles) < min(self._num_gpus, len(all_bus_ids(SYS)))
         meter = open_meter(SYS, nvml, [] if is_part else handles, then)
         if energy := meter.read(then):
@@ -138,5 +138,5 @@ class Telemetry:
             rest = {'gpus': [read_gpu(nvml, h) for h in handles], 'energy_j': meter.read(time.monotonic())}
             self._write(sample | {key: value for key, value in rest.items() if value})
             before, then = after, now
-        if energy := meter.read(time.monotonic()):  # since the last sample
+        if energy := meter.read(time.monotonic()):  # includes the time since the last sample
             self._write({'event': 'stop', 'energy_j': energy})

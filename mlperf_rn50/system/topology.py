@@ -1,6 +1,6 @@
-"""Binding of ranks to cores and GPUs of a node, and the program behind launch/bind.sh.
+"""Binding of ranks to cores and GPUs of a node; launch/bind.sh runs this module.
 
-Source: /sys/devices/system (cpu, node), NVML for GPUs. NCCL and UCX choose network devices.
+Source: /sys/devices/system (cpu, node), NVML for GPUs. NCCL and UCX choose the network devices.
 """
 import ctypes
 import os
@@ -25,7 +25,7 @@ SYS = Path('/sys')
 
 @dataclass(frozen=True)
 class NumaNode:
-    """A NUMA node with its physical cores, each a tuple of logical CPUs."""
+    """A NUMA node with its physical cores; a core is a tuple of its logical CPUs."""
 
     number: int
     cores: tuple[tuple[int, ...], ...]
@@ -33,7 +33,7 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class Topology:
-    """NUMA nodes of a host with at least one core, and the NUMA node of each GPU."""
+    """The NUMA nodes of a host that have cores, and the NUMA node of each GPU."""
 
     nodes: tuple[NumaNode, ...]
     gpus: tuple[int, ...] = ()
@@ -41,10 +41,10 @@ class Topology:
 
 @dataclass(frozen=True)
 class Binding:
-    """Cores and GPU of a rank."""
+    """CPUs, number of threads, NUMA node and GPU of a rank."""
 
     cpus: tuple[int, ...]
-    pinning: tuple[int, ...]  # CPUs in the order for pinned threads, first one per physical core
+    pinning: tuple[int, ...]  # the CPUs in the order in which threads use them, first one of each core
     num_threads: int
     numa_node: int
     gpu: int | None
@@ -62,10 +62,10 @@ def _cores(sys: Path, cpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 def choose_devices(visible: Sequence[str], installed: Sequence[str],
                    num_devices: int) -> tuple[Sequence[str], int | None]:
-    """Return the GPUs that a node's ranks divide, and this rank's index; None if the local rank determines it.
+    """Return the GPUs that a node's ranks divide, and this rank's index among them, or None to use local_rank.
 
     If enough GPUs are visible, all ranks see the same ones. A rank that sees a single GPU finds its index among all
-    installed GPUs, if there are enough. GPUs are given by the card's PCI address, the visible ones in CUDA's order.
+    installed GPUs, if there are enough. GPUs are given as PCI addresses of cards; visible is in CUDA's order.
     """
     if len(visible) == 1 < num_devices <= len(installed) and visible[0] in installed:
         return installed, installed.index(visible[0])
@@ -82,11 +82,11 @@ def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> 
     if not nodes:
         nodes = [NumaNode(0, _cores(sys, sorted(allowed)))]
     gpu_nodes = (read_small(sys / f'bus/pci/devices/{bus_id}/numa_node') for bus_id in bus_ids)
-    return Topology(tuple(nodes), tuple(int(n) if n.isdecimal() else 0 for n in gpu_nodes))  # -1 is unknown
+    return Topology(tuple(nodes), tuple(int(n) if n.isdecimal() else 0 for n in gpu_nodes))  # -1: unknown
 
 
 def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
-    """Return one of several consecutive parts of a sequence, nearly equal in size; parts share if items are few."""
+    """Return one of num_parts consecutive, nearly equal parts of a sequence; with fewer items, parts share an item."""
     if num_parts > len(items):
         return [items[part * len(items) // num_parts]]
     return items[part * len(items) // num_parts:(part + 1) * len(items) // num_parts]
@@ -94,10 +94,10 @@ def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
 
 def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_per_device: int,
                    place: int | None = None) -> Binding:
-    """Choose the binding of one rank; place is the index of its GPU on the node, None derives it from local_rank.
+    """Choose the binding of one rank; place: index of its GPU on the node, None to derive it from local_rank.
 
-    A device is a GPU or, without GPUs, a core set; `ranks_per_device` consecutive ranks share one. A device has the
-    cores of its NUMA node, divided evenly among the devices there. Devices without GPUs are spread over the nodes.
+    A device is a GPU or, without GPUs, a set of cores; `ranks_per_device` consecutive ranks share one. The devices on a
+    NUMA node divide its cores evenly. Without GPUs, the devices are spread over the NUMA nodes.
     """
     num_devices = -(-local_size // ranks_per_device) if place is None else len(topology.gpus)
     device = local_rank // ranks_per_device if place is None else place
@@ -121,18 +121,18 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
 
 
 def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
-    """Limit the threads of a rank to its share of the CPU quota; above it, the kernel suspends all ranks at times."""
+    """Limit the threads of a rank to its share of the CPU quota; above the quota, the kernel pauses all ranks."""
     return num_threads if limits.quota_cpus is None else max(1, min(num_threads, int(limits.quota_cpus // local_size)))
 
 
 def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits) -> int:
-    """Return the threads of a rank without launch/bind.sh; ranks share the CPUs if these are all CPUs of the node."""
+    """Return a rank's threads without launch/bind.sh; if cpus are all CPUs of the node, the ranks divide them."""
     is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
     return quota_threads(max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits)
 
 
 def set_omp_threads(num_threads: int) -> int:
-    """Set OMP_NUM_THREADS unless it has a number; return the effective number."""
+    """Set OMP_NUM_THREADS unless it is already a number; return the effective number."""
     given = omp_threads(os.environ.get('OMP_NUM_THREADS', ''))
     if given is None:
         os.environ['OMP_NUM_THREADS'] = str(num_threads)
@@ -140,13 +140,13 @@ def set_omp_threads(num_threads: int) -> int:
 
 
 def leave_openmp_to_engine() -> None:
-    """Disable OpenMP teams in this thread; call it after importing MXNet.
+    """Disable OpenMP teams in this thread; call this after importing MXNet.
 
     MXNet computes on a CPU in a thread of its engine; a thread that copies an array would start a second team. With
     more team threads than cores, libgomp stops active waiting, and a small step takes 1.1 to 1.4 times as long. Source:
     libgomp, gomp_managed_threads and GOMP_SPINCOUNT.
     """
-    with suppress(OSError):  # an MXNet with a different OpenMP
+    with suppress(OSError):  # this MXNet uses a different OpenMP library
         ctypes.CDLL('libgomp.so.1').omp_set_num_threads(1)
 
 
@@ -155,7 +155,7 @@ def _bind(command: Sequence[str]) -> None:
     if launched_local()[0] == 0:  # one report per node is enough
         check_session(os.environ)
     if 'train' in command:
-        # A stop request during start-up would kill the program; training unblocks the signal.
+        # Otherwise, a stop request during start-up would kill the program; training unblocks the signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     os.environ.update(missing_settings(os.environ))
     if os.environ.get('MLPERF_RN50_BIND') == 'off':

@@ -51,10 +51,10 @@ def test_kind_of_mxnet_build():
 
 @pytest.mark.parametrize('mxnet, card, driver, libcuda, status, found, fix', [
     (WHEELS, V100, R470, '11040', 'ok', '1 x Tesla V100-SXM2-16GB; driver 470.82.01; MXNet from mxnet-cu117', ''),
-    (WHEELS, ('K40', '3.5'), R535, '12020', 'failed', 'have code up to 8.6', 'build MXNet for this card'),
+    (WHEELS, ('K40', '3.5'), R535, '12020', 'failed', 'have code only up to 8.6', 'build MXNet for this card'),
     (WHEELS, V100, R418, '10010', 'failed', 'driver 418.40 on h1; CUDA 11 needs 450 or newer', 'newer driver'),
-    (WHEELS, H100, R545, '12030', 'failed', 'has compute capability 9.0; the published mxnet-cu wheels have code up to '
-     '8.6', "NVIDIA's container: docker build --build-arg VARIANT=ngc"),
+    (WHEELS, H100, R545, '12030', 'failed', 'has compute capability 9.0; the published mxnet-cu wheels have code only '
+     'up to 8.6', "NVIDIA's container: docker build --build-arg VARIANT=ngc"),
     (WHEELS, B200, R545, '12030', 'failed', 'neither the published wheels nor', 'build MXNet for this card'),
     (CONTAINER, V100, R470, '12040', 'ok', "driver 470.82.01; MXNet from NVIDIA's container 24.06", ''),
     (CONTAINER, V100, R470, '11040', 'failed', 'it is for CUDA 11, and the compatibility package', 'cuda/compat/lib'),
@@ -62,7 +62,7 @@ def test_kind_of_mxnet_build():
      '535.86 or later', 'newer driver'),
     (CONTAINER, RTX4090, R535, '12020', 'failed', 'needs 545 or newer', 'newer driver'),
     (CONTAINER, RTX4090, R545, '12030', 'ok', '4090', ''),
-    (CONTAINER, M60, R545, '12030', 'failed', "NVIDIA's container has code from 6.0 on", 'MLPERF_RN50_VARIANT=cu117'),
+    (CONTAINER, M60, R545, '12030', 'failed', "container has code only from 6.0 on", 'MLPERF_RN50_VARIANT=cu117'),
     (CUSTOM, H100, R535, '12020', 'ok', 'MXNet from a custom build', ''),
     (CUSTOM, A100, R470, '11040', 'failed', 'CUDA 12 needs 525 or newer', ''),
     (CPU, A100, R535, '12020', 'failed', 'MXNet on h1 is a CPU build', 'MLPERF_RN50_VARIANT=ngc')])
@@ -127,7 +127,7 @@ def test_refused_kernel_is_reported_with_advice(error, fix):
 
 def test_successful_trial_batches():
     check = check_trial([row(trial=tried()), row(trial=tried(seconds=4.4))])
-    assert check.status == 'ok' and 'in at most 4 s; afterwards up to 5.0 GB' in check.found
+    assert check.status == 'ok' and 'in at most 4 s; afterwards, up to 5.0 GB' in check.found
     assert check_trial([row()]).status == 'not needed'
 
 

@@ -52,7 +52,7 @@ def tree(tmp_path, good):
 
 
 def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
-    label = ('Trained on digits, not ImageNet; this checks the format only, and the result cannot be submitted or '
+    label = ('Trained on digits, not ImageNet; this result tests only the format, and cannot be submitted or '
              'compared.')
     home, score = good.home, load_run_sets([DIGITS])[0].score_minutes
     assert package.render_package(good, 'heading', score).startswith('\n'.join([

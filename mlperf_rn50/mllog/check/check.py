@@ -17,8 +17,8 @@ from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
 from mlperf_rn50.text import plural
 
 _BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
-_MAX_NAMED = 20  # torn or long lines in the violations of a log
-# Keys of level 2 of the rules of v0.5.
+_MAX_NAMED = 20  # maximum number of torn lines, and of long lines, named for a log
+# Keys that level 2 of the v0.5 rules requires.
 _LEVEL2 = ('run_clear_caches', 'train_loop', 'train_epoch', 'opt_learning_rate', 'eval_start', 'eval_size',
            'eval_target', 'eval_accuracy', 'eval_stop', 'eval_offset', 'model_hp_initial_max_pool',
            'model_hp_begin_block', 'model_hp_end_block', 'model_hp_block_type', 'model_hp_projection_shortcut',
@@ -43,7 +43,7 @@ class LogFacts:
     formats: frozenset[str]
     division: str | None
     dataset: str | None
-    is_imagenet: bool  # also of published logs, which have no data set
+    is_imagenet: bool  # also true for published logs, which name no data set
     num_resumes: int
     best_top1: float | None
     torn: tuple[str, ...]  # a message for each torn line, and one with the number of omitted ones
@@ -68,13 +68,13 @@ class CheckedLog:
 
 
 def accuracy_of(event: LogEvent) -> float | None:
-    """Return the value of an eval_accuracy; None if it is not a number."""
+    """Return the value of an eval_accuracy event; None if it is not a number."""
     value = number(event.value.get('value') if isinstance(event.value, dict) else event.value, -1e300, 1e300)
     return None if value is None else float(value)
 
 
 def check_v05(path: Path) -> tuple[str, ...]:
-    """Return the violations of the v0.5 compliance rules of MLPerf training, levels 1 and 2, and of its target."""
+    """Return the violations of MLPerf training's v0.5 compliance rules, levels 1 and 2, and of the logged target."""
     logged = [e for _, e in read_events(path) if isinstance(e, LogEvent) and e.line_format == 'MLPv0.5.0']
     if not logged:
         return ('no :::MLPv0.5.0 line',)
@@ -120,14 +120,14 @@ def find_facts(path: Path) -> LogFacts:
 
 
 def _limited(texts: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return the first of many messages, and one with the number of omitted ones."""
+    """Return the first messages and, if there are more, one with the number of the omitted ones."""
     return (*texts[:_MAX_NAMED], *([f'{name}: {len(texts) - _MAX_NAMED} more'] if len(texts) > _MAX_NAMED else []))
 
 
 def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None) -> CheckedLog:
-    """Return the verdicts of rulesets, by default of the logged line formats and division.
+    """Return the verdicts of rulesets, by default those of the log's line formats, for the logged division.
 
-    UserError if the file is unreadable or has no log line, NotInstalled if the official checker is missing.
+    Raise UserError if the file is unreadable or has no log line, NotInstalled if the official checker is missing.
     """
     facts = find_facts(path)
     if not facts.formats:
@@ -140,7 +140,7 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
         violations = facts.long + facts.torn
         if ruleset == V05:
             violations += check_v05(path)
-        elif not facts.long:  # which the official checker would parse for minutes
+        elif not facts.long:  # the official checker would parse long lines for minutes
             violations += check_official(path, ruleset, division)
         verdicts.append(RulesetResult(ruleset, division or facts.division or 'open', violations))
     return CheckedLog(path, facts, tuple(verdicts))

@@ -1,9 +1,9 @@
 """Official tools: the compliance checker for a log, package_checker and result_summarizer for a submission tree.
 
-The compliance checker runs in this process, and its messages are reworded. It builds file names from values in the log
-and evaluates the files it finds, and its pattern takes time quadratic in the line length, so values and lengths are
-checked first. The tools for a tree leave files in it, interpret characters of its path as patterns and open any
-kind of file, so they get a copy of its regular files. Source: mlperf_logging; the layouts of v1.0 and later rounds.
+The compliance checker runs in this process, and its messages are reworded. Logged values and line lengths are checked
+first, because it evaluates files that the values name, and takes quadratic time for long lines. The tools for a tree
+get a copy of its regular files, because they leave files in it, interpret characters of its path as patterns, and open
+special files too. Source: mlperf_logging; the layouts of v1.0 and later rounds.
 """
 import csv
 import importlib
@@ -26,7 +26,7 @@ from mlperf_rn50.mllog.rulesets import DIVISIONS
 MAX_LINE = 8192  # characters; the longest published log line has 1256
 _MARK = ':::ML'
 NEEDED = "needs mlperf-logging: pip install 'mlperf-rn50[check]'"
-_MAX_S = 600  # for one tool, which usually takes seconds
+_MAX_S = 600  # time limit for one tool, which usually takes seconds
 # Keys whose values the official checker puts into file names, and the permitted values.
 _ENQUEUED = {'submission_benchmark': ('resnet',), 'submission_division': DIVISIONS, 'opt_name': ('sgd', 'lars')}
 
@@ -34,7 +34,7 @@ CheckResult = tuple[str, str]  # a checker and its message
 
 
 class NotInstalled(UserError):
-    """A missing package that the command needs."""
+    """A package that the command needs is missing."""
 
 
 def import_official(module: str) -> Any:
@@ -46,7 +46,7 @@ def import_official(module: str) -> Any:
 
 
 def marked_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield numbered lines with the mark of a log line, split as in the official parser; UserError if unreadable."""
+    """Yield the numbers and texts of log lines, split as in the official parser; UserError if they cannot be read."""
     try:
         with open(path, encoding='latin-1', newline='\n', opener=regular_file) as f:
             for number, text in enumerate(f, start=1):
@@ -56,13 +56,13 @@ def marked_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def find_long_lines(path: Path) -> list[str]:
-    """Return a message for each line with the mark of a log line that is too long."""
+    """Return a message for each log line that is too long."""
     return [f'line {number} is longer than {MAX_LINE} characters, the limit for a log line; the official checker was '
             'not run' for number, line in marked_lines(path) if len(line) > MAX_LINE]
 
 
 def _parse(path: Path, ruleset: str) -> tuple[list[Any], list[tuple[str, Exception]]]:
-    """Return the parsed lines, as mlp_parser.parse_file does, and the lines that failed with their errors."""
+    """Return the parsed lines, like mlp_parser.parse_file, and the other lines with their errors."""
     parser = import_official(f'compliance_checker.mlp_parser.ruleset_{ruleset.replace(".", "")}')
     lines: list[Any] = []
     errors: list[tuple[str, Exception]] = []
@@ -78,7 +78,7 @@ def _parse(path: Path, ruleset: str) -> tuple[list[Any], list[tuple[str, Excepti
 
 
 def _find_danger(lines: list[Any]) -> str | None:
-    """Return the violation of a line that would steer the official checker; None if there is none."""
+    """Return a violation that would let a log control the official checker; None if there is none."""
     for line in lines:
         if not isinstance(line.key, str):
             return f'a key is {line.key!r:.80}, expected a string'
@@ -91,7 +91,7 @@ def _find_danger(lines: list[Any]) -> str | None:
 
 
 def find_danger(path: Path, ruleset: str) -> str | None:
-    """Return the violation of a line that would steer, stall or crash an official tool; None if there is none."""
+    """Return a violation that would let a log control, delay or crash an official tool; None if there is none."""
     if long := find_long_lines(path):
         return long[0]
     lines, errors = _parse(path, ruleset)
@@ -124,7 +124,7 @@ def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str,
         mlp_compliance.enqueued_configs.clear()
         checker.check_loglines(lines, f'training_{ruleset}/common.yaml')
         messages = [str(m) for m in (*checker.overwritable.values(), *checker.not_overwritable)]
-    except Exception as e:  # it compares and divides values of the log
+    except Exception as e:  # the checker compares and divides logged values of any type
         return (f'the official checker crashes on the log ({_short(e)})',)
     finally:
         logging.disable(logging.NOTSET)
@@ -158,8 +158,8 @@ def _explain(message: str, lines: list) -> str:
 class TreeVerdict:
     problems: Sequence[str] = ()  # from package_checker
     results: Sequence[CheckResult] = ()  # passed checks
-    scores: Mapping[str, float] = field(default_factory=dict)  # minutes by system_name, scaled by the reference
-    crash: str | None = None  # of result_summarizer
+    scores: Mapping[str, float] = field(default_factory=dict)  # minutes by system_name, times the scaling factor
+    crash: str | None = None  # last line of result_summarizer's error
 
 
 def _official(tool: str, *arguments: str, place: Path) -> tuple[str, str | None]:
@@ -196,7 +196,7 @@ def judge_tree(home: Path, ruleset: str) -> TreeVerdict:
         if problems:
             return TreeVerdict(problems)
         scores, crash = _summarize(tree, ruleset, Path(place, 'summary.csv'))
-        for path in sorted(tree.glob('results/*/resnet/scaling.json')):  # from package_checker, for result_summarizer
+        for path in sorted(tree.glob('results/*/resnet/scaling.json')):  # written by package_checker
             factor = json.loads(path.read_text())['scaling_factor']
             results.append(('scaling', f'{factor:.4f} for {path.parent.parent.name}: faster than the reference, within '
                             'its bounds'))
@@ -219,7 +219,7 @@ def _check_package(tree: Path, ruleset: str, log: Path) -> tuple[list[str], list
 
 
 def _summarize(tree: Path, ruleset: str, path: Path) -> tuple[dict[str, float], str | None]:
-    """Return the scores of result_summarizer in minutes, and its crash."""
+    """Return the scores of result_summarizer in minutes, and a message if it crashed."""
     _, crash = _official('result_summarizer', str(tree), 'training', ruleset, '--csv', str(path), place=path.parent)
     rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
     scores = {row['system']: float(row['resnet']) for row in rows if row.get('resnet')}

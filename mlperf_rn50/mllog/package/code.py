@@ -30,7 +30,7 @@ _SETUP = '''#!/usr/bin/env bash
 set -euo pipefail
 exec "$(dirname "${BASH_SOURCE[0]}")/code/launch/setup.sh"
 '''
-# Placeholders are replaced by checked names and numbers only, never by text of a log.
+# Placeholders are replaced by checked names and numbers only, never by text from a log.
 _RUN = '''#!/usr/bin/env bash
 # Runs the benchmark five times. Takes the options of code/launch/LAUNCHER.sh, such as --hosts h1,h2
 set -euo pipefail
@@ -53,7 +53,7 @@ def write_scripts(folder: Path, runs: Sequence[Run], system: str) -> None:
     (folder / 'README.md').write_text(
         '# ResNet-50 v1.5 on MXNet Gluon: mlperf_rn50\n\n' + (f'**{printable(note)}**\n\n' if note else '')
         + f'1. `setup_{system}.sh`\n2. `preproc_dataset.sh`\n3. `run_and_time_{system}.sh`\n\n'
-        '`code/` is the program, `runs_<system>/` the configuration and environment of each run.\n')
+        '`code/` contains the program, `runs_<system>/` the configuration and environment of each run.\n')
 
 
 def missing_code(home: Path) -> list[str]:
@@ -80,7 +80,7 @@ def _archive(home: Path, commit: str) -> bytes | None:
 
 
 def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
-    """Copy the program at the runs' commit, or its current state if that is impossible; return a note, '' for none."""
+    """Copy the program at the runs' commit and return '', or copy its current state and return a note about this."""
     commit = value_at(env, 'git_commit')
     if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit) and (tar := _archive(home, commit)):
         folder.mkdir(parents=True, exist_ok=True)

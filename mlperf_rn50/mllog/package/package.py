@@ -26,9 +26,9 @@ from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import plural
 
 _NUM_RESULTS = 5
-_MAX_WARNINGS = 3  # of a log; report shows all
+_MAX_WARNINGS = 3  # shown per log; report shows all
 _SAME_SCORE_MINUTES = 0.005  # a smaller difference disappears in rounding
-CODE_FOLDER = 'benchmarks/resnet/implementations/mlperf_rn50'  # in a tree
+CODE_FOLDER = 'benchmarks/resnet/implementations/mlperf_rn50'  # in a submission tree
 _CHECKOUT = Path(mlperf_rn50.__file__).parent.parent
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 
@@ -48,15 +48,15 @@ class Order:
 
 @dataclass(frozen=True)
 class Package:
-    """Result of an order, or of checking a finished tree."""
+    """Result of an order, or of the check of a finished tree."""
 
     home: Path | None  # the tree; None if it was refused and not written
     refusals: Sequence[str] = ()  # violated rules
     warnings: Sequence[str] = ()  # about the runs
-    findings: Sequence[CheckResult] = ()  # of the checkers, for an accepted set
+    findings: Sequence[CheckResult] = ()  # results of the checkers for an accepted run set
     notes: Sequence[str] = ()
     official_score_minutes: float | None = None  # from result_summarizer
-    flaws: Sequence[str] = ()  # in the descriptions of a new tree; refusals of a finished one
+    flaws: Sequence[str] = ()  # in a new tree's system descriptions; refusals for a finished tree
 
     @property
     def is_open(self) -> bool:
@@ -78,7 +78,7 @@ def _check_order(order: Order) -> None:
 
 
 def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
-    """Write the tree of a system; return notes."""
+    """Write the submission tree of a system; return notes for the user."""
     env = next((env for r in runs if (env := load_env(r.path))), {})
     base = next((base for r in runs if (base := system_desc.find_base(r.path))), None)
     description, logged = (system_desc.describe_system(runs, known, order.org, order.system, order.round, base)
@@ -116,7 +116,7 @@ def _merge(source: Path, target: Path) -> None:
 
 
 def make_package(runs: Sequence[Run], order: Order) -> Package:
-    """Build and check the tree, or write nothing if a rule refuses it; UserError for invalid names or folders."""
+    """Build and check the tree, but keep none that breaks a rule; raise UserError for invalid names or folders."""
     _check_order(order)
     refusals, log_result = judge_runs(runs, ROUNDS[order.round])
     if refusals:
@@ -162,7 +162,7 @@ def _check_set(runs: Sequence[Run]) -> list[str]:
 
 
 def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], CheckResult]:
-    """Return violations by the set or a dangerous log, or by the logs if more than one fails; also a summary."""
+    """Return the violations by the set or a dangerous log, or by all logs if more than one fails; and a summary."""
     if refusals := _check_set(runs) or [f'{r.path.name}: {danger}' for r in runs
                                         if (danger := find_danger(r.path, ruleset))]:
         return refusals, ('logs', 'not checked')
@@ -193,7 +193,7 @@ def find_warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:
-    """Check a finished tree, given the runs by folder in results, with the official tools last."""
+    """Check a finished tree; sets: runs by folder in results. If there are no problems, run the official tools last."""
     problems: list[str] = []
     warnings: list[str] = []
     notes: list[str] = []
@@ -205,7 +205,7 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
         warnings += [f'{system}: {warning}' for warning in find_warnings(runs)]
         findings.append((checker, f'{system}: {text}'))
         notes += gaps
-    code = home / CODE_FOLDER / 'code'  # written by this module; other code is not checked
+    code = home / CODE_FOLDER / 'code'  # written by copy_code; other code is not checked
     if missing := missing_code(code) if code.is_dir() else []:
         problems.append(f'{CODE_FOLDER}/code lacks {", ".join(missing)}, which its scripts call')
     scores: Mapping[str, float] = {}
@@ -232,7 +232,7 @@ def render_package(package: Package, heading: str, score_minutes: float | None =
 
 
 def _compare(package: Package, score_minutes: float | None) -> list[str]:
-    """Return a warning if the scores of result_summarizer and report differ without scaling."""
+    """Return a warning if the scores of result_summarizer and report differ although no score was scaled."""
     official = package.official_score_minutes
     if official is None or score_minutes is None or any(name == 'scaling' for name, _ in package.findings):
         return []

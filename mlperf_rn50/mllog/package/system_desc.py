@@ -1,4 +1,4 @@
-"""System descriptions of submissions, built from runs, env.json and a submitted description, and their checks."""
+"""System description of a submission, built from runs, env.json and a submitted description; checks of it."""
 import re
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -9,9 +9,9 @@ from mlperf_rn50.mllog.run import Run
 
 _STATUS_OF_4 = {'cloud': 'Available cloud', 'onprem': 'Available on-premise', 'preview': 'Preview',
                 'research': 'Research, Development, or Internal (RDI)'}
-_COMPARED = ('number_of_nodes', 'accelerators_per_node')  # also in the logs
-_NUMBERS = ('number_of_nodes', 'host_processors_per_node', 'accelerators_per_node')  # parsed by result_summarizer
-# Fields that the order or the logs determine, or that are joined.
+_COMPARED = ('number_of_nodes', 'accelerators_per_node')  # the logs have these too
+_NUMBERS = ('number_of_nodes', 'host_processors_per_node', 'accelerators_per_node')  # result_summarizer parses these
+# Fields that the order or the logs determine, and sw_notes, which joins the texts of both descriptions.
 _DETERMINED = ('submitter', 'system_name', 'division', 'status', 'sw_notes')
 
 
@@ -26,8 +26,8 @@ def _each(values: Sequence[str]) -> str:
 
 
 class SubmittedDescription(NamedTuple):
-    name: str  # folder and file
-    fields: dict[str, Any]  # without empty ones
+    name: str  # folder and file name
+    fields: dict[str, Any]  # without empty fields
 
 
 def find_base(log: Path) -> SubmittedDescription | None:
@@ -41,7 +41,7 @@ def find_base(log: Path) -> SubmittedDescription | None:
 
 
 def _text(key: str, value: Any) -> Any:
-    """Return a field as text, as in later rounds; '' if it is empty."""
+    """Return a field as text, as later rounds write it; '' if it is empty."""
     if isinstance(value, dict) and key == 'other_software_stack':
         return value
     text = str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ''
@@ -51,13 +51,13 @@ def _text(key: str, value: Any) -> Any:
 def data_note(runs: Sequence[Run]) -> str:
     """Return the label of a result on data other than ImageNet; '' for ImageNet."""
     other = next((r for r in runs if not r.is_imagenet), None)
-    return '' if other is None else (f'Trained on {other.dataset or "other data"}, not ImageNet; this checks the '
-                                     'format only, and the result cannot be submitted or compared.')
+    return '' if other is None else (f'Trained on {other.dataset or "other data"}, not ImageNet; this result '
+                                     'tests only the format, and cannot be submitted or compared.')
 
 
 def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: str, round_name: str,
                     base: SubmittedDescription | None) -> dict[str, Any]:
-    """Return the fields of mlperf_logging.system_desc_checker from logs, env.json and base; '' if unknown."""
+    """Return the fields that mlperf_logging.system_desc_checker needs, from logs, env.json and base; '' if unknown."""
     cpu = object_at(env, 'host', 'hardware', 'cpu')
     disks, gpus, networks = (objects_at(env, 'host', 'hardware', name) for name in ('storage', 'gpus', 'networks'))
     num_nodes = next((r.num_nodes for r in runs if r.num_nodes), None)
@@ -97,7 +97,7 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
 
 def merge_description(base: SubmittedDescription, built: dict[str, Any],
                       logged: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the base with gaps filled from built, and notes on the sources; logged: built without env.json."""
+    """Return the base with gaps filled from built, and notes on their sources; logged: built without env.json."""
     fields = {k: v for k, v in base.fields.items() if k not in _DETERMINED}
     filled = [k for k, v in built.items() if v and k not in fields and k not in _DETERMINED]
     by_source = {'env.json': [k for k in filled if not logged[k]], 'the logs': [k for k in filled if logged[k]]}
@@ -113,14 +113,14 @@ def merge_description(base: SubmittedDescription, built: dict[str, Any],
 
 
 def _status(text: str, round_name: str) -> str:
-    """Return the availability in the terms of a round, for 'onprem', 'on-prem' or 'Available on-premise'."""
+    """Translate an availability ('onprem', 'on-prem', 'Available on-premise') into the term that a round uses."""
     word = text.lower().replace('-', '')
     known = next((k for k in _STATUS_OF_4 if k in word), 'research')
     return _STATUS_OF_4[known] if round_name >= 'v4.0' else known
 
 
 def find_gaps(description: dict[str, Any]) -> list[str]:
-    """Return the empty fields of a description, except those that may be empty."""
+    """Return the empty fields of a description, except those that may stay empty."""
     optional = ('hw_notes', 'sw_notes') + ('accelerator_',) * (description.get('accelerators_per_node') == '0')
     return [k for k, v in description.items() if v in ('', {}) and not k.startswith(optional)]
 

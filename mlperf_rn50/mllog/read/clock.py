@@ -1,4 +1,4 @@
-"""Evaluations and training segments on a run's clock, and inconsistent times. Pure."""
+"""Evaluations and training segments on a run's clock, and findings about inconsistent times. Pure."""
 import bisect
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -7,14 +7,14 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog, integer, number
 from mlperf_rn50.mllog.run import Evaluation, TrainSegment
 
-SKEW_S = 2.0  # tolerated between the clocks of nodes and processes; published logs have milliseconds
-_GAP_S = 60.0  # tolerated between the last evaluation and run_stop, however short the epochs are
-_OLDEST_S = 1e9  # an earlier time is in seconds instead of milliseconds
+SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; only milliseconds in published logs
+_GAP_S = 60.0  # tolerated time between the last evaluation and run_stop, however short the epochs are
+_OLDEST_S = 1e9  # an earlier time was probably logged in seconds instead of milliseconds
 
 
 def renumber(log: RawLog) -> None:
-    """Count epochs from 1, and evaluations too unless one of them would precede its epoch."""
-    if min([*log.epochs, *log.blocks], default=1) != 0:  # 0 in TensorFlow of v0.7 to v1.0 and MosaicML of v2.0
+    """Renumber epochs from 1, and evaluations too unless one of them would then precede its epoch."""
+    if min([*log.epochs, *log.blocks], default=1) != 0:  # 0 in logs of TensorFlow (v0.7 to v1.0) and MosaicML (v2.0)
         return
     marks = {epoch: log.eval_starts.get(epoch, mark) for epoch, (mark, _) in log.accuracies.items()}
     is_from_0 = all(epoch <= _last_begun(log, mark) for epoch, mark in marks.items())
@@ -30,7 +30,7 @@ def _shifted(by_epoch: dict[int, Any]) -> dict[int, Any]:
 
 
 def _last_begun(log: RawLog, mark: LinePosition) -> int:
-    """Return the last epoch, as the log counts, that begins before a mark."""
+    """Return the last epoch that begins before a position in the log, as the log numbers it."""
     return max((first + count - 1 for first, (start, count) in (log.epochs or log.blocks).items()
                 if start.line < mark.line), default=0)
 
@@ -43,7 +43,7 @@ def evaluations(log: RawLog) -> tuple[Evaluation, ...]:
 
 
 def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]:
-    """Return the training segments: epochs or, if the log has none, blocks up to their evaluation."""
+    """Return the training segments: epochs or, if the log has none, blocks, each up to its evaluation."""
     starts = log.epochs or log.blocks
     borders = sorted(t for t in [end_s, *(log.clock_s(mark) for mark, _ in starts.values()),
                                  *map(log.clock_s, log.eval_starts.values())] if t is not None)
@@ -63,14 +63,14 @@ def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]
 
 
 class Finding(NamedTuple):
-    """A warning about a line, and its summary for several such lines."""
+    """A warning about a line, and a summary to use for several such lines."""
 
     line: int
     text: str
     summary: str = ''
 
 
-Moment = tuple[LinePosition, str]  # with its name
+Moment = tuple[LinePosition, str]  # a position in the log, and what is there
 
 
 def _train_moments(log: RawLog) -> list[Moment]:
@@ -114,7 +114,7 @@ def _check_resumes(log: RawLog) -> Iterator[Finding]:
 
 
 def misplaced(log: RawLog) -> Iterator[Finding]:
-    """Yield the findings about evaluations and ends that leave the time to train usable."""
+    """Yield findings about evaluations and about ends of epochs that leave the time to train usable."""
     if log.resumes or keys.RUN_START not in log.single:
         return
     start = log.single[keys.RUN_START][0]
@@ -167,13 +167,13 @@ def _check_order(name: str, starts: Mapping[int, tuple[LinePosition, float]]) ->
 
 
 def check_gap(log: RawLog, done: tuple[Evaluation, ...], segments: tuple[TrainSegment, ...]) -> Iterator[Finding]:
-    """Yield a finding if run_stop is later than training and evaluation explain."""
+    """Yield a finding if run_stop is so late that training and evaluation cannot explain it."""
     ends = [t for e in done for t in (e.time_s, e.stop_s) if t is not None]
     if log.resumes or not ends or not log.single.keys() >= {keys.RUN_START, keys.RUN_STOP}:
         return
     stop, event = log.single[keys.RUN_STOP]
     usual_s = max([e.stop_s - e.start_s for e in done if e.start_s is not None and e.stop_s is not None], default=0.0)
-    if not log.is_success(event):  # otherwise nothing is trained after the target is reached
+    if not log.is_success(event):  # a successful run trains nothing after it reaches the target
         usual_s += max([(s.stop_s - s.start_s) / s.num_epochs for s in segments], default=0.0)
     limit_s = max(_GAP_S, usual_s)
     if (gap_s := (log.clock_s(stop) or 0.0) - max(ends)) > limit_s:

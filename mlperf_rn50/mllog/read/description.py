@@ -1,4 +1,4 @@
-"""System description of a log: entry.json (v0.5), systems/<system>.json (later), or env.json of this program."""
+"""System description of a log: entry.json (v0.5), systems/<system>.json (later rounds), or this program's env.json."""
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +25,13 @@ class SystemDescription:
 
     org: tuple[str, FactSource] | None = None
     nodes: Count | None = None
-    accelerators: Count | None = None  # of all nodes
+    accelerators: Count | None = None  # total of all nodes
     accelerator: str | None = None
     framework: str | None = None
 
 
 def _count(value: Any) -> int | None:
-    """Return a count, which later rounds write as text; None if it is not one."""
+    """Return a count, which later rounds write as text; None for anything else."""
     if isinstance(value, str) and re.fullmatch(r'\d{1,9}(\.0+)?', value.strip(), re.ASCII):
         return int(float(value))
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -50,7 +50,7 @@ def _names(values: list[Any]) -> str | None:
 
 
 def sibling(log: Path, stem: str, suffix: str) -> Path:
-    """Return the path of a file that belongs to a log, such as config_2.yaml for result_2.txt, config.yaml for 0."""
+    """Return a file that belongs to a log, such as config_2.yaml for result_2.txt or config.yaml for result_0.txt."""
     m = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', log.stem)
     return log.with_name(f'{stem}{f"_{m[1]}" if m and m[1] != "0" else ""}{suffix}')
 
@@ -98,7 +98,7 @@ def object_at(env: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return the objects of the list at a path of names; empty if there is none."""
+    """Return the objects in the list at a path of names; empty if there is none."""
     value = value_at(env, *names)
     return [x for x in value if isinstance(x, dict)] if isinstance(value, list) else []
 
@@ -109,7 +109,7 @@ def framework_of(env: dict[str, Any]) -> str | None:
 
 
 def find_description(log: Path) -> tuple[SystemDescription, str | None]:
-    """Return the description of a log, empty without a file, and a warning about the file."""
+    """Return a log's description, which is empty if there is no file, and a warning about the file or None."""
     log = log.absolute()
     places = sibling(log, 'env', '.json'), log.parent.parent / 'entry.json', system_path(log)
     try:
@@ -126,7 +126,7 @@ def find_description(log: Path) -> tuple[SystemDescription, str | None]:
 
 
 def org_of_folder(log: Path) -> tuple[str, FactSource] | None:
-    """Return the submitter from the path v0.6/<org>/results/<system>/resnet; v0.5 may have <org>/<name>."""
+    """Return the submitter from the path v0.6/<org>/results/<system>/resnet; in v0.5, <org> may be <org>/<name>."""
     folders = [p.name for p in log.absolute().parents]
     if folders[0] != 'resnet' or 'results' not in folders[2:3]:
         return None
@@ -135,7 +135,7 @@ def org_of_folder(log: Path) -> tuple[str, FactSource] | None:
 
 
 def round_of(folder: str) -> str | None:
-    """Return the round in the name of a folder: v2.1, v1.0.0, training_results_v3.0."""
+    """Return the round in a folder name such as v2.1, v1.0.0 or training_results_v3.0; None if it has none."""
     m = re.fullmatch(r'(?:training_results_)?(v\d\.\d)(?:\.0)?', folder)
     return m[1] if m else None
 

@@ -7,9 +7,9 @@ from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent
 from mlperf_rn50.mllog.run import FactSource, Notes
 
-_MAX_KEPT = 10_000  # evaluations, epochs and so on; a real log has about a hundred
+_MAX_KEPT = 10_000  # maximum number of evaluations, epochs and so on; a real log has about a hundred
 _MAX_KEYS = 64
-_SAME_EVENT_S = 2.0  # between the lines that several ranks write for one event
+_SAME_EVENT_S = 2.0  # maximum time between the lines that several ranks write for one event
 _DUPLICATE = f'duplicates within {_SAME_EVENT_S:g} s, as written by several ranks; the first is used'
 _MAX_EPOCH = 10**6
 _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps')
@@ -34,14 +34,14 @@ def number(value: Any, low: float, high: float) -> float | None:
 
 
 def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
-    """Return a whole number in the range, given as number or text; None for anything else."""
+    """Return a whole number in the range, given as a number or as text; None for anything else."""
     is_text = isinstance(value, str) and re.fullmatch(r'\d{1,12}', value, re.ASCII)
     parsed = number(int(value) if is_text else value, low, high)
     return int(parsed) if parsed is not None and parsed == int(parsed) else None
 
 
 def _epoch_number(value: Any) -> int | None:
-    """Return an epoch; some logs have a fraction of steps, slightly below or above it."""
+    """Return an epoch number; some logs compute it from steps, so that it is slightly too low or too high."""
     near = number(value, 0, _MAX_EPOCH)
     return round(near) if near is not None and abs(near - round(near)) <= 0.02 else integer(value, 0, _MAX_EPOCH)
 
@@ -55,18 +55,18 @@ class LinePosition(NamedTuple):
 
 
 class RawLog:
-    """Content of all lines in one format. Epochs count from 1; the first line of each is used."""
+    """Content of all lines in one format. Epochs count from 1; of several lines for an epoch, the first is used."""
 
     def __init__(self, line_format: LineFormat):
         self.format = line_format
         self.single: dict[str, tuple[LinePosition, LogEvent]] = {}
         self.optimizer: dict[str, Any] = {}
-        self.counts = dict.fromkeys(_COUNTED, 0)  # lines that every rank or node may write
-        self.first_lines: dict[str, int] = {}  # of the counted keys
+        self.counts = dict.fromkeys(_COUNTED, 0)  # numbers of lines, for keys that every rank or node may write
+        self.first_lines: dict[str, int] = {}  # the first line of each of these keys
         self.first_init: LinePosition | None = None
         self.seed: tuple[int, Any] | None = None
         self.resumes: list[tuple[LinePosition, LogEvent]] = []
-        self.epochs: dict[int, tuple[LinePosition, int]] = {}  # first epoch: (start, number of epochs)
+        self.epochs: dict[int, tuple[LinePosition, int]] = {}  # by first epoch: (start, number of epochs)
         self.blocks: dict[int, tuple[LinePosition, int]] = {}
         self.last_block_stop: LinePosition | None = None
         self.epoch_stops: dict[int, LinePosition] = {}
@@ -96,13 +96,13 @@ class RawLog:
         return FactSource('logged', key, self.line(key))
 
     def is_success(self, event: LogEvent) -> bool:
-        """Return whether a run_stop marks success; v0.5 does not require a status, which its published logs lack."""
+        """Return whether a run_stop marks success; v0.5 requires no status, and its published logs have none."""
         if self.format == 'MLPv0.5.0':
             return not (isinstance(event.value, dict) and event.value.get('success') in (False, 'false'))
         return event.metadata.get('status') == keys.SUCCESS
 
     def clock_s(self, mark: LinePosition | None) -> float | None:
-        """Return seconds on the run's clock, which is stopped between the end of a run and its resume."""
+        """Return seconds on the run's clock, which stops when the run ends and continues at its resume."""
         if mark is None:
             return None
         if mark.part:
@@ -149,12 +149,12 @@ class RawLog:
         first, before = self.single[key]
         gap_s = mark.time_s - first.time_s
         if key == keys.RUN_START and keys.RUN_STOP in self.single and not 0 < abs(gap_s) <= _SAME_EVENT_S:
-            raise ValueError(f'got more than one run (run_stop in line {self.line(keys.RUN_STOP)}, run_start in line '
+            raise ValueError(f'got more than one run (run_stop on line {self.line(keys.RUN_STOP)}, run_start on line '
                              f'{mark.line}), expected one run per log')
         if key == keys.RUN_STOP and self._is_other_end(mark, event):
             return
         if before.value != event.value:
-            self.contradict(mark.line, f'{event.key} is {event.value!r:.80}, but {before.value!r:.80} in line '
+            self.contradict(mark.line, f'{event.key} is {event.value!r:.80}, but {before.value!r:.80} on line '
                             f'{first.line}; the first is used', f'{event.key} has several values; the first is used')
         elif key in _ONCE and abs(gap_s) <= _SAME_EVENT_S:
             self.warn(mark.line, f'{key} repeats line {first.line}; the first is used', _DUPLICATE)
@@ -163,14 +163,14 @@ class RawLog:
             self.contradict(mark.line, f'{text} ({gap_s:+.1f} s); the first is used', f'{text}; the first is used')
 
     def _is_other_end(self, mark: LinePosition, event: LogEvent) -> bool:
-        """Return whether a second run_stop has a different status, with a warning if so."""
+        """Return whether a second run_stop has a different status; warn if so."""
         first, before = self.single[keys.RUN_STOP]
         ends = [str(e.metadata.get('status') if self.format != 'MLPv0.5.0' else self.is_success(e))[:80]
                 for e in (before, event)]
         if ends[0] == ends[1]:
             return False
         self.has_other_end = True
-        self.contradict(mark.line, f'run_stop has status {ends[1]!r}, but {ends[0]!r} in line {first.line}; the run '
+        self.contradict(mark.line, f'run_stop has status {ends[1]!r}, but {ends[0]!r} on line {first.line}; the run '
                         'counts as failed, with the time of the first')
         return True
 
@@ -186,7 +186,7 @@ class RawLog:
         elif key == keys.BLOCK_STOP:
             self.last_block_stop = mark
         elif self.format == 'MLPv0.5.0' and key in (keys.EVAL_START, keys.EVAL_STOP) and event.value is None:
-            if key == keys.EVAL_START:  # has no epoch; the accuracy between or after the two does
+            if key == keys.EVAL_START:  # it has no epoch, but the accuracy between start and stop or after them has
                 self._open_eval = [mark]
             elif self._open_eval:
                 self._open_eval = [self._open_eval[0], mark]
@@ -220,7 +220,7 @@ class RawLog:
             self.warn(mark.line, f'eval_accuracy is {value!r:.80}, expected a fraction from 0 to 1; ignored',
                       'eval_accuracy is not a fraction from 0 to 1; ignored')
         elif before and before[1] != accuracy:
-            self.contradict(mark.line, f'eval_accuracy of epoch {epoch} is {accuracy}, but {before[1]} in line '
+            self.contradict(mark.line, f'eval_accuracy of epoch {epoch} is {accuracy}, but {before[1]} on line '
                             f'{before[0].line}; the first is used',
                             'eval_accuracy of an epoch has several values; the first is used')
         elif self._keep(self.accuracies, epoch, (mark, float(accuracy)), mark, event.key):
@@ -230,7 +230,7 @@ class RawLog:
             self._open_eval = []
 
     def _keep(self, kept: dict[int, Any], epoch: int | None, value: Any, mark: LinePosition, key: str) -> bool:
-        """Keep the first value of an epoch, and warn of any other; return whether it was kept."""
+        """Keep a value if it is the first of its epoch, otherwise warn; return whether it was kept."""
         if epoch is None:
             self.warn(mark.line, f'{key} has no epoch number; ignored')
         elif epoch in kept:

@@ -18,7 +18,7 @@ from mlperf_rn50.mllog.run import Notes, Run
 
 
 def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
-    """Yield numbered events of a file, and an error for each torn line; UserError if the file is unreadable."""
+    """Yield (line number, event or error of a torn line) of a file; raise UserError if the file is unreadable."""
     try:
         for line_number, line in numbered_lines(path):
             if b':::ML' in line:
@@ -33,7 +33,7 @@ class OtherBenchmark(UserError):
 
 
 def read_run(path: Path, now_s: float | None = None) -> Run:
-    """Return the run of a log file at a time since 1970; UserError if it is unreadable or not of one ResNet run."""
+    """Return the run in a log file; now_s: current time. UserError if it is unreadable or not of one ResNet run."""
     logs: dict[LineFormat, RawLog] = {}
     torn, last_line = Notes(), 0
     for last_line, event in read_events(path):

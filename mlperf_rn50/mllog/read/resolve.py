@@ -17,10 +17,10 @@ from mlperf_rn50.text import plural
 
 _AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
 _ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': 'v0.7+'}
-_MAX_CHANGES = 20  # configuration keys changed at a resume
+_MAX_CHANGES = 20  # maximum number of changed configuration keys in a warning about a resume
 # A log that is not written to for this long belongs to a dead run, unless it has long gaps between events.
 _QUIET_S, _QUIET_GAPS = 600.0, 3
-_DAY_S = 86400.0  # even a slow run logs an event per day; a copy of an old log is as old as its last event
+_DAY_S = 86400.0  # even a slow run logs an event per day; the last event shows the age of a log that was copied
 
 
 def age_s(log: Path, now_s: float) -> float | None:
@@ -38,7 +38,7 @@ def _text(value: Any) -> str | None:
 def _is_share(accuracy: float, num_images: int) -> bool:
     """Return whether a fraction, as printed in a log, can be a whole number of images out of num_images."""
     digits = len(repr(accuracy).partition('.')[2])
-    rounding = num_images * (0.5 * 10.0 ** -digits + 1e-7)  # of the print, and of a float32
+    rounding = num_images * (0.5 * 10.0 ** -digits + 1e-7)  # rounding of the printed digits and of a float32
     return abs(accuracy * num_images - round(accuracy * num_images)) <= rounding
 
 
@@ -48,7 +48,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _normalized(name: str) -> str:
-    """Return the name of an organisation without case and punctuation."""
+    """Return an organisation's name in lower case, without spaces and punctuation."""
     return ''.join(c for c in name.casefold() if c.isalnum())
 
 
@@ -91,7 +91,7 @@ class RunResolver:
         log = self.log
         num_train, num_val = integer(log.value(keys.TRAIN_SAMPLES), 1), integer(log.value(keys.EVAL_SAMPLES), 1)
         is_size_of_imagenet = num_train in (None, IMAGENET_TRAIN)
-        text = f'{num_train} training images, expected {IMAGENET_TRAIN} for ImageNet; it counts as different data'
+        text = f'{num_train} training images, expected {IMAGENET_TRAIN} for ImageNet; it counts as a different data set'
         if events.DATASET in log.single:
             event = log.single[events.DATASET][1]
             is_imagenet = event.metadata.get('is_imagenet') is True
@@ -106,7 +106,7 @@ class RunResolver:
         return None, True, num_train or IMAGENET_TRAIN, num_val or IMAGENET_VAL
 
     def _is_sound(self) -> bool:
-        """Return whether the times of the log are consistent; warn of those that are not."""
+        """Return whether the log's times give a valid time to train; warn of inconsistent times."""
         contradictions = clock.contradictions(self.log)
         for line, text, summary in contradictions:
             self.log.contradict(line, f'{text}; the run has no valid time to train', summary)

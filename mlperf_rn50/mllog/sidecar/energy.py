@@ -1,6 +1,6 @@
 """Energy of a run from the telemetry of its nodes, which is untrusted input like the log.
 
-It covers the run's clock, without gaps of resumes and repeated training, and needs samples of every node throughout.
+It excludes gaps before resumes and repeated training, and can be computed only if every node has samples throughout.
 """
 import bisect
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ KINDS = ('cpu', 'gpu')
 # Expected reasons for missing energy.
 NO_TELEMETRY, NO_COUNTERS = 'no telemetry of the run', 'no node has readable counters'
 _MAX_DEVICES, _MAX_DEVICE_W = 64, 1e4
-# Maximum distance of a sample (one per second) from an end of a part, and minimum covered share of the part.
+# Maximum seconds from an end of a part of the run to the nearest sample (one per second), and minimum covered share.
 _MAX_GAP_S, _MIN_SHARE = 3.0, 0.9
 
 Readings = list[tuple[float, float]]  # (seconds on the node's clock, joules), in order of the file
-Devices = dict[str, float]  # joules by name
+Devices = dict[str, float]  # joules by device name
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class Energy:
 
 
 class _Unmeasured(Exception):
-    """Reason for missing energy, for read_energy."""
+    """The energy cannot be computed; read_energy reports the message as the reason."""
 
 
 class _Session:
-    """Samples from the start to the end of a sampler."""
+    """The samples of one training process on a node, from its start to its end."""
 
     def __init__(self) -> None:
         self.readings: dict[str, dict[str, Readings]] = {}
-        self.start: tuple[float, float] | None = None  # on the node's clock and the run's
+        self.start: tuple[float, float] | None = None  # run_start on the node's clock, and on the run's
         self.last_s = 0.0
 
     def add(self, record: TelemetryRecord) -> None:
@@ -71,8 +71,8 @@ class _Session:
 class _Node(NamedTuple):
     host: str
     boot: str | None
-    kinds: set[str]  # in any session
-    sessions: list[_Session]  # with a start, in order
+    kinds: set[str]  # kinds of energy measured in any session
+    sessions: list[_Session]  # those with a run_start, in order
 
 
 def _read_node(path: Path) -> _Node:
@@ -167,7 +167,7 @@ def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
 
 
 def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, until_s: float | None = None) -> Energy:
-    """Return the energy up to a time, the end of the run, or otherwise the last time sampled by all nodes."""
+    """Return the energy up to until_s, by default the end of the run or else the last time sampled by all nodes."""
     nodes = [_read_node(path) for path in files_of(run, files)]
     sampled_s = max(0.0, min(map(_last_s, nodes), default=0.0))
     seconds = next(s for s in (until_s, run.time_to_train_s, sampled_s) if s is not None)

@@ -43,7 +43,7 @@ class _StragglersRecord(msgspec.Struct):
 
 @dataclass(frozen=True)
 class NodeReads:
-    """Bytes of training records that a node read, with padding; new: read for the first time."""
+    """Bytes of training records, with padding, that a node read; new ones are those that it read for the first time."""
 
     host: str
     path: Path
@@ -51,7 +51,7 @@ class NodeReads:
     first_new_bytes: int | None  # None if it is not logged
     later_bytes: float | None  # mean of the later epochs; None with a single epoch
     later_new_bytes: float | None
-    first_line: int  # of the metrics
+    first_line: int  # line numbers in metrics.jsonl
     last_line: int
 
 
@@ -62,13 +62,13 @@ def read_learning_rates(run: Run) -> Sequence[tuple[float, float]]:
 
 
 def read_curve(path: Path) -> list[tuple[int, float]]:
-    """Return (epochs trained, Top-1 as a fraction) of each evaluation in a metrics.jsonl; the last of repeated ones."""
+    """Return (epochs trained, Top-1 as a fraction) of each evaluation in a metrics.jsonl, the last if repeated."""
     return sorted({e.epoch: e.num_top1 / e.num_images for _, e in read_lines(path, _Evaluation, b'num_top1')
                    if e.num_top1 <= e.num_images > 0}.items())
 
 
 def read_node_reads(run: Run) -> list[NodeReads]:
-    """Return the reads of each node, sorted by name; the last ones of an epoch that a resume repeated."""
+    """Return the reads of each node, sorted by name; if a resume repeated an epoch, its last reads are used."""
     path = sibling(run.path, 'metrics', '.jsonl')
     epochs: dict[str, dict[int, tuple[int, int, int | None]]] = {}  # (line, bytes, new bytes) by host and epoch
     for line, reads in read_lines(path, _Reads, b'record_bytes'):

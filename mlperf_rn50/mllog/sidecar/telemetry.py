@@ -14,7 +14,7 @@ from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog.run import Run
 
 _MAX_NODES = 256
-# Counters that are added up, by plot label.
+# Counters that a plot adds up, by label of the plot.
 KINDS = {'disk read': ('disk_read',), 'disk write': ('disk_write',),
          'network receive': ('net_receive', 'infiniband_receive'), 'network send': ('net_send', 'infiniband_send')}
 
@@ -29,7 +29,7 @@ class TelemetryRecord(msgspec.Struct):
 
     time_ms: Annotated[float, msgspec.Meta(ge=0, le=1e15)]  # on the node's clock, since 1970
     event: str | None = None
-    clock_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  # of the run, at run_start
+    clock_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  # the run's clock, in the line for run_start
     boot: Name | None = None
     energy_j: dict[str, dict[Name, Joules]] = {}  # by kind and device
     cpu_percent: Gauge = math.nan
@@ -59,7 +59,7 @@ class NodeTelemetry:
 
 
 def _rate(record: TelemetryRecord, kinds: tuple[str, ...]) -> float:
-    """Return the bytes per second of all devices in a sample."""
+    """Return the total bytes per second of all devices in a sample, without the loopback interface."""
     rates = [value for kind in kinds for name, value in getattr(record, f'{kind}_bytes_per_s').items() if name != 'lo']
     return sum(rates) if rates else math.nan
 
@@ -81,7 +81,7 @@ def read_node(path: Path) -> NodeTelemetry | None:
 
 
 def find_telemetry(folder: Path) -> dict[str, list[Path]]:
-    """Return the telemetry files in a folder, sorted by name, by run number."""
+    """Return the telemetry files in a folder by run number, those of a run sorted by name."""
     result: dict[str, list[Path]] = {}
     with suppress(OSError), os.scandir(folder) as entries:
         for name in sorted(e.name for e in entries):
@@ -91,7 +91,7 @@ def find_telemetry(folder: Path) -> dict[str, list[Path]]:
 
 
 def files_of(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> Sequence[Path]:
-    """Return the telemetry files of a run; files: result of find_telemetry for its folder, None to call it."""
+    """Return the telemetry files of a run; files: find_telemetry's result for its folder, or None to search it."""
     m = re.fullmatch(r'result_(\d+)\.txt', run.path.name)
     by_run = find_telemetry(run.path.parent) if files is None else files
     return by_run.get(m[1], ())[:_MAX_NODES] if m else ()
