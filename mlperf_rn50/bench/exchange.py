@@ -1,6 +1,6 @@
-"""bench allreduce: only the gradient exchange, with the training code.
+"""`bench allreduce`: time and bandwidth of the gradient exchange alone, with the training code.
 
-Source: nccl-tests (PERFORMANCE.md): algorithm bandwidth S / t, bus bandwidth S / t x 2 (n - 1) / n.
+Source: nccl-tests, PERFORMANCE.md. S bytes in t s on n ranks have algorithm bandwidth S / t, bus S / t x 2 (n - 1) / n.
 """
 from dataclasses import replace
 from typing import Any
@@ -18,18 +18,18 @@ SIZES = tuple(4**k * 4096 for k in range(9))  # 4 KiB to 256 MiB
 
 
 def bus_bandwidth(num_bytes: int, seconds: float, num_ranks: int) -> float:
-    """Return the bytes per second over each rank's link, comparable for any number of ranks."""
+    """Return the bytes per second over each rank's link, which are comparable between different numbers of ranks."""
     return num_bytes / seconds * 2 * (num_ranks - 1) / num_ranks
 
 
 def predict_s(rows: list[dict[str, Any]], num_bytes: int) -> float:
-    """Return the seconds for a size, interpolated between rows; larger sizes use the bandwidth of the last row."""
+    """Return the predicted seconds for a size, interpolated between rows; larger sizes use the last row's bandwidth."""
     sizes, seconds = [r['bytes'] for r in rows], [r['time_ms'] / 1000 for r in rows]
     return float(np.interp(num_bytes, sizes, seconds)) * max(1.0, num_bytes / sizes[-1])
 
 
 def _time(session: BenchSession, arrays: list[mx.nd.NDArray]) -> dict[str, float]:
-    """Time the exchange of some arrays; return part of a row."""
+    """Time the exchange of some arrays; return columns for a result row."""
     def exchange() -> None:
         session.comm.sum_gradients(arrays)
         mx.nd.waitall()
@@ -40,7 +40,7 @@ def _time(session: BenchSession, arrays: list[mx.nd.NDArray]) -> dict[str, float
 
 
 def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
-    """Measure message sizes, and gradients and training step of a network; return tables on rank 0 only."""
+    """Time messages of several sizes, and a network's gradients and training step; return tables only on rank 0."""
     comm = session.comm
     if comm.world_size < 2:
         raise ConfigError('ranks: got 1, expected 2 or more; start them with a launcher, such as '
@@ -58,7 +58,7 @@ def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
     if comm.rank:
         return []
     num_sharing = sharing_of(session.config)
-    first = f' The {num_sharing} ranks of a GPU first sum their gradients in host memory.' if num_sharing > 1 else ''
+    first = f' The {num_sharing} ranks of each GPU first sum their gradients in host memory.' if num_sharing > 1 else ''
     return [
         ResultTable(f'All-reduce over {comm.world_size} ranks', (
             ('bytes', 'bytes', ',d'), ('num', 'n', 'd'), ('time_ms', 'ms', ',.3f'), ('spread', '±', '.0%'),
@@ -69,4 +69,4 @@ def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
             ('predicted_ms', 'predicted ms', ',.1f'), ('time_ms', 'measured ms', ',.1f'), ('spread', '±', '.0%'),
             ('bus_gb_per_s', 'bus GB/s', '.3f'), ('local_batch_size', 'batch', 'd'), ('step_ms', 'step, ms', ',.1f'),
             ('predicted_share', 'predicted share', '.1%'), ('measured_share', 'measured share', '.1%')), [gradients],
-            'Prediction: from the sizes above. Share: of the step time, without overlap.')]
+            'Predicted times are interpolated from the sizes above. Shares are of the step time, without overlap.')]

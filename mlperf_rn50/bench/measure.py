@@ -42,7 +42,7 @@ class Spread:
 
 
 def spread_of(seconds: Sequence[float]) -> Spread:
-    """Return the statistics of at least one measurement."""
+    """Return the statistics of one or more measurements."""
     several = seconds if len(seconds) > 1 else [*seconds, *seconds]
     low, median, high = statistics.quantiles(several, n=4, method='inclusive')
     return Spread(median, low, high, min(seconds), statistics.fmean(seconds), len(seconds))
@@ -78,7 +78,7 @@ class BenchSession:
 
 
 def cast(array: mx.nd.NDArray, precision: str) -> mx.nd.NDArray:
-    if precision == 'bfloat16':  # not a NumPy type, so amp_cast needs MXNet's own
+    if precision == 'bfloat16':  # NumPy has no bfloat16, so amp_cast needs MXNet's type
         from mxnet.contrib.amp.amp import bfloat16
         return mx.nd.amp_cast(array, dtype=bfloat16)
     return array.astype(precision)
@@ -90,12 +90,12 @@ def measure_gemm(side: int, precision: str, context: mx.Context, num: int = 12) 
 
 
 def measure_peak(precision: str, context: mx.Context) -> float:
-    """Return the FLOP/s of the fastest matrix product. Measure float32 before the global amp.init, bfloat16 after."""
+    """Return the FLOP/s of the fastest matrix product. Call it for float32 before amp.init, for bfloat16 after."""
     return 2 * _GEMM_SIDE**3 / measure_gemm(_GEMM_SIDE, precision, context).least_s
 
 
 def peak_memory_bytes(device_id: int | None) -> int:
-    """Return the peak resident set of this process, or the memory in use on its GPU."""
+    """Return the peak resident set of this process or, with a GPU, the memory in use on the GPU."""
     if device_id is not None:
         free, total = mx.context.gpu_memory_info(device_id)
         return total - free
@@ -109,7 +109,7 @@ def proc_number(file: str, key: str) -> int:
 
 
 def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> list[str]:
-    """Return the words of 'a,b'."""
+    """Return the words of a list such as 'a,b'; raise ConfigError for an empty or unknown one."""
     words = [w.strip() for w in text.split(',')]
     for word in words:
         if not word or (known and word not in known):
@@ -119,7 +119,7 @@ def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> li
 
 
 def parse_numbers(option: str, text: str) -> list[int]:
-    """Return the numbers of '8,16', each above 0."""
+    """Return the numbers of a list such as '8,16'; raise ConfigError unless all are whole and above 0."""
     words = parse_list(option, text)
     for word in words:
         if not word.isdecimal() or int(word) < 1:
@@ -137,7 +137,7 @@ def describe_machine(num_hosts: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table of a bench. Columns are (JSON key, heading, format); None is printed as -."""
+    """A table of results. Columns are (JSON key, heading, format); a value of None is printed as -."""
 
     title: str
     columns: tuple[tuple[str, str, str], ...]
@@ -162,6 +162,6 @@ def render_tables(machine: dict[str, Any], tables: Sequence[ResultTable]) -> str
 
 
 def render_json(kind: str, machine: dict[str, Any], tables: Sequence[ResultTable]) -> str:
-    """Return all rows as JSON, by table title."""
+    """Return the machine and all tables with title, note and rows as JSON."""
     return json.dumps({'format': f'mlperf-rn50 bench {kind} 1', 'version': mlperf_rn50.__version__, 'machine': machine,
                        'tables': [{'title': t.title, 'note': t.note, 'rows': t.rows} for t in tables]}, indent=1)

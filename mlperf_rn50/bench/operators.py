@@ -1,4 +1,4 @@
-"""bench ops: matrix products and a ResNet's forward and backward convolutions, relative to the peak."""
+"""`bench ops`: speed of matrix products and of a ResNet's convolutions, forward and backward, relative to the peak."""
 import statistics
 import time
 from collections import Counter
@@ -17,7 +17,7 @@ GEMM_SIDES = (512, 1024, 2048, 4096)
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of a network; side is the input side in pixels."""
+    """A convolution of a network; side is the side of its input in pixels."""
 
     in_channels: int
     channels: int
@@ -32,7 +32,7 @@ class Convolution:
 
 
 def convolutions(config: Config) -> Counter[Convolution]:
-    """Return the convolutions of a ResNet with their counts, although CPU training computes 1x1 maps as rows."""
+    """Return a ResNet's convolutions with their counts. CPU training computes those to 1x1 maps as matrix products."""
     channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
     counts = Counter([Convolution(channels, 64, side, 7, 2)])
     side = side_after(side_after(side, 2), 2)
@@ -48,7 +48,7 @@ def convolutions(config: Config) -> Counter[Convolution]:
 
 
 def _native(channels: int, side: int, batch_size: int, precision: str, context: mx.Context) -> mx.nd.NDArray:
-    """Return activations in the layout of the library's convolutions, as inside a network."""
+    """Return random activations, in the layout that the convolution library gives them inside a network."""
     plain = cast(mx.nd.random.normal(shape=(batch_size, channels, side, side), ctx=context), precision)
     if channels < 16:
         return plain
@@ -57,7 +57,7 @@ def _native(channels: int, side: int, batch_size: int, precision: str, context: 
 
 
 def measure_convolution(c: Convolution, batch_size: int, precision: str, session: BenchSession) -> tuple[float, float]:
-    """Return forward and backward seconds of a convolution (backward in the first layer: weights only)."""
+    """Return a convolution's forward and backward seconds; backward in the first layer is only for the weights."""
     context = session.context
     x = _native(c.in_channels, c.side, batch_size, precision, context)
     w = cast(mx.nd.random.normal(shape=(c.channels, c.in_channels, c.kernel, c.kernel), ctx=context), precision)
@@ -79,7 +79,7 @@ def measure_convolution(c: Convolution, batch_size: int, precision: str, session
         y.backward(out_grad)
         mx.nd.waitall()
         return time.perf_counter() - start
-    out = convolve()  # reused as in a network, because new memory can cost more than the convolution
+    out = convolve()  # reused as in a network, because allocating memory can take longer than the convolution
     with autograd.train_mode():
         forward = session.time(lambda: convolve(out=out).wait_to_read())
     backward = [backward_s() for _ in range(session.num_warmup + session.num)][session.num_warmup:]
@@ -99,7 +99,7 @@ def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str
 
 
 def bench_operators(session: BenchSession, precisions: list[str], batch_size: int) -> list[ResultTable]:
-    """Measure matrix products and convolutions of the configured ResNet for each precision, float32 first."""
+    """Measure matrix products and the convolutions of the configured ResNet for each precision, bfloat16 last."""
     context, tables = session.context, []
     for precision in sorted(precisions, key=lambda p: p == 'bfloat16'):
         if precision == 'bfloat16':
@@ -123,5 +123,5 @@ def bench_operators(session: BenchSession, precisions: list[str], batch_size: in
                 ('forward_ms', 'forward ms', ',.2f'), ('forward_gflops', 'GFLOP/s', ',.0f'),
                 ('forward_share', 'of peak', '.0%'), ('backward_ms', 'backward ms', ',.2f'),
                 ('backward_gflops', 'GFLOP/s', ',.0f'), ('backward_share', 'of peak', '.0%')), rows,
-                f'Medians of {session.num}. Backward: gradients of weights and input (first layer: weights only).')]
+                f'Medians of {session.num} passes. Backward: gradients of weights and input (first layer: weights).')]
     return tables

@@ -1,4 +1,4 @@
-"""bench data: only the input pipeline, and the storage bandwidth that training needs."""
+"""`bench data`: speed of the input pipeline alone, and the storage bandwidth that training needs."""
 import os
 import time
 from dataclasses import replace
@@ -16,7 +16,7 @@ NODE_COUNTS = (1, 2, 4, 8, 16, 32)
 
 
 def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
-    """Measure one rank's training batches, with the file out of the page cache (cold) or in it (warm) at the start."""
+    """Measure one rank's training batches. The page cache starts without the file (cold) or with it (warm)."""
     config, plan = session.config, make_plan(session.config, 1)
     path = Path(config.data.dir) / 'train.rec'
     with open(path, 'rb', opener=regular_file) as f:
@@ -25,7 +25,7 @@ def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while cache == 'warm' and f.read(2**24):
             pass
-    # Counts bytes from storage only, not from the page cache.
+    # The count read_bytes covers only storage, not the page cache.
     start, before = time.perf_counter(), proc_number('io', 'read_bytes:')
     batches = train_batches(config, plan.train_shard(), 0, 0, session.device_id)
     seconds = session.time(lambda: next(batches).images.wait_to_read())
@@ -40,7 +40,7 @@ def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
 
 def bench_pipeline(session: BenchSession, threads: list[int], batch_sizes: list[int], caches: list[str],
                    node_images_per_s: float | None) -> list[ResultTable]:
-    """Measure all cases, then compute the storage bandwidth by number of nodes; speed None: of the fastest case."""
+    """Measure all cases and compute storage bandwidths for node_images_per_s (None: speed of the fastest case)."""
     config = session.config
     if config.data.synthetic:
         raise ConfigError('data.synthetic: got true, expected false; bench data reads files from data.dir')
@@ -48,7 +48,7 @@ def bench_pipeline(session: BenchSession, threads: list[int], batch_sizes: list[
                       train=replace(config.train, local_batch_size=size, global_batch_size=None),
                       run=replace(config.run, num_nodes=None, ranks_per_node=None))), cache)
              for num_threads in threads for size in batch_sizes for cache in caches]
-    # Loads the program's own pages first, so that they do not count as reads of data.
+    # This first run loads the program's own pages, so that the measured runs do not count them as reads of data.
     measure_pipeline(replace(cases[0][0], num_warmup=0, num=1), 'warm')
     rows = [measure_pipeline(case, cache) for case, cache in cases]
     speed, record_bytes = node_images_per_s or max(r['images_per_s'] for r in rows), rows[0]['record_bytes']
@@ -60,8 +60,8 @@ def bench_pipeline(session: BenchSession, threads: list[int], batch_sizes: list[
             ('num_batches', 'n', 'd'), ('images_per_s', 'images/s', ',.0f'), ('batch_ms', 'ms/batch', ',.1f'),
             ('spread', '±', '.1%'), ('mb_per_s', 'MB/s of records', ',.1f'),
             ('storage_mb_per_s', 'MB/s from storage', ',.1f')), rows,
-            'One rank. images/s: mean of n batches; ms/batch: median. MB/s from storage: reads of this process over '
-            'the whole measurement.'),
+            'One rank. images/s: from the mean time of n batches. ms/batch: median of n batches. MB/s from storage: '
+            "this process's reads during the whole measurement."),
         ResultTable('Storage that training needs until the data is in the page cache', (
             ('num_nodes', 'nodes', 'd'), ('images_per_s', 'images/s', ',.0f'), ('mb_per_s', 'MB/s to read', ',.1f')),
             storage, f'At {speed:,.0f} images/s per node and {record_bytes:,.0f} bytes per record.')]

@@ -1,6 +1,6 @@
-"""bench train: training steps, with the training code, for combinations of networks, precisions, batches and ranks.
+"""`bench train`: speed of the training code for combinations of networks, precisions, inputs, batches and ranks.
 
-Source: tf_cnn_benchmarks' short test, 10 warm-up steps and the mean of 100.
+Source: tf_cnn_benchmarks' short test, which takes the mean of 100 steps after 10 warm-up steps.
 """
 import gc
 import time
@@ -39,13 +39,13 @@ class Case:
 
 def make_cases(models: list[str], precisions: list[str], sources: list[str], batch_sizes: list[int],
                rank_counts: list[int]) -> list[Case]:
-    """Return all cases, float32 first, because bfloat16 changes the operators for the whole process."""
+    """Return all cases, bfloat16 last, because it changes the operators for the whole process."""
     return [Case(m, p, s, b, n) for p in sorted(precisions, key=lambda p: p == 'bfloat16') for m in models
             for s in sources for b in batch_sizes for n in rank_counts]
 
 
 def case_config(config: Config, case: Case) -> Config:
-    """Return the configuration of a case; synthetic images have the network's size unless one is configured."""
+    """Return the configuration of a case. Synthetic images have the network's design size unless one is configured."""
     is_synthetic = case.source == 'synthetic'
     data = replace(config.data, synthetic=is_synthetic)
     if is_synthetic and data.image_size == DataConfig.image_size:
@@ -61,7 +61,7 @@ def case_config(config: Config, case: Case) -> Config:
 
 
 def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: BenchSession) -> list[float]:
-    """Return the seconds of each step after the warm-up, with as many steps ahead of the device as in training."""
+    """Return each step's seconds after the warm-up. As in training, Python is up to STEPS_AHEAD ahead of the device."""
     num_steps = session.num_warmup + session.num
     pulses, stamps = deque[PendingStep](), [time.perf_counter()]
     for step in range(num_steps):
@@ -80,7 +80,7 @@ def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: 
 
 
 def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int) -> dict[str, float]:
-    """Return the seconds of each part of one step, without overlap; their sum exceeds a normal step."""
+    """Return the seconds of each part of one step. Without overlap, their sum exceeds the time of a normal step."""
     stamps = [time.perf_counter()]
 
     def done() -> None:
@@ -101,10 +101,10 @@ def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int
 
 
 def measure_case(session: BenchSession, case: Case) -> dict[str, Any]:
-    """Measure one row on the ranks of a case: times on rank 0, and the maximum memory of all ranks."""
+    """Measure a case on its ranks; return a row with the times of this rank and the maximum memory of all ranks."""
     config, comm, device_id = session.config, session.comm, session.device_id
     plan = make_plan(config, comm.world_size)
-    with suppress(OSError):  # resets peak_memory_bytes, otherwise the peak since the process started
+    with suppress(OSError):  # resets peak_memory_bytes; if this fails, the peak includes earlier cases
         Path('/proc/self/clear_refs').write_text('5')
     trainer = Trainer(plan, comm, 0, device_id)
     trainer.broadcast()
@@ -127,7 +127,7 @@ def measure_case(session: BenchSession, case: Case) -> dict[str, Any]:
 
 
 def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
-    """Measure the cases in turn, while ranks outside a case wait; return tables on rank 0 only."""
+    """Measure the cases in turn, while ranks outside a case wait; return tables only on rank 0."""
     comm = session.comm
     for case in cases:
         if case.num_ranks > comm.world_size:
@@ -152,9 +152,9 @@ def _steps_table(rows: list[dict[str, Any]]) -> ResultTable:
         ('step_ms', 'ms/step', ',.1f'), ('spread', '±', '.1%'),
         *((f'{p}_ms', p.replace('_', '-'), ',.1f') for p in PARTS),
         ('gflops', 'GFLOP/s', ',.0f'), ('share_of_peak', 'of peak', '.0%'), ('memory_mib', 'MiB', ',d')), rows,
-        'batch, MiB, GFLOP/s: per rank. ms/step: median of n steps, ± half the interquartile range. data to update: ms '
-        'of each part, without overlap. GFLOP/s: two FLOPs per multiply-add of convolutions and dense layers, backward '
-        'counted twice. Peak: the fastest of 12 matrix products.')
+        'batch, MiB, GFLOP/s: per rank. ms/step: median of n steps, ± half the interquartile range. Columns data to '
+        'update: ms of each part, without overlap. GFLOP/s: two FLOPs per multiply-add of convolutions and dense '
+        'layers, backward counted twice. Peak: the fastest of 12 matrix products.')
 
 
 def _scaling_tables(rows: list[dict[str, Any]]) -> list[ResultTable]:
@@ -172,7 +172,7 @@ def _scaling_tables(rows: list[dict[str, Any]]) -> list[ResultTable]:
 
 
 def scaling_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return ideal and real throughput by number of ranks, relative to the first row."""
+    """Return real and ideal throughput by number of ranks. Ideal is the first row's throughput per rank times ranks."""
     each = rows[0]['images_per_s'] / rows[0]['num_ranks']
     return [{'num_ranks': r['num_ranks'], 'num_hosts': r['num_hosts'], 'ideal': each * r['num_ranks'],
              'real': r['images_per_s'], 'efficiency': r['images_per_s'] / (each * r['num_ranks'])} for r in rows]

@@ -1,22 +1,22 @@
-"""Random training crops, vectorised over a batch. Pure."""
+"""Random training crops for all images of a batch at once. Pure."""
 import numpy as np
 
-# Random numbers per image: NUM_TRIES draws of (area, aspect, x, y), then one for the mirror.
+# Random numbers per image: NUM_TRIES groups of four (area, aspect, x, y), then one for the mirror.
 NUM_TRIES = 10
 NUM_DRAWS = 4 * NUM_TRIES + 1
 
 
 def random_resized_crops(uniforms: np.ndarray, heights: np.ndarray, widths: np.ndarray,
                          area: tuple[float, float], aspect: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return anchors (y, x) and shapes (height, width) of random crops, fractions of the image, float32, (batch, 2).
+    """Return anchors (y, x) and shapes (height, width) of random crops as fractions of the image; float32, (batch, 2).
 
-    As in Inception training, an image uses its first draw that fits, otherwise the centre crop nearest in aspect ratio.
+    As in Inception training, an image uses its first drawn crop that fits, or else the largest valid centre crop.
 
     Args:
-        uniforms: in [0, 1), shape (batch, 4 * NUM_TRIES).
-        heights, widths: of the images, pixels, shape (batch,).
-        area: range of the crop's fraction of the image area.
-        aspect: range of width / height, drawn log-uniformly.
+        uniforms: random numbers in [0, 1), shape (batch, 4 * NUM_TRIES).
+        heights, widths: sizes of the images in pixels, each of shape (batch,).
+        area: range of the crop's area, as a fraction of the image area.
+        aspect: range of the crop's width / height, drawn log-uniformly; a centre crop is valid if within this range.
     """
     u = uniforms.reshape(len(uniforms), NUM_TRIES, 4)
     h, w = heights[:, None].astype(float), widths[:, None].astype(float)
@@ -38,5 +38,5 @@ def random_resized_crops(uniforms: np.ndarray, heights: np.ndarray, widths: np.n
 
 
 def padded_crop_anchors(uniforms: np.ndarray, padding: int) -> np.ndarray:
-    """Return anchors (y, x) of a full-size window on a padded image: -padding to padding pixels, float32, (n, 2)."""
+    """Return anchors (y, x) of full-size windows on padded images, from -padding to padding pixels; float32, (n, 2)."""
     return (np.floor(uniforms * (2 * padding + 1)) - padding).astype(np.float32)

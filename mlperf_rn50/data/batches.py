@@ -1,4 +1,4 @@
-"""Batches of training and evaluation on the device: record requests, reading ahead, decoding and transfer to MXNet."""
+"""Training and evaluation batches on the device: choice of records, reading ahead, decoding and transfer to MXNet."""
 import dataclasses
 import io
 from collections import deque
@@ -24,26 +24,26 @@ from mlperf_rn50.errors import DataError
 
 @dataclass(frozen=True)
 class Batch:
-    """Images of one rank for one forward pass."""
+    """One rank's images and labels for one forward pass."""
 
     images: mx.nd.NDArray  # float32 or float16, (batch, channels, side, side), or channels last for layout=NHWC
     labels: mx.nd.NDArray  # int32, (batch,)
-    num_valid: int  # leading images that count; the rest is padding
-    num_bytes: int = 0  # read from files, padding included; 0 for cached records and synthetic images
-    num_new_bytes: int = 0  # of records that this node reads for the first time since the process started
+    num_valid: int  # number of leading images that count; the rest is padding
+    num_bytes: int = 0  # bytes read from files, padding included; 0 for cached records and synthetic images
+    num_new_bytes: int = 0  # bytes of the records that this node reads for the first time since the process started
 
 
 class Request(NamedTuple):
-    """Records and random numbers of one forward pass."""
+    """Records and random numbers for one forward pass."""
 
-    samples: np.ndarray  # numbers of the records, int64, (batch,)
+    samples: np.ndarray  # record numbers, int64, (batch,)
     is_new: np.ndarray  # True if this rank's node reads the record for the first time, bool, (batch,)
-    uniforms: np.ndarray | None = None  # random numbers of the augmentation, (batch, draws); None for an evaluation
-    is_mirrored: np.ndarray | None = None  # bool, (batch,); None for an evaluation
+    uniforms: np.ndarray | None = None  # random numbers for the augmentation, (batch, draws); None for an evaluation
+    is_mirrored: np.ndarray | None = None  # True if the image is mirrored, bool, (batch,); None for an evaluation
 
 
 def _fill(records: list[Record], request: Request, data: DataConfig, where: str) -> Inputs:
-    """Return the records of a batch with their crops."""
+    """Return pipeline inputs for a batch of records, with the crops and mirrors of its request."""
     for record in records:
         if not 0 <= record.label < data.num_classes:
             raise DataError(f'{where}: got a label of {record.label:g}, expected 0 to {data.num_classes - 1}; '
@@ -65,7 +65,7 @@ def _fill(records: list[Record], request: Request, data: DataConfig, where: str)
 
 
 def _read_ahead(records: RecordFile, data: DataConfig, requests: Iterator[Request]) -> Iterator[Inputs]:
-    """Yield the inputs of endless requests in order: each read thread reads a batch, prefetch_depth more are ready."""
+    """Yield inputs for endless requests in order. Besides one batch per read thread, prefetch_depth are kept ready."""
     pool = ThreadPoolExecutor(data.read_threads, 'read')
     cache = RecordCache(records.read, data.record_cache_mib << 20)
 
@@ -87,14 +87,14 @@ def _read_ahead(records: RecordFile, data: DataConfig, requests: Iterator[Reques
 
 
 def train_steps(shard: Shard, first_step: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (epoch, step in the epoch, pass) of training endlessly, from a global step on."""
+    """Yield (epoch, step in the epoch, forward pass in the step) endlessly, starting at a global step."""
     for step in count(first_step):
         for micro in range(shard.num_micro):
             yield *divmod(step, shard.steps_per_epoch), micro
 
 
 def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -> Iterator[Request]:
-    """Return the training requests from a global step on; a thread draws each order during the previous epoch."""
+    """Return training requests, starting at a global step. A thread draws each epoch's order one epoch in advance."""
     is_known, pool = np.zeros(shard.num_samples, bool), ThreadPoolExecutor(1, 'ahead')
 
     def draw(epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -123,7 +123,7 @@ def eval_requests(shard: Shard) -> Iterator[Request]:
 
 
 def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None) -> Iterator[Batch]:
-    """Return endless training batches from a global step on. Reading starts with the first batch."""
+    """Return endless training batches, starting at a global step. Reading starts when the first batch is requested."""
     num_valid = (shard.num_valid(step, micro) for _, step, micro in train_steps(shard, first_step))
     if config.data.synthetic:
         return _make_synthetic(config, shard, device_id)(num_valid)
@@ -133,26 +133,26 @@ def train_batches(config: Config, shard: Shard, seed: int, first_step: int, devi
 
 
 def eval_batches(config: Config, shard: Shard, device_id: int | None) -> Callable[[], Iterator[Batch]]:
-    """Return a function that starts a pass over the validation images of this rank; see train_batches."""
+    """Return a function that returns the batches of one pass over this rank's validation images."""
     num_valid = [shard.num_valid(step) for step in range(shard.steps_per_epoch)]
     if config.data.synthetic:
         batches = _make_synthetic(config, shard, device_id)
     else:
-        # One endless pipeline for all evaluations, so its first batches are decoded during training.
+        # One endless pipeline serves all evaluations, so that the first batches of each are decoded during training.
         records = open_split(config.data, 'validation')
         batches = _build_batches(records, eval_requests(shard), shard, config, False, device_id)
     return lambda: batches(num_valid)
 
 
 def synthetic_batches(config: Config, shard: Shard, device_id: int | None) -> Iterator[Batch]:
-    """Return endless batches of synthetic images, as for training with data.synthetic."""
+    """Return endless batches of synthetic images, like those of training with data.synthetic."""
     return _make_synthetic(config, shard, device_id)(repeat(shard.num_valid(0)))
 
 
 def _build_batches(records: RecordFile, requests: Iterator[Request], shard: Shard, config: Config, is_training: bool,
                    device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
-    """Build a pipeline for requests; return a function from numbers of valid images to the next batches."""
-    sizes: deque[tuple[int, int]] = deque()  # num_bytes and num_new_bytes of the inputs in flight
+    """Build a pipeline for requests. Return a function that yields the next batches, given their num_valid."""
+    sizes: deque[tuple[int, int]] = deque()  # num_bytes and num_new_bytes of each input inside the pipeline
 
     def source() -> Iterator[Inputs]:
         for inputs in _read_ahead(records, config.data, requests):
@@ -163,7 +163,7 @@ def _build_batches(records: RecordFile, requests: Iterator[Request], shard: Shar
     context, is_kept = device_context(device_id), keeps_outputs(pipe)
 
     def batches(num_valid: Iterable[int]) -> Iterator[Batch]:
-        for _ in left_over:  # synthetic batches, only before the first call
+        for _ in left_over:  # the first call discards the remaining synthetic batches
             run_pipeline(pipe)
         for valid in num_valid:
             images, labels = (to_mxnet(output, is_kept, context) for output in run_pipeline(pipe))
@@ -172,7 +172,7 @@ def _build_batches(records: RecordFile, requests: Iterator[Request], shard: Shar
 
 
 def _make_synthetic(config: Config, shard: Shard, device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
-    """Return the function of _build_batches for one batch of random images, repeated on the device."""
+    """Return a function like that of _build_batches, which repeats one batch of random images on the device."""
     data, side, size = config.data, config.data.image_size, shard.local_batch_size
     channels = 4 if data.pad_to_4_channels else 3
     shape = (size, channels, side, side) if config.model.layout == 'NCHW' else (size, side, side, channels)

@@ -1,4 +1,4 @@
-"""Options of the data set and the input pipeline."""
+"""Options for the data set and the input pipeline."""
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,39 +14,39 @@ class DataConfig:
 
     Args:
         dir: folder written by `mlperf-rn50 prepare`.
-        dataset: name of the data set, shown with every accuracy.
+        dataset: name of the data set, shown next to every accuracy.
         num_train: number of training images; must match the manifest in dir.
         num_val: number of validation images; must match the manifest in dir.
         num_classes: number of classes; must match the manifest in dir.
-        synthetic: train on synthetic images instead of files.
-        shuffle: scope of the shuffle: global (every node reads all records over time) or node (each keeps a subset).
-        node_rotation_epochs: epochs a node keeps its subset (shuffle=node); it reads a new one from storage.
+        synthetic: train and evaluate on synthetic images instead of files.
+        shuffle: global shuffles all records over all nodes; node gives each node a subset of its own to shuffle.
+        node_rotation_epochs: epochs for which a node keeps its subset before it reads another one (shuffle=node).
         image_size: side of the square network input, pixels.
-        resize_shorter: shorter side before the centre crop of an evaluation, pixels.
-        crop: training crop: random_resized (area and aspect ratio), padded (shift by up to crop_padding) or none.
-        crop_padding: width of the black border for crop=padded, pixels.
-        min_area: smallest crop, as a fraction of the image area.
-        max_area: largest crop, as a fraction of the image area.
+        resize_shorter: shorter side to which evaluation images are resized before the centre crop, pixels.
+        crop: training crop: random_resized (random area and aspect ratio), padded (random shift) or none.
+        crop_padding: width of the black border and maximum shift for crop=padded, pixels.
+        min_area: smallest area of a crop, as a fraction of the image area.
+        max_area: largest area of a crop, as a fraction of the image area.
         min_aspect: smallest aspect ratio of a crop, width / height.
         max_aspect: largest aspect ratio of a crop, width / height.
         interpolation: resize filter; only triangular and lanczos3 antialias when they shrink an image.
-        mirror: random (with mirror_probability) or alternating (every other epoch, half of the images first).
-        mirror_probability: probability of a horizontal flip in training.
+        mirror: horizontal flips in training: random, or alternating (each image in every other epoch).
+        mirror_probability: probability of a horizontal flip with mirror=random.
         mean: mean of each channel, on a scale of 0 to 255.
         std: standard deviation of each channel, on a scale of 0 to 255.
         decoder: JPEG decoder: cpu, or mixed (nvJPEG; needs train.device=gpu).
-        hw_decoder_load: fraction of the images for the GPU's hardware JPEG decoder (A100 and later); decoder=mixed.
-        hybrid_huffman_threshold: size above which the GPU decodes the Huffman codes, pixels; decoder=mixed.
-        preallocate_width_hint: image width preallocated in the hardware decoder (decoder=mixed), pixels; 0: on demand.
-        preallocate_height_hint: image height preallocated in it (decoder=mixed), pixels; 0: on demand.
-        device_memory_padding_mib: GPU memory that nvJPEG preallocates per thread, MiB; decoder=mixed.
-        host_memory_padding_mib: page-locked host memory that nvJPEG preallocates twice per thread, MiB; decoder=mixed.
-        decoded_bytes_hint: GPU memory preallocated per decoded image (decoder=mixed), bytes; 0: on demand.
+        hw_decoder_load: fraction of the images decoded by the GPU's JPEG hardware (A100 and later; decoder=mixed).
+        hybrid_huffman_threshold: image size above which the GPU decodes the Huffman codes (decoder=mixed), pixels.
+        preallocate_width_hint: image width for which JPEG hardware memory is reserved (decoder=mixed); 0: on demand.
+        preallocate_height_hint: image height for which JPEG hardware memory is reserved (decoder=mixed); 0: on demand.
+        device_memory_padding_mib: GPU memory that nvJPEG preallocates per thread (decoder=mixed), MiB.
+        host_memory_padding_mib: size of the two page-locked buffers that nvJPEG allocates per thread (decoder=mixed).
+        decoded_bytes_hint: GPU memory preallocated per decoded image (decoder=mixed), bytes; 0 allocates it on demand.
         num_threads: number of DALI threads per rank.
         read_threads: number of threads per rank that read records from storage.
-        record_cache_mib: memory per rank for encoded images, separately for training and validation, MiB; 0: none.
+        record_cache_mib: memory per rank to cache encoded training images, and as much for validation; 0 for none.
         prefetch_depth: number of batches kept ready.
-        pad_to_4_channels: add a channel of zeros, for tensor cores and for bfloat16 on a CPU.
+        pad_to_4_channels: add a channel of zeros to images, for speed on tensor cores and with bfloat16 on a CPU.
     """
 
     dir: str = 'data/imagenet'
@@ -86,7 +86,7 @@ class DataConfig:
 
 
 def check_data(d: DataConfig) -> None:
-    """Raise ConfigError for conflicting values."""
+    """Raise ConfigError if values conflict with each other."""
     require(d.min_area <= d.max_area,
             f'data.min_area, max_area: got {d.min_area}, {d.max_area}, expected min_area <= max_area')
     require(d.min_aspect <= d.max_aspect,

@@ -15,9 +15,9 @@ from mlperf_rn50.data.pipeline import build_pipeline, whole_images
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import read_bytes
 
-# Formats that DALI decodes itself: any depth, grey, CMYK, alpha (dropped), EXIF orientation, first of several frames.
+# DALI decodes these formats with any bit depth, colours, alpha (dropped), orientation and frames (only the first).
 _NATIVE_FORMATS = ('JPEG', 'PNG')
-_backend: Any = dali_backend  # its content is created at run time, invisible to a type checker
+_backend: Any = dali_backend  # DALI creates its content at run time, where type checkers cannot see it
 # Older releases of DALI ignore the EXIF orientation.
 _DALI_HAS_ORIENTATION = 'adjust_orientation' in _backend.GetSchema('decoders__Image').GetArgumentNames()
 
@@ -27,7 +27,7 @@ def encode_picture(path: Path) -> bytes:
     try:
         encoded = read_bytes(path)
         with warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # on large images; Pillow raises an error at twice that size
+            warnings.simplefilter('ignore')  # Pillow warns of a large image and rejects one of twice that size
             with Image.open(io.BytesIO(encoded)) as image:
                 is_upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
                 if image.format in _NATIVE_FORMATS and (is_upright or _DALI_HAS_ORIENTATION):
@@ -41,7 +41,7 @@ def encode_picture(path: Path) -> bytes:
 
 
 def _png(image: Image.Image) -> bytes:
-    """Return an image as an 8-bit RGB PNG; 16-bit grey is scaled, not truncated."""
+    """Return an image as an 8-bit RGB PNG; 16-bit grey is scaled to 8 bits, not truncated."""
     if image.mode.startswith('I'):
         image = Image.fromarray(np.rint(np.clip(np.asarray(image, np.float64), 0, 65535) / 257).astype(np.uint8))
     buffer = io.BytesIO()

@@ -1,10 +1,10 @@
 """DALI pipelines from encoded images to batches on the device.
 
 Python selects the records and crops (shards.py, augment.py). DALI decodes, crops, resizes, mirrors and normalises in
-its own threads. MXNet shares an output that DALI leaves unchanged and otherwise gets a copy. No stream synchronisation
-is needed, because outputs of Pipeline.run() without a stream are complete: DALI 1.3x waits on the host for their CUDA
-events (Executor::ShareOutputs), and DALI 2 documents them as host-synchronous. MXNet releases shared memory after its
-last operator on it has ended on the GPU (PushFCompute), so DALI never reuses memory in use.
+its own threads. MXNet shares the memory of outputs that DALI leaves unchanged and copies others. Streams need no
+synchronisation, because Pipeline.run() without a stream returns complete outputs. DALI 1.3x waits on the host for their
+CUDA events (Executor::ShareOutputs), and DALI 2 documents them as host-synchronous. MXNet releases shared memory only
+after the last operator that uses it has ended on the GPU (PushFCompute), so DALI never reuses memory in use.
 """
 import ctypes
 import dataclasses
@@ -27,11 +27,11 @@ from PIL import Image
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import DataError
 
-# DALI creates its types at run time, invisible to a type checker.
+# DALI creates its types at run time, where type checkers cannot see them.
 types: Any = dali_types
 _DTYPES = {'images': types.UINT8, 'labels': types.INT32, 'mirrors': types.INT32,
            'anchors': types.FLOAT, 'shapes': types.FLOAT}
-# The fields of Inputs that each training crop uses.
+# The fields of Inputs that each kind of data.crop uses.
 _WINDOW = {'random_resized': ('anchors', 'shapes'), 'padded': ('anchors',), 'none': ()}
 _INTERPOLATION = {'nearest': types.INTERP_NN, 'linear': types.INTERP_LINEAR, 'cubic': types.INTERP_CUBIC,
                   'triangular': types.INTERP_TRIANGULAR, 'lanczos3': types.INTERP_LANCZOS3}
@@ -39,32 +39,32 @@ _INTERPOLATION = {'nearest': types.INTERP_NN, 'linear': types.INTERP_LINEAR, 'cu
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of one pipeline run, one entry per image, and the bytes read for all of them."""
+    """Inputs of one pipeline run, with one entry per image, and the number of bytes read for all images."""
 
     images: list[np.ndarray]
     labels: np.ndarray
-    anchors: np.ndarray  # of crops (y, x): fractions for random_resized, pixels of the resized image for padded
-    shapes: np.ndarray  # of crops (height, width), fractions
+    anchors: np.ndarray  # (y, x) of the crops: fractions for random_resized, pixels of the resized image for padded
+    shapes: np.ndarray  # (height, width) of the crops, as fractions of the image
     mirrors: np.ndarray
     num_bytes: int = 0
     num_new_bytes: int = 0
 
 
 def whole_images(images: list[np.ndarray]) -> Inputs:
-    """Return encoded images with label 0, neither cropped nor mirrored."""
+    """Return inputs for encoded images with label 0, neither cropped nor mirrored."""
     zeros, fractions = np.zeros((len(images), 1), np.int32), np.zeros((len(images), 2), np.float32)
     return Inputs(images, zeros, fractions, fractions + 1, zeros)
 
 
 def _has_own_cpus(num_threads: int) -> bool:
-    """Return whether the launcher assigned a logical CPU to each DALI thread; unpinned, two may share one."""
+    """Return whether the launcher assigned a logical CPU to each DALI thread; unpinned threads may share a CPU."""
     return num_threads <= len([c for c in os.environ.get('DALI_AFFINITY_MASK', '').split(',') if c])
 
 
 def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu: bool) -> Any:
-    """Add the operators from encoded images to normalised images of the network input size."""
+    """Add the operators that turn encoded images into normalised images of the network input size."""
     data = config.data
-    # The recipes with linear and cubic predate DALI's antialias and its default.
+    # Recipes with linear and cubic interpolation are older than DALI's antialias option, which is on by default.
     interpolation = {'interp_type': _INTERPOLATION[data.interpolation],
                      'antialias': data.interpolation in ('triangular', 'lanczos3')}
     side = data.image_size
@@ -96,7 +96,7 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
 
 def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool,
                    device_id: int | None) -> Pipeline:
-    """Build the DALI graph for training (crops of data.crop) or evaluation (resize and centre crop)."""
+    """Build the DALI graph for training (crops as in data.crop) or evaluation (resize and centre crop)."""
     data, on_gpu = config.data, device_id is not None
     # DALI accepts only inputs that the graph uses.
     window = _WINDOW[data.crop] if is_training else ()
@@ -130,7 +130,7 @@ def run_pipeline(pipe: Pipeline) -> Any:
 
 
 def synthetic_inputs(batch_size: int) -> Inputs:
-    """Return a batch of one synthetic JPEG of 500 by 375 pixels, the usual size in ImageNet, without a crop."""
+    """Return a batch that repeats one synthetic JPEG, uncropped, of 500 by 375 pixels, the usual size in ImageNet."""
     noise = np.random.default_rng(0).integers(0, 256, (47, 63, 3), np.uint8)
     encoded = io.BytesIO()
     Image.fromarray(noise).resize((500, 375)).save(encoded, 'JPEG', quality=95)
@@ -139,10 +139,10 @@ def synthetic_inputs(batch_size: int) -> Inputs:
 
 def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool, device_id: int | None,
                is_warm: bool) -> tuple[Pipeline, Iterator[int]]:
-    """Build a pipeline; return it with an item for each synthetic batch that it returns before batches of source.
+    """Build a pipeline. Return it, and an item for each synthetic batch that it will return before those of source.
 
-    With is_warm the pipeline runs once on synthetic images, so that nvJPEG and DALI make their first allocations. It
-    consumes only the prefetched batches in this run, so it reads nothing from source.
+    With is_warm, the pipeline runs once on synthetic images, so that nvJPEG and DALI make their first allocations.
+    This run consumes only the prefetched batches, which are synthetic, so nothing is read from source.
     """
     if not is_warm:
         return build_pipeline(source, batch_size, config, is_training, device_id), iter(())
@@ -154,12 +154,12 @@ def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_tra
 
 
 def keeps_outputs(pipe: Any) -> bool:
-    """Return whether outputs stay unchanged while referenced, as with the dynamic executor of DALI 2."""
+    """Return whether DALI leaves outputs unchanged while they are referenced, like the dynamic executor of DALI 2."""
     return bool(getattr(pipe, 'exec_dynamic', False)) and hasattr(TensorCPU, '__dlpack__')
 
 
 def to_mxnet(output: Any, is_kept: bool, context: mx.Context) -> mx.nd.NDArray:
-    """Return an output of run(), a dense batch, as an array on its device; is_kept: keeps_outputs() of the pipeline."""
+    """Return an output of run(), a dense batch, as an MXNet array on its device. is_kept: result of keeps_outputs()."""
     tensor = output.as_tensor()
     return mx.nd.from_dlpack(tensor.__dlpack__()) if is_kept else _copy(tensor, context)
 
@@ -167,9 +167,9 @@ def to_mxnet(output: Any, is_kept: bool, context: mx.Context) -> mx.nd.NDArray:
 def _copy(tensor: Any, context: mx.Context) -> mx.nd.NDArray:
     """Return a finished copy of a tensor in MXNet memory.
 
-    It bypasses the MXNet engine, as DALI's MXNet plugin did, because an operator would queue behind all pushed steps.
-    On a GPU, DALI copies on its own stream and waits for it on the host (non_blocking=False; CopyToExternalImplGPU in
-    backend_impl.cc), so the next run() may overwrite the tensor and MXNet may read the copy on any stream.
+    The copy bypasses MXNet's engine, as in DALI's MXNet plugin, because an operator would queue behind pushed steps.
+    On a GPU, DALI copies on its own stream and waits for the copy on the host (non_blocking=False;
+    CopyToExternalImplGPU in backend_impl.cc), so run() may overwrite the tensor, and any stream may read the copy.
     """
     array = mx.nd.empty(tuple(tensor.shape()), context, types.to_numpy_type(tensor.dtype))
     address = ctypes.c_void_p()

@@ -1,7 +1,7 @@
 """Random access to the images of an MXNet RecordIO file, and the manifest of a prepared folder.
 
 Readers raise DataError for missing or damaged files and for a mismatch with the configuration or the manifest.
-Source: dmlc-core recordio.h (framing) and mxnet.recordio.IRHeader (the 24-byte header of an image).
+Sources: dmlc-core recordio.h (framing) and mxnet.recordio.IRHeader (the 24-byte header of an image).
 """
 import os
 import struct
@@ -21,7 +21,7 @@ from mlperf_rn50.files import parse_json, read_text, regular_file
 
 MANIFEST_NAME = 'manifest.json'
 MANIFEST_FORMAT = 1
-_MAX_MANIFEST_BYTES = 1 << 28  # it lists every skipped image
+_MAX_MANIFEST_BYTES = 1 << 28  # large, because a manifest lists every skipped image
 MAGIC = struct.pack('<I', 0xCED7230A)
 _FRAME = struct.Struct('<4sI')
 _HEADER = struct.Struct('<IfQQ')
@@ -39,7 +39,7 @@ class _Splits(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Manifest(msgspec.Struct):
-    """The required part of a manifest; unknown fields are ignored."""
+    """The required fields of a manifest; further fields are ignored."""
 
     format: Literal[1]  # MANIFEST_FORMAT
     dataset: str
@@ -49,7 +49,7 @@ class _Manifest(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Record:
-    """An image: encoded bytes (uint8, 1-D), class label and id."""
+    """An image as encoded bytes (uint8, 1-D), with its class label and id."""
 
     image: np.ndarray
     label: int
@@ -57,7 +57,7 @@ class Record:
 
 
 def _payload(frames: bytes, where: str) -> bytes:
-    """Return a record without its framing; a record that contains the magic number has several parts."""
+    """Return a record without its framing. A record that contains the magic number is stored in several parts."""
     parts, offset = [], 0
     while True:
         if offset + _FRAME.size > len(frames):
@@ -70,7 +70,7 @@ def _payload(frames: bytes, where: str) -> bytes:
                             'belongs to a different .rec; prepare the data again')
         parts.append(frames[offset:offset + length])
         offset += (length + 3) & ~3
-        if kind in (0, 3):  # a whole record, or its last part
+        if kind in (0, 3):  # a whole record (0), or the last part of one (3)
             return MAGIC.join(parts)
 
 
@@ -81,23 +81,23 @@ def _parse_record(payload: bytes, where: str) -> Record:
     start = _HEADER.size
     if 4 * num_labels > len(payload) - start:
         raise DataError(f'{where}: got a header of {num_labels} labels in {len(payload)} bytes; prepare the data again')
-    if num_labels:  # a vector of labels follows the header, whose first entry is the class
+    if num_labels:  # after the header comes a vector of labels, the first of which is the class
         label = float(np.frombuffer(payload, np.float32, 1, start)[0])
         start += 4 * num_labels
-    if not label.is_integer():  # nor NaN or infinity
+    if not label.is_integer():  # also refuses NaN and infinity
         raise DataError(f'{where}: got the label {label:g}, expected a whole number; prepare the data again')
     return Record(np.frombuffer(payload, np.uint8, offset=start), int(label), sample_id)
 
 
 def index_path(rec_path: Path) -> Path:
-    """Return the path of the mapped index of a .rec: .npy, int64, (2, num_images), starts and lengths in bytes."""
+    """Return the path of a .rec's memory-mapped index, a .npy of starts and lengths in bytes; int64, (2, images)."""
     return rec_path.with_suffix('.index.npy')
 
 
 def _map_index(path: Path, size: int) -> np.ndarray:
-    """Map an index and check it against the size of its .rec, without reading all of it."""
+    """Map an index into memory and check it against the size of its .rec, without reading the whole index."""
     try:
-        os.close(regular_file(os.fspath(path), os.O_RDONLY))  # NumPy would block on a named pipe
+        os.close(regular_file(os.fspath(path), os.O_RDONLY))  # refuses a named pipe, on which NumPy would block
         index = np.lib.format.open_memmap(path, mode='r')
     # NumPy raises all of these for a truncated or overwritten header.
     except (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, tokenize.TokenError, MemoryError,
@@ -111,7 +111,7 @@ def _map_index(path: Path, size: int) -> np.ndarray:
 
 
 def parse_index(path: Path, size: int) -> np.ndarray:
-    """Parse the text index (.idx) of a .rec of `size` bytes; return an array as in index_path."""
+    """Parse the text index (.idx) of a .rec of `size` bytes; return an array like that of index_path."""
     try:
         with open(path, 'rb', opener=regular_file) as f:
             numbers = np.fromfile(f, dtype=np.int64, sep=' ')
@@ -128,10 +128,10 @@ def parse_index(path: Path, size: int) -> np.ndarray:
 
 
 class RecordFile:
-    """An open .rec file. read() uses pread, which releases the GIL, so threads can share an object."""
+    """An open .rec file. Threads can share it, because read() uses pread, which also releases the GIL."""
 
     def __init__(self, rec_path: Path):
-        """Open a .rec with its mapped index (index_path), or parse its .idx if there is none."""
+        """Open a .rec with its memory-mapped index (index_path), or parse its .idx if it has no mapped index."""
         self.path = rec_path
         try:
             self._file = open(rec_path, 'rb', buffering=0, opener=regular_file)
@@ -146,7 +146,7 @@ class RecordFile:
         return len(self._starts)
 
     def read(self, position: int) -> Record:
-        """Return the record at a position of the index (not its key)."""
+        """Return the record at a position in the index, which may differ from the record's key."""
         where = f'{self.path}, record {position}'
         start, length = int(self._starts[position]), int(self._lengths[position])
         if start < 0 or length < 0 or start + length > self._size:
@@ -156,11 +156,11 @@ class RecordFile:
         return _parse_record(_payload(frames, where), where)
 
     def place(self, position: int) -> tuple[int, int, int]:
-        """Return file descriptor, start and length in bytes of the record at a position of the index."""
+        """Return the file descriptor, and start and length in bytes of the record at a position in the index."""
         return self._file.fileno(), int(self._starts[position]), int(self._lengths[position])
 
     def num_bytes(self, positions: np.ndarray) -> int:
-        """Return the total size of the records at some positions of the index, in bytes."""
+        """Return the total size in bytes of the records at some positions in the index."""
         return int(self._lengths[positions].sum())
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class RecordFile:
 
 
 class RecordCache:
-    """A cache of records up to a size, without eviction; DALI's own image cache needs DALI's readers."""
+    """A cache of the first records up to a total size. DALI's own image cache works only with DALI's readers."""
 
     def __init__(self, read: Callable[[int], Record], max_bytes: int):
         self._read, self._free_bytes = read, max_bytes
@@ -217,7 +217,7 @@ def class_names(data: DataConfig) -> list[str]:
 
 
 def open_split(data: DataConfig, split: str) -> RecordFile:
-    """Open a split ('train' or 'validation'), checked against configuration and manifest."""
+    """Open the .rec of a split ('train' or 'validation') and check it against configuration and manifest."""
     folder = Path(data.dir)
     manifest = load_manifest(folder)
     num_images = manifest['splits'][split]['num_images']
@@ -228,5 +228,5 @@ def open_split(data: DataConfig, split: str) -> RecordFile:
                             f'{folder / MANIFEST_NAME}; set data.{key} or data.dir')
     records = RecordFile(folder / f'{split}.rec')
     if len(records) != num_images:
-        raise DataError(f'{records.path}: got {len(records)} indexes, expected {num_images}; prepare the data again')
+        raise DataError(f'{records.path}: got {len(records)} records, expected {num_images}; prepare the data again')
     return records

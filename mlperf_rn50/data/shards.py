@@ -1,23 +1,23 @@
 """Assignment of samples to ranks, and the number of steps per epoch. Pure arithmetic: no files, no frameworks.
 
 An epoch is a permutation of all training samples that depends only on (seed, epoch), cut into global batches. A global
-batch is cut into micro-batches of world_size * local_batch_size positions (one without gradient accumulation), and
-rank r takes every world_size-th position from r on. The last global batch is padded at its end with samples from the
-start of the permutation, which are counted and have no weight in the loss. All ranks therefore take the same number of
-steps, each sample counts exactly once per epoch, and the samples of a step do not depend on the number of ranks.
+batch is cut into micro-batches of world_size * local_batch_size positions (one without gradient accumulation). Of each
+micro-batch, rank r takes position r and every world_size-th position after it. The last global batch is padded at its
+end with samples from the start of the permutation, which have no weight in the loss. All ranks therefore take the same
+number of steps, each sample counts once per epoch, and a step's samples do not depend on the number of ranks.
 
-With shuffle=node, positions and steps are the same. The samples are divided into parts as large as the unpadded
-positions of the nodes, and each node has a permutation of its part at its positions. The parts rotate over the nodes
-every few epochs.
+With shuffle=node, positions and steps are the same, but each node has its own part of the samples, one sample for each
+unpadded position of its ranks. Every epoch, each part is shuffled and placed at the positions of its node. Every few
+epochs, the parts rotate over the nodes.
 """
 from dataclasses import dataclass
 
 import numpy as np
 
-# Keys of the random streams, which make the streams of one seed independent.
+# Keys of the random streams; different keys make the streams of one seed independent.
 _ORDER_STREAM, _AUGMENT_STREAM, _PART_STREAM, _MIRROR_STREAM = 1, 2, 3, 4
-# Source: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014): the increment of
-# SplitMix64; its mix is variant 13 of Stafford, Better Bit Mixing (2011).
+# Constants of SplitMix64. Sources: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014) for
+# the increment; Stafford: Better Bit Mixing (2011), variant 13, for the mix.
 _INCREMENT, _MIX_1, _MIX_2 = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _WORD = (1 << 64) - 1
 
@@ -31,53 +31,53 @@ class Shard:
     world_size: int
     local_batch_size: int  # samples per rank and forward pass
     num_micro: int = 1  # forward passes per step (gradient accumulation)
-    nodes: tuple[int, ...] = ()  # node of every rank, counted from 0; empty for a single node
-    rotation_epochs: int | None = None  # epochs for which a node keeps its samples; None for one order over all nodes
+    nodes: tuple[int, ...] = ()  # each rank's node number, counted from 0; empty for a single node
+    rotation_epochs: int | None = None  # epochs for which a node keeps its part; None shuffles over all nodes
 
     @property
     def micro_batch_size(self) -> int:
-        """Samples of one forward pass over all ranks."""
+        """Number of samples in one forward pass, over all ranks."""
         return self.local_batch_size * self.world_size
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of one step over all ranks."""
+        """Number of samples in one step, over all ranks."""
         return self.micro_batch_size * self.num_micro
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps that use every sample once; the last one is padded."""
+        """Number of steps that use every sample once; the last step is padded if necessary."""
         return -(-self.num_samples // self.global_batch_size)
 
     @property
     def num_positions(self) -> int:
-        """Positions of an epoch, padded ones included, over all ranks."""
+        """Number of positions in an epoch, padded ones included, over all ranks."""
         return self.steps_per_epoch * self.global_batch_size
 
     @property
     def num_padded(self) -> int:
-        """Padded positions of an epoch, over all ranks."""
+        """Number of padded positions in an epoch, over all ranks."""
         return self.num_positions - self.num_samples
 
     def num_valid_global(self, step: int) -> int:
-        """Unpadded samples of a step (from 0 within an epoch), over all ranks."""
+        """Number of unpadded positions in a step, over all ranks. Steps count from 0 within an epoch."""
         return min(self.global_batch_size, self.num_samples - step * self.global_batch_size)
 
     def positions(self, step: int, micro: int = 0) -> np.ndarray:
-        """Positions in the padded epoch order that this rank reads. int64, shape (local_batch_size,)."""
+        """Positions of the epoch that this rank reads in a forward pass. int64, shape (local_batch_size,)."""
         first = step * self.global_batch_size + micro * self.micro_batch_size + self.rank
         return first + self.world_size * np.arange(self.local_batch_size, dtype=np.int64)
 
     def num_valid(self, step: int, micro: int = 0) -> int:
-        """Number of positions(step, micro) that are not padding; they come first."""
+        """Number of positions(step, micro) that are not padding; they precede the padding."""
         return int(np.count_nonzero(self.positions(step, micro) < self.num_samples))
 
     def samples(self, order: np.ndarray, step: int, micro: int = 0) -> np.ndarray:
-        """Select this rank's values from an array over the positions of an epoch, such as its order."""
+        """Select this rank's values from an array with a value for each position of an epoch, such as epoch_order."""
         return order[self.positions(step, micro)]
 
     def node_positions(self, node: int) -> np.ndarray:
-        """Positions of a node's ranks in an epoch, ascending, padded ones included. int64."""
+        """Positions of a node's ranks in an epoch, in ascending order, padded ones included. int64."""
         nodes = self.nodes or (0,) * self.world_size
         return np.flatnonzero(np.tile(np.equal(nodes, node), self.num_positions // self.world_size))
 
@@ -87,32 +87,32 @@ def _generator(stream: int, *key: int) -> np.random.Generator:
 
 
 def file_order(shard: Shard) -> np.ndarray:
-    """Return the samples in storage order at the padded positions of an epoch. int64, shape (num_positions,)."""
+    """Return the sample at each position of an epoch in storage order, padding included. int64, (num_positions,)."""
     return np.resize(np.arange(shard.num_samples), shard.num_positions)
 
 
 def epoch_order(shard: Shard, seed: int, epoch: int) -> np.ndarray:
-    """Return the samples at the padded positions of an epoch, equal on all ranks. int64, shape (num_positions,)."""
+    """Return the sample at each position of an epoch, padding included; equal on all ranks. int64, (num_positions,)."""
     random = _generator(_ORDER_STREAM, seed, epoch)
     if shard.rotation_epochs is None:
         return np.resize(random.permutation(shard.num_samples), shard.num_positions)
     num_nodes = max(shard.nodes, default=0) + 1
     order, start = np.empty(shard.num_positions, np.int64), 0
-    # Equal in all runs, to reuse the page cache of earlier ones; shuffled, because files are sorted by class.
+    # The parts are equal in all runs, to reuse the page cache, and shuffled, because files are sorted by class.
     dealt = _generator(_PART_STREAM).permutation(shard.num_samples)
     for place in range(num_nodes):
         positions = shard.node_positions((place - epoch // shard.rotation_epochs) % num_nodes)
         stop = start + int(np.searchsorted(positions, shard.num_samples))
-        # A node with only padded positions has an empty part; np.resize then returns sample 0, which does not count.
+        # A node with only padded positions has an empty part; np.resize then fills them with sample 0, as padding.
         order[positions] = np.resize(random.permutation(np.sort(dealt[start:stop])), len(positions))
         start = stop
     return order
 
 
 def first_reads(shard: Shard, order: np.ndarray, is_known: np.ndarray) -> np.ndarray:
-    """Return a mask of an epoch's positions at which this rank's node first reads a sample, shape (num_positions,).
+    """Return a mask of the epoch's positions where this rank's node reads a sample for the first time.
 
-    is_known: samples that the node has read before, bool, shape (num_samples,); the epoch's samples are added.
+    is_known: mask of the samples that the node has read before, (num_samples,). This epoch's samples are added to it.
     """
     positions = shard.node_positions(shard.nodes[shard.rank] if shard.nodes else 0)
     samples, places = np.unique(order[positions], return_index=True)
@@ -123,14 +123,14 @@ def first_reads(shard: Shard, order: np.ndarray, is_known: np.ndarray) -> np.nda
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Return the SplitMix64 mix of 64 bits, uint64."""
+    """Return SplitMix64's mix of 64-bit numbers, uint64."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))
 
 
 def _hash(state: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return the index-th number (from 0) of SplitMix64 generators with given states; uint64, broadcast."""
+    """Return number `index`, counted from 0, of the SplitMix64 generators with these states; uint64, broadcast."""
     return _mix(state + (index + np.uint64(1)) * _INCREMENT)
 
 
@@ -143,7 +143,7 @@ def _state(*keys: int) -> np.ndarray:
 
 
 def alternating_mirrors(samples: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Return a mask of mirrored samples in an epoch (from 0): a half drawn from (seed, sample), then the other half.
+    """Return a mask of mirrored samples: a half drawn from (seed, sample) in even epochs, the other half in odd ones.
 
     Source: Jordan, 94% on CIFAR-10 in 3.29 seconds on a single GPU (2024, https://arxiv.org/abs/2404.00498).
     """
@@ -154,8 +154,8 @@ def alternating_mirrors(samples: np.ndarray, seed: int, epoch: int) -> np.ndarra
 def augmentation_uniforms(shard: Shard, seed: int, epoch: int, step: int, micro: int, num_draws: int) -> np.ndarray:
     """Return the random numbers for augmentation in a forward pass: float64 in [0, 1), (local_batch_size, num_draws).
 
-    Each is a hash of (seed, epoch, position in the epoch, draw). An image is thus augmented equally for any number of
-    ranks and passes and any batch size, and a resumed run does not need a random state.
+    Each number is a hash of (seed, epoch, position in the epoch, draw). An image's augmentation thus does not depend on
+    the batch size or the numbers of ranks and passes, and a resumed run needs no random state.
     """
     images = _hash(_state(_AUGMENT_STREAM, seed, epoch), shard.positions(step, micro).astype(np.uint64))
     draws = _hash(images[:, None], np.arange(num_draws, dtype=np.uint64))

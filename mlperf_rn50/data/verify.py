@@ -1,4 +1,4 @@
-"""Verification of a prepared folder: manifest, indexes and every image record, and the format of its checksums.
+"""Verification of a prepared folder with its manifest, indexes and image records, and the format of the checksums.
 
 manifest.json contains SHA-256 digests of itself and of every file; <split>.crc.npy contains the CRC-32 of each record.
 Older folders have no record checksums; their whole-file SHA-256 detects a difference but does not locate it.
@@ -27,7 +27,7 @@ _REPAIR = 'copy the folder from an intact source, or prepare it again in an empt
 
 
 def checksums_path(rec_path: Path) -> Path:
-    """Return the path of the records' CRC-32 values, framing included: .npy, uint32, in index order."""
+    """Return the path of the CRC-32 of each record with its framing: .npy, uint32, in the order of the index."""
     return rec_path.with_suffix('.crc.npy')
 
 
@@ -49,7 +49,7 @@ def dump_array(path: Path, array: np.ndarray) -> str:
 
 
 def size_problem(rec_path: Path, entry: dict[str, Any]) -> str:
-    """Return an error if a .rec is missing or its size differs from its manifest entry, else ''."""
+    """Return an error message if a .rec is missing or its size differs from its manifest entry, else ''."""
     try:
         size = rec_path.stat().st_size
     except OSError as e:
@@ -64,7 +64,7 @@ def check_size(rec_path: Path, entry: dict[str, Any]) -> None:
 
 
 def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, seed: int) -> int:
-    """Check the last and some random records of a split; return their number. Raise DataError for a mismatch."""
+    """Check the last and some random records of a split; return how many. Raise DataError if one does not match."""
     path, checksums = checksums_path(records.path), None
     if 'crc_sha256' in entry:  # missing in older folders
         if problem := _file_problem(path, entry['crc_sha256']):
@@ -80,7 +80,7 @@ def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, s
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
-    """Return the SHA-256 of a manifest without its own digest."""
+    """Return the SHA-256 of a manifest, excluding the digest in it."""
     content = {k: v for k, v in manifest.items() if k != 'sha256'}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -100,7 +100,7 @@ def _sha256(path: Path, progress: Callable[[int], Any] = lambda _: None) -> str:
 
 
 def _file_problem(path: Path, sha256: str) -> str:
-    """Return an error if a file does not match a SHA-256, else ''."""
+    """Return an error message if a file is unreadable or does not match a SHA-256, else ''."""
     try:
         return '' if _sha256(path) == sha256 else f'{path}: does not match its SHA-256 in {MANIFEST_NAME}'
     except OSError as e:
@@ -108,7 +108,7 @@ def _file_problem(path: Path, sha256: str) -> str:
 
 
 def _blocks(index: np.ndarray) -> list[np.ndarray]:
-    """Return the positions of contiguous records, in blocks of about _BLOCK_BYTES."""
+    """Return all positions of an index, in the order of the file, in blocks of about _BLOCK_BYTES."""
     ordered = np.argsort(index[0])
     ends = np.cumsum(index[1][ordered])
     return [b for b in np.split(ordered, np.searchsorted(ends, np.arange(_BLOCK_BYTES, ends[-1], _BLOCK_BYTES)))
@@ -116,7 +116,7 @@ def _blocks(index: np.ndarray) -> list[np.ndarray]:
 
 
 def _verify_whole(rec_path: Path, entry: dict[str, Any]) -> tuple[bool, str]:
-    """Return whether a .rec without usable record checksums is intact, and the line of output."""
+    """Return whether a .rec without usable record checksums is intact, and a line to print."""
     with tqdm(total=entry['rec_bytes'], desc=f'verify {rec_path.stem}', unit='B', unit_scale=True, disable=None) as bar:
         is_intact = _sha256(rec_path, bar.update) == entry['rec_sha256']
     reason = ('record checksums or indexes are damaged' if 'crc_sha256' in entry else
@@ -126,7 +126,7 @@ def _verify_whole(rec_path: Path, entry: dict[str, Any]) -> tuple[bool, str]:
 
 
 def _verify_records(rec_path: Path, index: np.ndarray, num_workers: int) -> tuple[bool, str]:
-    """Return whether the records of a .rec are intact, and the line of output."""
+    """Return whether the records of a .rec are intact, and a line to print."""
     checksums, differing = np.load(checksums_path(rec_path)), []
     with (open(rec_path, 'rb', buffering=0, opener=regular_file) as f, ThreadPoolExecutor(num_workers) as pool,
           tqdm(total=len(checksums), desc=f'verify {rec_path.stem}', unit='img', disable=None) as bar):
@@ -143,7 +143,7 @@ def _verify_records(rec_path: Path, index: np.ndarray, num_workers: int) -> tupl
 
 
 def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> Iterator[tuple[bool, str]]:
-    """Yield whether each file of a split is intact, with a line of output."""
+    """Yield whether a file is intact and a line to print, for the files of a split."""
     paths = {'index_sha256': index_path(rec_path), 'idx_sha256': rec_path.with_suffix('.idx'),
              'crc_sha256': checksums_path(rec_path)}
     problems = {key: _file_problem(path, entry[key]) for key, path in paths.items() if key in entry}
@@ -162,7 +162,7 @@ def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> It
 
 
 def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
-    """Return lines for the intact and the damaged parts of a folder; raise DataError without a manifest."""
+    """Return the lines to print for intact and for damaged files of a folder; raise DataError if it has no manifest."""
     path = folder / MANIFEST_NAME
     if not path.exists():
         raise DataError(f'--verify: {folder} has no {MANIFEST_NAME}; expected a folder written by prepare')

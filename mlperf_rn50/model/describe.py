@@ -1,4 +1,4 @@
-"""Description of the network by the model_hp_* tags of the v0.5 log, one per layer. Pure."""
+"""Description of the network, layer by layer, with the model_hp_* tags of the MLPerf v0.5 log. Pure."""
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +9,7 @@ from mlperf_rn50.model.resnet import Unit, depth_of, side_after, units
 
 
 class _Describer:
-    """Generator of (tag, value) layer by layer, with the current shape of the activations."""
+    """Generator of the (tag, value) pairs of each layer, with the current shape of the activations as state."""
 
     def __init__(self, config: Config):
         self._config = config
@@ -64,5 +64,5 @@ class _Describer:
 
 
 def describe(config: Config) -> list[tuple[str, Any]]:
-    """Return (tag, value) of the configured network in the order of its layers; empty if it is not a ResNet."""
+    """Return the (tag, value) pairs of a network in the order of its layers; empty if it is not a ResNet."""
     return list(_Describer(config).network()) if config.model.name.startswith('resnet') else []

@@ -1,4 +1,4 @@
-"""Export of a trained network to ONNX, or to Gluon symbol and parameters, with a check of the written files."""
+"""Export of a trained network to ONNX, or to Gluon's symbol and parameter files, with a check of the written files."""
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from mxnet.gluon import HybridBlock
 from mlperf_rn50.errors import RunFailed, UserError
 from mlperf_rn50.files import dump_json, writing_folder
 
-LIMIT = 1e-4  # fraction of the largest logit of an image; a different order of float32 sums changes about 1e-6
+LIMIT = 1e-4  # maximum difference, as a fraction of the largest logit; another order of float32 sums causes about 1e-6
 INPUT = 'data'
 
 
@@ -25,7 +25,7 @@ class Difference:
 
 
 def difference(expected: np.ndarray, got: np.ndarray) -> Difference:
-    """Compare exported logits with the network's, both (images, classes); NaN if the shapes differ."""
+    """Compare the network's logits (expected) with its export's, both (images, classes); NaN if the shapes differ."""
     if expected.shape != got.shape:
         return Difference(np.nan, np.nan, len(expected))
     errors = np.abs(expected.astype(np.float64) - got).max(axis=1)
@@ -34,10 +34,10 @@ def difference(expected: np.ndarray, got: np.ndarray) -> Difference:
 
 def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output_format: str,
            facts: dict) -> tuple[list[Path], Difference]:
-    """Write a network and its description, all files or none; return the files and the measured difference.
+    """Write a network and its description, all files or none; return their paths and the measured difference.
 
-    Raise UserError if a file exists or cannot be written, RunFailed if the exported logits differ. net: float32 on the
-    CPU, ordinary operators only. images: input of the check, (batch, 3, side, side). facts: for the description.
+    Raise UserError if a file exists or cannot be written, RunFailed if the exported logits differ. net is float32 on
+    the CPU, without fused operators. images are the check's input, (batch, 3, side, side). facts are added to the JSON.
     """
     names = [f'{stem}.onnx'] if output_format == 'onnx' else [f'{stem}-symbol.json', f'{stem}-0000.params']
     names.append(f'{stem}.{output_format}.json')
@@ -53,9 +53,9 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
                 mx.onnx.export_model(f'{written}-symbol.json', f'{written}-0000.params', [(1, *shape)], [np.float32],
                                      f'{written}.onnx', dynamic=True, dynamic_input_shapes=[('batch', *shape)])
             measured = difference(expected, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images))
-            if not measured.relative <= LIMIT:  # also NaN
+            if not measured.relative <= LIMIT:  # also true for NaN
                 raise RunFailed(f'{out / names[0]}: not written; got logits that differ by {measured.absolute:.3g}, '
-                                f'{measured.relative:.3g} of the largest, expected at most {LIMIT:g}')
+                                f'{measured.relative:.3g} of the largest logit, expected at most {LIMIT:g} of it')
             dump_json(Path(scratch) / names[-1], {**facts, 'format': output_format, 'files': names[:-1], 'check': {
                 'images': measured.num_images, 'max_absolute_difference': measured.absolute,
                 'max_relative_difference': measured.relative}})
@@ -73,7 +73,7 @@ def _refuse_existing(out: Path, names: list[str]) -> None:
 
 def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # on the unknown input type
+        warnings.simplefilter('ignore')  # hides MXNet's warning about the unknown input type
         net = mx.gluon.SymbolBlock.imports(f'{stem}-symbol.json', [INPUT], f'{stem}-0000.params')
     return net(images).asnumpy()
 
@@ -81,6 +81,6 @@ def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
 def _run_onnx(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
     import onnxruntime
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors
+    options.log_severity_level = 3  # only errors
     session = onnxruntime.InferenceSession(f'{stem}.onnx', options, providers=['CPUExecutionProvider'])
     return session.run(None, {INPUT: images.asnumpy()})[0]

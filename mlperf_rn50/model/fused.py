@@ -1,9 +1,9 @@
 """Fused BatchNorm operators that the installed MXNet provides and that a network uses.
 
 CPU builds have BatchNormReLU. NVIDIA's builds have BatchNorm with act_type=relu, and BatchNormAddRelu for the end of a
-residual unit, with kernels for float16 and channels last only. Elsewhere the first aborts the process and the second
-silently omits sum and ReLU (batch_norm.cu and batch_norm_add_relu.cu of NVIDIA's MXNet). NVIDIA's builds also fuse
-such operators in a network's graph, unless MXNET_USE_FUSION=0.
+residual unit. Both have kernels only for float16 with channels last. For other inputs, the former aborts the process
+and the latter silently omits sum and ReLU (batch_norm.cu and batch_norm_add_relu.cu of NVIDIA's MXNet). NVIDIA's builds
+also fuse separate operators of a network's graph automatically, unless MXNET_USE_FUSION=0.
 """
 import inspect
 from collections.abc import Mapping
@@ -17,24 +17,24 @@ from mlperf_rn50.errors import ConfigError
 
 
 class NormRelu(nn.BatchNorm):
-    """BatchNorm and ReLU by NVIDIA's BatchNorm."""
+    """BatchNorm and ReLU in one operator, NVIDIA's BatchNorm."""
 
     def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
         return F.BatchNorm(x, gamma, beta, running_mean, running_var, act_type='relu', name='fwd', **self._kwargs)
 
 
 class NormAddRelu(nn.BatchNorm):
-    """BatchNorm, addition and ReLU by NVIDIA's BatchNormAddRelu."""
+    """BatchNorm, addition and ReLU in one operator, NVIDIA's BatchNormAddRelu."""
 
     def hybrid_forward(self, F, x, addend, gamma, beta, running_mean, running_var):
-        # By name, because the position of the addend differs between NVIDIA's releases.
+        # Arguments are passed by name, because the position of the addend differs between NVIDIA's releases.
         return F.BatchNormAddRelu(data=x, gamma=gamma, beta=beta, addend=addend, moving_mean=running_mean,
                                   moving_var=running_var, name='fwd', **self._kwargs)
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """Fused layers, None for separate ones; norm_add_relu: the last BatchNorm of a unit, addition and ReLU."""
+    """Types of fused layers; None for separate layers. norm_add_relu is a unit's end: BatchNorm, addition and ReLU."""
 
     norm_relu: type[nn.HybridBlock] | None = None
     norm_add_relu: type[nn.HybridBlock] | None = None
@@ -60,12 +60,12 @@ def has_norm_add_relu() -> bool:
 
 
 def _suits_kernels(config: Config) -> bool:
-    """Return whether a network has the device, precision and layout of NVIDIA's kernels."""
+    """Return whether a network has the device, precision and layout that NVIDIA's kernels support."""
     return (config.train.device, config.train.precision, config.model.layout) == ('gpu', 'float16', 'NHWC')
 
 
 def fusion_of(config: Config) -> Fusion:
-    """Return the fused layers of a ResNet, on a GPU all available by default; raise ConfigError for a missing one."""
+    """Return a ResNet's fused layers (default: all on a GPU, none on a CPU). Raise ConfigError if one is missing."""
     model = config.model
     if config.train.device == 'cpu':
         return Fusion(nn.BatchNormReLU if model.fused_bn_relu else None)
@@ -81,7 +81,7 @@ def fusion_of(config: Config) -> Fusion:
 
 
 def runs_nvidias_kernels(config: Config) -> bool:
-    """Return whether norms run in NVIDIA's kernels, which overwrite gradients of gamma and beta instead of adding."""
+    """Return whether NVIDIA's kernels run BatchNorm. These overwrite gradients of gamma and beta instead of adding."""
     return _suits_kernels(config) and (has_norm_relu() or has_norm_add_relu())
 
 
@@ -90,4 +90,4 @@ def fusion_text(config: Config, environ: Mapping[str, str]) -> str:
     fusion = fusion_of(config)
     is_fused_later = (runs_nvidias_kernels(config) and None in (fusion.norm_relu, fusion.norm_add_relu)
                       and environ.get('MXNET_USE_FUSION') != '0')
-    return str(fusion) + '; MXNet fuses the plain ones automatically unless MXNET_USE_FUSION=0' * is_fused_later
+    return str(fusion) + '; MXNet fuses the plain operators automatically unless MXNET_USE_FUSION=0' * is_fused_later

@@ -1,4 +1,4 @@
-"""Options of the network."""
+"""Options for the network."""
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,14 +10,14 @@ class ModelConfig:
     """Network.
 
     Args:
-        name: network; resnet50 (v1.5, like all depths) is the benchmark, the others are for throughput studies.
-        layout: memory layout of images and activations; a CPU supports NCHW only.
+        name: network; resnet50 is the benchmark, the others are for throughput studies. All ResNets are v1.5.
+        layout: memory layout of images and activations; a CPU supports only NCHW.
         zero_gamma: initialise the last BatchNorm of each block with gamma = 0.
-        fused_bn_relu: BatchNorm and ReLU as one operator, on CPUs or in NVIDIA's builds for float16 with NHWC; null
-            uses it on a GPU where available, not on a CPU.
-        fused_bn_add_relu: BatchNorm, addition of the shortcut and ReLU as one operator, in NVIDIA's builds for float16
-            with NHWC; null uses it where available.
-        bn_momentum: weight of the old value in the running statistics.
+        fused_bn_relu: compute BatchNorm and ReLU in one operator, on CPUs or, with NVIDIA's builds, for float16 with
+            NHWC; null uses the operator on a GPU where available, but not on a CPU.
+        fused_bn_add_relu: compute BatchNorm, addition of the shortcut and ReLU in one operator, which NVIDIA's builds
+            have for float16 with NHWC; null uses the operator where available.
+        bn_momentum: weight of the old value in an update of the running statistics.
         bn_epsilon: constant added to the variance in BatchNorm.
     """
 
@@ -32,7 +32,7 @@ class ModelConfig:
 
 
 def check_model(m: ModelConfig, device: str, precision: str) -> None:
-    """Raise ConfigError for a network that the device does not support; device and precision as in train."""
+    """Raise ConfigError for a network that the device does not support at the precision (keys of the section train)."""
     require(device == 'gpu' or m.layout == 'NCHW',
             'model.layout: got NHWC with train.device=cpu, expected NCHW; convolutions on a CPU do not support NHWC')
     require(m.layout == 'NCHW' or m.name.startswith('resnet'),
@@ -40,6 +40,6 @@ def check_model(m: ModelConfig, device: str, precision: str) -> None:
     is_nvidia = (device, precision, m.layout) == ('gpu', 'float16', 'NHWC')
     kind = f'train.device={device}, train.precision={precision}, model.layout={m.layout}'
     require(is_nvidia or device == 'cpu' or not m.fused_bn_relu,
-            f'model.fused_bn_relu: got true with {kind}, expected null; a GPU supports it for float16 with NHWC')
+            f'model.fused_bn_relu: got true with {kind}, expected null; a GPU supports it only for float16 with NHWC')
     require(is_nvidia or not m.fused_bn_add_relu,
             f'model.fused_bn_add_relu: got true with {kind}, expected null; it needs gpu, float16 and NHWC')

@@ -15,7 +15,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.model.fused import PLAIN, Fusion
 from mlperf_rn50.model.options import ModelConfig
 
-# depth: (units per stage, is_bottleneck)
+# Units of each stage, and is_bottleneck, by depth.
 STAGES: dict[int, tuple[tuple[int, ...], bool]] = {
     18: ((2, 2, 2, 2), False), 34: ((3, 4, 6, 3), False),
     50: ((3, 4, 6, 3), True), 101: ((3, 4, 23, 3), True), 152: ((3, 8, 36, 3), True)}
@@ -25,7 +25,7 @@ EXPANSION = 4
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution of a unit and the norm after it."""
+    """A convolution of a unit and the BatchNorm after it."""
 
     kernel: int
     stride: int
@@ -41,9 +41,9 @@ class Unit:
     in_channels: int
     channels: int
     out_channels: int
-    stride: int  # of the 3x3 convolution (the first one in a basic unit) and the projection
-    has_projection: bool  # the shortcut is a 1x1 convolution
-    is_bottleneck: bool  # 1x1, 3x3 and 1x1 instead of two 3x3 convolutions
+    stride: int  # stride of the projection and of the 3x3 convolution (in a basic unit, the first one)
+    has_projection: bool  # whether the shortcut is a 1x1 convolution
+    is_bottleneck: bool  # whether the convolutions are 1x1, 3x3 and 1x1 instead of two 3x3
 
     @property
     def layers(self) -> list[Layer]:
@@ -54,12 +54,12 @@ class Unit:
 
 
 def side_after(side: int, stride: int) -> int:
-    """Return the side of a map in pixels after a padded layer; a stride of 2 halves it, rounded up."""
+    """Return the side of a feature map in pixels after a padded layer; a stride of 2 halves the side, rounded up."""
     return -(-side // stride)
 
 
 def row_image_size(config: Config) -> int | None:
-    """Return the image_size of a ResNet that computes 1x1 maps as rows, as on a CPU; None on a GPU."""
+    """Return data.image_size on a CPU, where a ResNet computes 1x1 maps as rows (_RowConv); None on a GPU."""
     return config.data.image_size if config.train.device == 'cpu' else None
 
 
@@ -68,7 +68,7 @@ def depth_of(config: ModelConfig) -> int:
 
 
 def units(depth: int) -> list[Unit]:
-    """Return the residual units of a depth, in order."""
+    """Return the residual units of a ResNet of this depth, in order."""
     counts, is_bottleneck = STAGES[depth]
     result, in_channels = [], STAGE_CHANNELS[0]
     for stage, (num_units, channels) in enumerate(zip(counts, STAGE_CHANNELS), start=1):
@@ -82,7 +82,7 @@ def units(depth: int) -> list[Unit]:
 
 
 class _ChannelsLastXavier(mx.init.Xavier):
-    """Xavier for weights (out, height, width, in), with the numbers that MXNet's Xavier draws for NCHW."""
+    """Xavier for weights of shape (out, height, width, in), with the numbers that MXNet's Xavier draws for NCHW."""
 
     def _init_weight(self, name, arr):
         num_out, height, width, num_in = arr.shape
@@ -91,7 +91,7 @@ class _ChannelsLastXavier(mx.init.Xavier):
         arr[:] = drawn.transpose((0, 2, 3, 1))
 
 
-_ROW = (2, 1, 3, 0)  # transposes 1x1 maps of all images to one row of pixels
+_ROW = (2, 1, 3, 0)  # axes that transpose the 1x1 maps of all images to one row of pixels
 
 
 def _to_row(F: Any, x: Any) -> Any:
@@ -100,27 +100,27 @@ def _to_row(F: Any, x: Any) -> Any:
 
 
 def _from_row(F: Any, x: Any) -> Any:
-    """Return the output of _to_row as (batch, channels)."""
+    """Return a row of pixels from _to_row as an array (batch, channels)."""
     return F.transpose(F.reshape(x, (-3, -3)))
 
 
 class _RowConv(nn.Conv2D):
-    """A convolution to 1x1 maps as a matrix product over a row of all images. NCHW.
+    """A convolution to 1x1 maps, computed as a matrix product over a row of one pixel per image. Only for NCHW.
 
-    oneDNN sums weight gradients image by image, which is slow for 1x1 maps. The next norm's statistics are unchanged.
+    oneDNN sums weight gradients image by image, which is slow for 1x1 maps. The statistics of BatchNorm stay the same.
     """
 
     def __init__(self, in_side: int, *args: Any, **keys: Any):
-        """in_side: of the input maps, pixels; 1 for a row. Other arguments as for nn.Conv2D."""
+        """in_side: side of the input maps in pixels, 1 for a row. The other arguments are those of nn.Conv2D."""
         super().__init__(*args, **keys)
         self._in_side = in_side
-        self._first = self._kwargs['pad'][0]  # of the kernel taps on a pixel, on each axis
+        self._first = self._kwargs['pad'][0]  # on each axis, kernel taps _first to _first + _num - 1 cover a pixel
         self._num = min(in_side, self._kwargs['kernel'][0] - self._first)
 
     def hybrid_forward(self, F, x, weight, bias=None):
         first, num, end = self._first, self._num, self._first + self._num
         if self._in_side > 1:  # turn the covered pixels into channels
-            if num < self._in_side:  # keep the first pixel; pooling keeps the gradient in oneDNN's layout
+            if num < self._in_side:  # keep only the first pixel, by pooling, so that its gradient has oneDNN's layout
                 x = F.Pooling(x, kernel=(1, 1), stride=self._kwargs['stride'], pool_type='avg')
             x = F.transpose(F.reshape(x, (0, -1, 1, 1)), _ROW)
         if num < self._kwargs['kernel'][0]:
@@ -132,7 +132,7 @@ class _RowConv(nn.Conv2D):
 
 @dataclass(frozen=True)
 class _Layers:
-    """Factory of layers: convolutions with norms, or (folded, for evaluations) with biases; 1x1 maps as rows."""
+    """Factory of layers. Convolutions have BatchNorms or, if folded for evaluations, biases; 1x1 maps are rows."""
 
     config: ModelConfig
     is_folded: bool
@@ -146,7 +146,7 @@ class _Layers:
                     in_channels=in_channels, layout=self.config.layout, weight_initializer=init, prefix=f'{name}_')
 
     def norm(self, name: str, layer: Layer, is_last: bool = False) -> list[nn.HybridBlock]:
-        """Return BatchNorm and the ReLU of the layer, if any; is_last marks the last norm of a unit (zero_gamma)."""
+        """Return a layer's BatchNorm, unless folded, and ReLU, if any. is_last: this layer ends a unit (zero_gamma)."""
         relu = [nn.Activation('relu')] if layer.has_relu else []
         if self.is_folded:
             return relu
@@ -156,7 +156,7 @@ class _Layers:
         return [nn.BatchNorm(**keys), *relu]
 
     def norm_add_relu(self, name: str, layer: Layer) -> nn.HybridBlock | None:
-        """Return the end of a unit as one layer; None if there is no such operator."""
+        """Return BatchNorm, addition and ReLU at the end of a unit as one layer; None if they are separate."""
         if self.is_folded or not self.fusion.norm_add_relu:
             return None
         return self.fusion.norm_add_relu(**self._norm_keys(name, layer, is_last=True))
@@ -175,7 +175,7 @@ class ResidualUnit(nn.HybridBlock):
         with self.name_scope():
             self.body, num = nn.HybridSequential(prefix=''), len(unit.layers)
             channels, side = unit.in_channels, in_side
-            # Before the shortcut, so that the parameters have the same order with and without fusion.
+            # Created before the shortcut, so that the parameters have the same order with and without fusion.
             self.end = make.norm_add_relu(f'bn{num}', unit.layers[-1])
             with self.body.name_scope():
                 for i, layer in enumerate(unit.layers, start=1):
@@ -193,19 +193,19 @@ class ResidualUnit(nn.HybridBlock):
         shortcut = x if self.shortcut is None else self.shortcut(x)
         if self.end is not None:
             return self.end(self.body(x), shortcut)
-        # On a CPU, Activation stays in oneDNN and its layout, but relu does not (bfloat16: a third of the step time).
+        # On a CPU, Activation stays in oneDNN's layout; relu would not (a third of the step time with bfloat16).
         return F.Activation(self.body(x) + shortcut, act_type='relu')
 
 
 class ResNet(nn.HybridBlock):
-    """ResNet v1.5: images in the configured layout to float32 logits."""
+    """ResNet v1.5, from images in the configured layout to float32 logits."""
 
     def __init__(self, config: ModelConfig, num_classes: int, in_channels: int = 3, is_folded: bool = False,
                  fusion: Fusion = PLAIN, image_size: int | None = None):
-        """in_channels: 3, or 4 if padded. image_size: side in pixels to compute 1x1 maps as rows (NCHW); None: any."""
+        """in_channels: 4 if padded, else 3. image_size: side of all images, so that 1x1 maps become rows; None: any."""
         super().__init__(prefix='')
         make, stem = _Layers(config, is_folded, fusion), Layer(7, 2, STAGE_CHANNELS[0], True)
-        side = side_after(side_after(image_size or 0, stem.stride), 2)  # input of the first unit; 0: any
+        side = side_after(side_after(image_size or 0, stem.stride), 2)  # side of the first unit's input; 0: any
         with self.name_scope():
             self.features = nn.HybridSequential(prefix='')
             with self.features.name_scope():
@@ -228,7 +228,7 @@ class FoldedResNet:
     """A ResNet for evaluations, with the trained BatchNorms folded into the preceding convolutions.
 
     With running statistics, BatchNorm is y = (x - mean) gamma / sqrt(var + eps) + beta. The factor goes into the
-    convolution's weights, the rest into a bias: Jacob et al. 2017 (https://arxiv.org/abs/1712.05877, section 3.2).
+    convolution's weights, the rest into a bias. Source: Jacob et al. 2017 (https://arxiv.org/abs/1712.05877, sec. 3.2).
     """
 
     def __init__(self, config: Config, context: mx.Context):
@@ -238,11 +238,11 @@ class FoldedResNet:
         self.net.initialize(mx.init.Zero(), ctx=context)
         if config.train.precision == 'float16':
             self.net.cast('float16')
-        # The MKLDNN backend would fuse more, but it caches the weights of one evaluation for the next.
+        # MXNet's MKLDNN backend would fuse more operators, but it keeps using an earlier evaluation's weights.
         self.net.hybridize(static_alloc=True, static_shape=True)
 
     def copy_weights(self, trained: mx.gluon.HybridBlock) -> None:
-        """Copy the current weights and running statistics."""
+        """Copy the current weights of a trained network, with its running statistics folded in."""
         source = {n: p.data() for n, p in trained.collect_params().items()}
         for name, param in self.net.collect_params().items():
             layer, _, kind = name.rpartition('_')
@@ -253,7 +253,7 @@ class FoldedResNet:
                 param.set_data((weight if kind == 'weight' else bias).astype(param.dtype))
 
     def _fold(self, layer: str, source: dict[str, mx.nd.NDArray]) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
-        """Return weight and bias of a convolution with its BatchNorm folded in, float32."""
+        """Return the weight and bias of a convolution with its BatchNorm folded in; both float32."""
         head, _, number = layer.rpartition('conv')
         norm = f'{head}bn{number.removeprefix("1") if number == "1sc" else number}'
         gamma, beta, mean, var = (source[f'{norm}_{kind}'].astype('float32')

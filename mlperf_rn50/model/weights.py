@@ -1,7 +1,7 @@
 """Trained weights of a run, stored with the description needed to use them.
 
-weights/ in a run folder contains best.npz and best.json, and last.npz and last.json if the last network differs. The
-files are untrusted: they are read without pickle and checked against the SHA-256 of the description.
+weights/ in a run folder contains best.npz and best.json, and last.npz and last.json if the last network differs.
+The files are not trusted. They are read without pickle, and each .npz is checked against the SHA-256 in its .json.
 """
 import hashlib
 import io
@@ -24,11 +24,11 @@ from mlperf_rn50.options import check_keys
 
 FORMAT = 1
 BEST, LAST = 'best', 'last'
-# Preprocessing of the input, and the images on which the accuracy was measured.
+# Keys for the preprocessing of the input and for the images on which the accuracy was measured.
 DATA_KEYS = ('dir', 'dataset', 'num_val', 'num_classes', 'synthetic', 'image_size', 'resize_shorter', 'interpolation',
              'mean', 'std', 'decoder', 'pad_to_4_channels')
 TRAIN_KEYS = ('precision', 'device', 'eval_batch_size')
-_MAX_BYTES = 1 << 26  # of a description with the names of all classes
+_MAX_BYTES = 1 << 26  # maximum size of a description, which contains the names of all classes
 _FOLDER = re.compile(r'weights(?:_(\d+))?')
 
 
@@ -38,7 +38,7 @@ class WeightsDescription:
 
     program_version: str
     model: dict[str, Any]
-    data: dict[str, Any]  # with DATA_KEYS, the keys needed for inference
+    data: dict[str, Any]  # contains DATA_KEYS, which inference needs
     train: dict[str, Any]
     classes: tuple[str, ...]
     epoch: int
@@ -59,7 +59,7 @@ class WeightsDescription:
 
 def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: int, epoch: int, seed: int, *,
                      is_best: bool, is_last: bool, counts: tuple[int, int, int] | None = None) -> WeightsDescription:
-    """Return the description of a run's network; counts: Top-1 correct, Top-5 correct and all evaluated images."""
+    """Return the description of a run's network. counts: images correct in Top-1, correct in Top-5, and evaluated."""
     tree = to_tree(config)
     train = {**tree['train'], 'eval_batch_size': eval_batch_size}
     top1, top5, total = counts or (None, None, None)
@@ -69,7 +69,7 @@ def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: in
 
 
 def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: dict[str, np.ndarray]) -> Path:
-    """Write <stem>.npz and .json atomically; return the .npz. Raise StorageError for a disk fault, else UserError."""
+    """Write <stem>.npz and .json atomically; return the first. Raise StorageError for a disk fault, else UserError."""
     path = folder / f'{stem}.npz'
     temporary = files.temporary_of(path)
     try:
@@ -91,7 +91,7 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
 
 
 def find_weights(path: Path, which: str = BEST) -> Path:
-    """Return the .npz for a run folder (newest run), a weights folder or an .npz path; raise UserError if missing."""
+    """Return the .npz of a run folder's newest run, of a weights folder, or at `path`; raise UserError if missing."""
     if path.is_file():
         return path
     if not path.is_dir():
@@ -103,18 +103,18 @@ def find_weights(path: Path, which: str = BEST) -> Path:
                         'checkpoint after an evaluation and at its end')
     folder = path if path in kept else max(kept, key=run_index)
     last, best = folder / f'{LAST}.npz', folder / f'{BEST}.npz'
-    # An older last.npz is from before the run was resumed.
+    # A last.npz of an earlier epoch than best.npz dates from before the run was resumed.
     return last if which == LAST and last.is_file() and _describe(last).epoch > _describe(best).epoch else best
 
 
 def run_index(folder: Path) -> int:
-    """Return the run number of a weights folder."""
+    """Return the run number from the name of a weights folder, 0 if there is none."""
     match = _FOLDER.fullmatch(folder.name)
     return int(match[1]) if match and match[1] else 0
 
 
 def load_weights(path: Path, which: str = BEST) -> tuple[WeightsDescription, dict[str, np.ndarray]]:
-    """Load description and arrays from find_weights(); raise UserError if there are none, DataError for damage."""
+    """Load the description and arrays at a path of find_weights(). Raise UserError if missing, DataError if damaged."""
     npz = find_weights(path, which)
     description = _describe(npz)
     try:
@@ -162,7 +162,7 @@ def _describe(npz: Path) -> WeightsDescription:
 
 
 def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dict[str, np.ndarray]]:
-    """Return the equivalent network for any machine: float32, NCHW, three channels, plain operators, on the CPU."""
+    """Return configuration and arrays of the equivalent network for any CPU: float32, NCHW, RGB, plain operators."""
     data = replace(config.data, pad_to_4_channels=False, decoder='cpu')
     model = replace(config.model, layout='NCHW', fused_bn_relu=None, fused_bn_add_relu=None)
     train = replace(config.train, precision='float32', device='cpu')
@@ -192,7 +192,7 @@ def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
                             'same model.name, model.layout and data.pad_to_4_channels')
     for name in set(params) - set(fresh):
         for array in params[name].list_data():
-            # Copied by MXNet, because an array that a graph has used may be in oneDNN's layout.
+            # MXNet copies the values, because an array that a graph has used may be in oneDNN's layout.
             mx.nd.array(arrays[name], dtype=array.dtype).copyto(array)
     if not fresh:
         return []
@@ -201,7 +201,7 @@ def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
 
 
 def _fresh_layer(params: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[str]:
-    """Return weight and bias of the last layer if only its number of classes differs, otherwise []."""
+    """Return the names of the last layer's weight and bias if only the number of classes differs, otherwise []."""
     last = list(params)[-2:]
     old, new = [arrays[n].shape for n in last], [params[n].shape for n in last]
     differs = all(a and b and a[0] != b[0] and a[1:] == b[1:] for a, b in zip(old, new))

@@ -1,10 +1,10 @@
-"""Networks of the throughput studies other than ResNet, and construction and counting for all networks.
+"""Networks other than ResNet for throughput studies, and construction and FLOPs of all networks.
 
-From the Gluon model zoo where available. Sources: AlexNet, Krizhevsky 2014 (https://arxiv.org/abs/1404.5997); VGG,
-Simonyan and Zisserman 2014 (https://arxiv.org/abs/1409.1556); GoogLeNet, Szegedy et al. 2014
-(https://arxiv.org/abs/1409.4842), without local response normalisation; Inception-v3, Szegedy et al. 2015
-(https://arxiv.org/abs/1512.00567); Inception-v4, Szegedy et al. 2016 (https://arxiv.org/abs/1602.07261); all without
-auxiliary classifiers.
+Networks come from Gluon's model zoo if it has them. Sources: AlexNet, Krizhevsky 2014
+(https://arxiv.org/abs/1404.5997); VGG, Simonyan and Zisserman 2014 (https://arxiv.org/abs/1409.1556); GoogLeNet,
+Szegedy et al. 2014 (https://arxiv.org/abs/1409.4842), without local response normalisation; Inception-v3, Szegedy et
+al. 2015 (https://arxiv.org/abs/1512.00567); Inception-v4, Szegedy et al. 2016 (https://arxiv.org/abs/1602.07261). The
+networks here have no auxiliary classifiers.
 """
 import json
 import math
@@ -23,10 +23,10 @@ from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet, row_image_size
 from mlperf_rn50.model.weights import set_weights
 
-# Design image size of the networks, if not 224.
+# Side in pixels of the images for which a network was designed, if not 224.
 _IMAGE_SIZE = {'inception_v3': 299, 'inception_v4': 299}
 
-# GoogLeNet, table 1, stages 3 to 5, each after a pool: 1x1; reduction and 3x3; reduction and 5x5; projection.
+# Channels in GoogLeNet, table 1, stages 3 to 5: 1x1; reduction and 3x3; reduction and 5x5; projection of the pool.
 _GOOGLENET = (
     ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
     ((192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64), (112, 144, 288, 32, 64, 64),
@@ -37,7 +37,7 @@ Kernel = int | tuple[int, int]
 
 
 def image_size_of(name: str) -> int:
-    """Return the side of the square image, pixels, for which a network was designed."""
+    """Return the side, in pixels, of the square images for which a network was designed."""
     return _IMAGE_SIZE.get(name, 224)
 
 
@@ -73,13 +73,13 @@ def _googlenet(num_classes: int) -> nn.HybridBlock:
 
 
 def _norm_conv(channels: int, kernel: Kernel, stride: int = 1, padding: Kernel = 0) -> nn.HybridBlock:
-    """Return convolution, BatchNorm and ReLU, as in the later Inceptions."""
+    """Return convolution, BatchNorm and ReLU, as in the later Inception networks."""
     return _chain(nn.Conv2D(channels, kernel, stride, padding, use_bias=False), nn.BatchNorm(epsilon=0.001),
                   nn.Activation('relu'))
 
 
 def _path(*layers: tuple[int, Kernel]) -> nn.HybridBlock:
-    """Return convolutions (channels, kernel) that keep the map size."""
+    """Return a chain of convolutions, given as (channels, kernel), that keep the size of the map."""
     def same(kernel: Kernel) -> Kernel:
         return kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
     return _chain(*(_norm_conv(channels, kernel, 1, same(kernel)) for channels, kernel in layers))
@@ -90,7 +90,7 @@ def _pooled(channels: int) -> nn.HybridBlock:
 
 
 def _inception_v4(num_classes: int) -> nn.HybridBlock:
-    """Return the network of figure 9, from the units of figures 3 to 8 with the sizes of table 1."""
+    """Return the network of figure 9 in the paper, from the units of figures 3 to 8 with the sizes of table 1."""
     def stem() -> nn.HybridBlock:
         return _chain(
             _norm_conv(32, 3, 2), _norm_conv(32, 3), _path((64, 3)),
@@ -126,7 +126,7 @@ def _inception_v4(num_classes: int) -> nn.HybridBlock:
 
 
 def _inception_v3(num_classes: int) -> nn.HybridBlock:
-    """Return Gluon's network, for images of any size."""
+    """Return Gluon's network with global pooling, so that it accepts images of any size."""
     features = vision.inception_v3(prefix='').features[:-2]
     return _chain(features, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.5), nn.Dense(num_classes))
 
@@ -154,10 +154,10 @@ def image_shape(config: Config) -> tuple[int, int, int]:
 
 
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
-    """Return an initialised, hybridized network on a device; is_plain: ordinary operators, any image size."""
+    """Return an initialised, hybridized network on a device; is_plain selects ordinary operators and any image size."""
     if config.train.precision == 'bfloat16':
         from mxnet.contrib import amp
-        # Inserts casts per operator; weights stay float32. bfloat16 has float32's range, so no loss scaling.
+        # amp adds casts around operators; weights stay float32. No loss scaling, because the range equals float32's.
         amp.init('bfloat16')
     mx.random.seed(seed)
     if config.model.name.startswith('resnet'):
@@ -167,7 +167,7 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
         net.initialize(ctx=context)
     else:
         net = Classifier(config.model, config.data.num_classes)
-        try:  # without a forward pass, which would change the layout of the weights
+        try:  # infer shapes without a forward pass, which would change the layout of the weights
             net.infer_shape(mx.nd.zeros((1, *image_shape(config))))
         except (mx.MXNetError, ValueError) as e:
             if 'exceed' not in str(e):  # MXNet's message for a kernel larger than its input
@@ -182,7 +182,7 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
 
 
 def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndarray], where: str) -> nn.HybridBlock:
-    """Return a network of ordinary operators with its weights; raise DataError unless they are complete and fit."""
+    """Return a network of ordinary operators with these weights; raise DataError if any are missing or do not fit."""
     net = build_model(config, context, 0, is_plain=True)
     try:
         notes = set_weights(net, arrays)
@@ -194,12 +194,12 @@ def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndar
 
 
 def count_parameters(net: nn.HybridBlock) -> int:
-    """Return the number of trained parameters, without running statistics."""
+    """Return the number of trained parameters, which excludes running statistics."""
     return sum(p.data().size for p in net.collect_params().values() if p.grad_req != 'null')
 
 
 def count_flops(net: nn.HybridBlock, shape: tuple[int, int, int]) -> int:
-    """Return the FLOPs of one image's forward pass: two per multiply-add of convolutions and FC."""
+    """Return the FLOPs of one image's forward pass, two per multiply-add of convolutions and dense layers."""
     symbol = net(mx.sym.var('data'))
     internals = symbol.get_internals()
     _, shapes, _ = internals.infer_shape(data=(1, *shape))

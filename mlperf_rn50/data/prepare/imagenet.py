@@ -7,11 +7,11 @@ from pathlib import Path
 from mlperf_rn50.data.prepare.samples import PICTURES, Dataset, Sample, folder_samples, split_folder
 from mlperf_rn50.errors import DataError
 
-COUNTS = (1_281_167, 50_000, 1000)  # training and validation images, classes
+COUNTS = (1_281_167, 50_000, 1000)  # numbers of training images, validation images and classes
 
 
 def _tar_members(path: Path, is_nested: bool) -> Iterator[tuple[str, str, int, int]]:
-    """Yield (inner tar's stem or '', name, offset, size) of each image in a tar or its nested tars."""
+    """Yield (inner tar's stem or '', name, offset, size) for each image in a tar or in its nested tars."""
     with tarfile.open(path) as outer:
         for member in filter(tarfile.TarInfo.isfile, outer):
             if not is_nested:
@@ -34,9 +34,9 @@ def _tar_samples(path: Path, is_nested: bool) -> list[tuple[str, Sample]]:
 
 
 def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list[int]:
-    """Return the labels of validation images in the order of their names, from lines of [name] synset.
+    """Return the labels of the validation images in `names`, from lines "name synset" or, in the same order, "synset".
 
-    The class numbers of ILSVRC2012_validation_ground_truth.txt are rejected; they do not follow the synset names.
+    The class numbers of ILSVRC2012_validation_ground_truth.txt are rejected, because their order is different.
     """
     try:
         rows = [line.split() for line in path.read_text().splitlines() if line.strip()]
@@ -58,7 +58,7 @@ def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list
 
 
 def imagenet(source: Path, ground_truth: Path | None, allow_partial: bool) -> Dataset:
-    """Read ILSVRC2012 from its two tars or from synset folders; labels follow the sorted synsets.
+    """Read ILSVRC2012 from its two tars or from synset folders. Labels number the synsets in order of name.
 
     Training: ILSVRC2012_img_train.tar or train/<synset>/. Validation: val/<synset>/, or ILSVRC2012_img_val.tar or a
     flat val/ with a ground truth file.

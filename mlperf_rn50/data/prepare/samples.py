@@ -1,4 +1,4 @@
-"""Encoded images with labels, the output of every source, made from pixels in memory or from image folders."""
+"""Encoded images with labels, the form in which every source returns data, from pixels in memory or image folders."""
 import io
 import os
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ PICTURES = {'.jpeg', '.jpg', '.png', '.bmp', '.webp'}
 
 @dataclass(frozen=True)
 class Sample:
-    """An encoded image: bytes in memory (data), or size bytes at offset of a file, such as a tar."""
+    """An encoded image, either in memory (data) or as `size` bytes at `offset` in a file, such as a tar."""
 
     label: int
     name: str
@@ -33,7 +33,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Splits to pack, class names in the order of their labels, and the source."""
+    """Name and source of a data set, class names in the order of their labels, and the splits to pack."""
 
     name: str
     source: str
@@ -43,7 +43,7 @@ class Dataset:
 
 
 def from_pixels(pixels: Iterable[np.ndarray], labels: Iterable[int], prefix: str) -> list[Sample]:
-    """Encode images as PNG; each is uint8, (height, width) or (height, width, 3)."""
+    """Encode images as PNG. Each array is uint8, (height, width) or (height, width, 3)."""
     from PIL import Image
     samples = []
     for i, (image, label) in enumerate(zip(pixels, labels)):
@@ -54,7 +54,7 @@ def from_pixels(pixels: Iterable[np.ndarray], labels: Iterable[int], prefix: str
 
 
 def folder_samples(root: Path, classes: list[str]) -> list[Sample]:
-    """Return the images of <root>/<class>/, sorted by name."""
+    """Return the images of each <root>/<class>/, in order of name; the label is the position in classes."""
     samples = []
     for label, name in enumerate(classes):
         for entry in sorted(os.scandir(root / name), key=lambda e: e.name) if (root / name).is_dir() else []:
@@ -69,7 +69,7 @@ def split_folder(source: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def digits() -> Dataset:
-    """Return scikit-learn's 1,797 handwritten digits of 8x8 pixels; 360 of them, stratified, for validation."""
+    """Return scikit-learn's 1,797 handwritten digits of 8x8 pixels, 360 of them for validation, stratified by class."""
     import sklearn
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -82,7 +82,7 @@ def digits() -> Dataset:
 
 
 def folder(source: Path, name: str) -> Dataset:
-    """Read images from <source>/{train,val}/<class>/; classes are numbered by their sorted names."""
+    """Read images from <source>/{train,val}/<class>/. Labels number the classes in order of name."""
     train, validation = split_folder(source, ('train',)), split_folder(source, ('val', 'validation', 'test'))
     if train is None or validation is None:
         raise DataError(f'--source: {source}: expected folders train/ and val/, each with a folder per class')
@@ -90,7 +90,7 @@ def folder(source: Path, name: str) -> Dataset:
     result = Dataset(name, str(source), classes, folder_samples(train, classes), folder_samples(validation, classes))
     unknown = sorted(p.name for p in validation.iterdir() if p.is_dir() and p.name not in classes)
     if unknown:
-        raise DataError(f'--source: {validation / unknown[0]}: class missing in {train}')
+        raise DataError(f'--source: {validation / unknown[0]}: this class is missing in {train}')
     if not result.train or not result.validation:
         raise DataError(f'--source: {source}: no images ({", ".join(sorted(PICTURES))}) in train/ or val/')
     return result
