@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -129,8 +129,9 @@ class Launcher:
         with folder_lock(layout.run_dir):
             code = Supervisor(world, self.options, layout, bool(self.options.hosts), batch_job, token).run_all()
         if self.options.ranks_per_device > 1:
-            replace(self, signals=SignalQueue(LAUNCHER_SIGNALS)).start_ranks(
-                replace(layout, ranks_per_node=1), f'{token}-m', [str(self.here / 'launch/mps.sh'), 'stop'], device)
+            with closing(SignalQueue(LAUNCHER_SIGNALS)) as signals:  # which an earlier stop request does not end
+                replace(self, signals=signals).start_ranks(replace(layout, ranks_per_node=1), f'{token}-m',
+                                                           [str(self.here / 'launch/mps.sh'), 'stop'], device)
         return requeue(code, layout.run_dir, report) if self.engine.in_slurm else code
 
     def _print(self) -> None:

@@ -15,6 +15,7 @@ from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.system.topology import leave_openmp_to_engine
+from mlperf_rn50.text import plural
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
@@ -69,7 +70,7 @@ def _clear_caches(session: Session, sinks: events.Sinks) -> tuple[bool, str]:
             problem = f'{_DROP_CACHES}: {e.strerror} (needs root)'
     num_failed = session.comm.sum([problem is not None])[0]
     if num_failed:
-        text = problem or f'{num_failed} nodes failed (needs root)'
+        text = problem or f'{plural(num_failed, "node")} failed (needs root)'
         sinks.handle(events.Warned(f'the page cache was not flushed: {text}'))
         return False, text
     return True, 'sync; echo 3 > /proc/sys/vm/drop_caches on every node'

@@ -104,7 +104,7 @@ class Answer:
 
 def measured_epochs(run_set: RunSet) -> Epochs | None:
     """Return the epochs to converge of the runs of a set; None where no run converged."""
-    epochs = run_set.epochs
+    epochs = [e for e in run_set.epochs if e]
     if not epochs:
         return None
     return Epochs(sum(epochs) / len(epochs), min(epochs), max(epochs),

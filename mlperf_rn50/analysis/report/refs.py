@@ -42,5 +42,5 @@ def unit_name(study: Study) -> str:
 
 def heading(study: Study) -> str:
     target = study.baseline.target_accuracy
-    goal = f'Top-1 {100 * target:.2f} %' if target is not None else 'unknown target'
+    goal = f'Top-1 {100 * target:.2f} %' if target is not None else 'target not logged'
     return f'{study.name}: {goal} on {data_name(study.baseline.other_dataset)}'

@@ -44,7 +44,7 @@ def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSEr
             for name in (*folders, *names) if re.fullmatch(r'result_\d+\.txt', name))
         if not logs and all(isinstance(e, (FileNotFoundError, NotADirectoryError)) for e in errors):
             reason = ('no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if errors else
-                      'contains no result_<k>.txt')
+                      'contains no result_<k>.txt, nor do its subfolders')
             raise UserError(f'{path}: {reason}; expected a log or a folder of logs')
         for log in logs:
             found.setdefault(log.parent, {})[log] = None

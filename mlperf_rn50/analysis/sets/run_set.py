@@ -115,7 +115,7 @@ class RunSet:
     @cached_property
     def other_dataset(self) -> str | None:
         """Name of the data set, None for ImageNet."""
-        return None if self.is_imagenet else self.dataset or 'unnamed data set'
+        return None if self.is_imagenet else self.dataset or 'an unnamed data set'
 
     @cached_property
     def converged(self) -> tuple[Run, ...]:

@@ -45,12 +45,14 @@ class SignalQueue(StopRequests):
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # As files, the ends of the pipe are closed with this object.
         self._reader, self._writer = open(reader, 'rb', buffering=0), open(writer, 'wb', buffering=0)
+        self._poll = select.poll()
+        self._poll.register(reader, select.POLLIN)
         self._before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         catch(lambda *_: None, numbers)
 
     def next(self, timeout_s: float | None = None) -> int | None:
         """Wait up to timeout_s for a signal, by default until close(); return its number, if any."""
-        select.select([self._reader], [], [], None if timeout_s is None else max(0.0, timeout_s))
+        self._poll.poll(None if timeout_s is None else max(0.0, 1000 * timeout_s))
         byte = self._reader.read(1)
         if byte and byte[0] in STOP_SIGNALS:
             self.add(byte[0], time.monotonic())
@@ -95,7 +97,7 @@ def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None
     signals = SignalQueue(STOP_SIGNALS if request_stop else ())
 
     def read_signals() -> None:
-        while number := signals.next():
+        while number := signals.next():  # None after close()
             if signals.is_forced:
                 end_at_once()
             if request_stop and number in STOP_SIGNALS:
@@ -103,8 +105,8 @@ def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None
             elif number in END_SIGNALS:  # the main thread is interrupted; end the program if that takes long
                 time.sleep(_END_LIMIT_S)
                 end_at_once()
-    threading.Thread(target=read_signals, name='signals', daemon=True).start()
     try:
+        threading.Thread(target=read_signals, name='signals', daemon=True).start()
         yield
     finally:
         signals.close()
