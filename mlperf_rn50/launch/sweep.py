@@ -52,7 +52,7 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
         if name in _SWEEP_OPTIONS:
             raise ConfigError(f'{name}: the sweep sets this option; remove it')
         if name in _LAYOUT_OPTIONS:
-            raise ConfigError(f'{name}: layouts have different values; set the value of the first layout in the configuration')
+            raise ConfigError(f"{name}: layouts have different values; set the first layout's in the configuration")
     if not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', o.study):
         raise ConfigError(f'--study: got {o.study!r}, expected a name for the folder in logs/')
     if not o.layouts.strip():

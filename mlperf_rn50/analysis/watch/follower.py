@@ -165,8 +165,8 @@ def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: 
     state = replace(
         state, status=run.status, has_end=keys.RUN_STOP in run.lines,
         num_resumes=max(run.num_resumes, history.num_resumes),
-        dataset=None if run.is_imagenet else text(run.dataset or '') or 'an unnamed data set', target=run.target_accuracy,
-        num_nodes=layout.number_of_nodes or run.num_nodes, num_ranks=layout.number_of_ranks or run.num_ranks,
+        dataset=None if run.is_imagenet else text(run.dataset or '') or 'an unnamed data set',
+        target=run.target_accuracy, num_nodes=layout.number_of_nodes or run.num_nodes, num_ranks=layout.number_of_ranks or run.num_ranks,
         global_batch_size=layout.global_batch_size or run.global_batch_size,
         opt_name=text(run.opt_name or '') or None, seed=run.seed, train_samples=run.train_samples,
         epoch=epoch, step=last.step, loss=last.loss, learning_rate=last.learning_rate, images_per_s=last.images_per_s,

@@ -162,7 +162,8 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         logs = _walk(path) if path.is_dir() else [path]
         if not logs:
-            raise UserError(f'{path}: contains no result_<k>.txt, nor do its subfolders; expected a log or a folder of logs')
+            raise UserError(f'{path}: contains no result_<k>.txt, nor do its subfolders; expected a log or a folder of '
+                            'logs')
         result.update(dict.fromkeys(logs))
     return list(result)
 

@@ -91,7 +91,7 @@ class RunResolver:
         log = self.log
         num_train, num_val = integer(log.value(keys.TRAIN_SAMPLES), 1), integer(log.value(keys.EVAL_SAMPLES), 1)
         is_size_of_imagenet = num_train in (None, IMAGENET_TRAIN)
-        text = f'{num_train} training images, expected {IMAGENET_TRAIN} for ImageNet; they count as a different data set'
+        text = f'{num_train} training images, expected {IMAGENET_TRAIN} for ImageNet; they count as different data'
         if events.DATASET in log.single:
             event = log.single[events.DATASET][1]
             is_imagenet = event.metadata.get('is_imagenet') is True
