@@ -1,4 +1,4 @@
-"""Show published hyper-parameters that converged at a batch size, write them, or compare a configuration.
+"""Show or write published hyper-parameters that converged at a batch size, or compare a configuration with them.
 
 examples:
   mlperf-rn50 recipe --global-batch-size 1664
@@ -9,7 +9,7 @@ examples:
 The recipes come from submissions to MLPerf Training v0.5 to v1.0 that trained ResNet-50 with MXNet on ImageNet. Between
 two published batch sizes the recipe is interpolated and marked as such; outside their range there is no recipe.
 
-exit codes: 0 shown or written, 2 invalid arguments, or no recipe at this batch size
+exit codes: 0 a recipe was shown or written, 2 invalid arguments, or no recipe at this batch size
 """
 import json
 import os
@@ -32,10 +32,10 @@ def make_parser() -> Parser:
         help='images per optimizer step over all ranks (default: as in the --compare configuration)')
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: both)')
     add('--target', type=fraction, metavar='TOP1',
-        help='lowest Top-1 target of the recipes as a fraction, published are 0.749 and 0.759 (default: all)')
+        help='lowest Top-1 target of the recipes, as a fraction; 0.749 and 0.759 are published (default: all)')
     add('--nodes', type=count(_MAX_BATCH), metavar='N', help='nodes in the written configuration')
-    add('--ranks-per-node', type=count(_MAX_BATCH), metavar='N', help='ranks (GPUs) per node')
-    add('--out', metavar='FILE', help='new file for the configuration of the recipe, to use with train')
+    add('--ranks-per-node', type=count(_MAX_BATCH), metavar='N', help='ranks (GPUs) on each of these nodes')
+    add('--out', metavar='FILE', help='new file for a configuration with the recipe, to use with train')
     add('--compare', metavar='CONFIG', help='configuration to compare with the recipes')
     add('--format', choices=['table', 'json'], default='table', help='output format (default: table)')
     return parser

@@ -50,7 +50,7 @@ def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
         write_set(tmp_path / f'{nodes}x4', 2, nodes=nodes, ranks=4 * nodes, batch=64 * nodes)
     source = load_source([str(tmp_path)])
     assert source.base.name == '1x4' and [k.name for k in source.sets] == ['1x4', '2x4', '4x4']
-    assert source.notes[0] == 'Predicted from 1x4, with the fewest nodes of 3 systems; --system selects another'
+    assert source.notes[0] == 'Predicted from 1x4, the smallest of 3 systems; --system NAME selects another'
     assert load_source([str(tmp_path)], '2x4').base.num_nodes == 2
     with pytest.raises(ConfigError, match='--system: got 2x3, expected one of 1x4, 2x4, 4x4; did you mean 2x4?'):
         load_source([str(tmp_path)], '2x3')
@@ -205,7 +205,7 @@ def test_prediction_from_bench_files(dump):
 @pytest.mark.parametrize('words, message', [
     ([], 'SOURCE, --layouts NxM'), ([A100, '--layouts', '1x' + '9' * 5000], '1x9'),
     ([A100, '--layouts', '999999x9'], '--layouts'), ([A100, '--layouts', '1x8', '--weak', '--strong'], '--strong'),
-    ([A100, '--layouts', ' '.join(f'{i}x1' for i in range(1, 1002))], '--layouts: got 1,001, expected at most 1,000'),
+    ([A100, '--layouts', ' '.join(f'{i}x1' for i in range(1, 1002))], '--layouts: got 1,001 layouts, expected at most'),
     ([A100, '--layouts', '1x8', '--out', ''], '--out'), ([A100, '--layouts', '1x8', '--link-gbit-s', 'nan'], 'nan'),
     (['--validate', '--layouts', '1x2'], '--layouts')])
 def test_invalid_arguments_are_a_one_line_error_with_exit_code_2(words, message):
