@@ -158,7 +158,7 @@ def test_recipe_of_other_data_comes_only_from_the_source_batch():
     for batch, optimizer, target in ((256, None, None), (512, None, None), (64, 'lars', None), (64, None, 0.9)):
         chosen = source_recipe(source, batch, optimizer, target)
         assert chosen.epochs is None and chosen.recipe.last_eval_epoch is None, batch
-        assert chosen.recipe.global_batch_size == batch and 'epochs and minutes are not' in chosen.doubts[0]
+        assert chosen.recipe.global_batch_size == batch and 'not epochs or minutes' in chosen.doubts[0]
 
 
 def test_recipe_of_imagenet_comes_from_the_source_or_published_sets():

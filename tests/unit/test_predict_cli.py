@@ -63,7 +63,7 @@ def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
 def test_unusable_set_is_refused_with_its_reason(tmp_path):
     write_set(tmp_path / 'short', 2, status='aborted', accuracies=(0.1,))
     write_set(tmp_path / 'mixed', 2, batch=lambda k: 64 << k)
-    for name, reason in (('short', 'the logs lack the number'), ('mixed', 'global_batch_size is 64')):
+    for name, reason in (('short', 'no run has finished'), ('mixed', 'global_batch_size is 64')):
         with pytest.raises(UserError, match=f'no set to predict from: {name}: {reason}'):
             load_source([str(tmp_path / name)])
 
@@ -85,7 +85,7 @@ def test_step_and_exchange_come_from_bench_files(dump, step_ms, is_hidden):
     assert base.evaluation_s == pytest.approx(0.1 * 50_000 / 32)
     assert ring_s(link.exchange_bytes, 2, link.gbit_s) == pytest.approx(0.8)  # as measured
     assert link.is_hidden == is_hidden and 'over 2 ranks on 2 nodes' in link.source
-    assert ('700.0 of 800.0 ms add' in link.source) == (step_ms == 1000.0)
+    assert ('700.0 of its 800.0 ms add' in link.source) == (step_ms == 1000.0)
 
 
 def test_requested_link_takes_precedence_but_keeps_the_bytes(dump):
