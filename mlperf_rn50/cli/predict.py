@@ -8,11 +8,11 @@ examples:
   mlperf-rn50 predict --validate training_results_v0.7
 
 SOURCE is a run folder, a study, a tree of published logs, a JSON file of bench train or bench allreduce, or the name
-of a published system as round/organisation/system (mlperf-rn50 recipe lists these systems by batch). To set the
-interconnect speed, add a bench allreduce file to any other SOURCE.
+of a published system as round/organisation/system (mlperf-rn50 recipe lists these names by batch size). Add a bench
+allreduce file to any other SOURCE to set the interconnect speed.
 
-By default the batch per accelerator is constant (--weak). If a layout cannot be predicted, the reason is shown.
-The knee is the layout beyond which 1 % less time needs more than 1 % more node-hours.
+By default, the batch size per accelerator is constant (--weak). A layout that cannot be predicted is refused, with a
+reason. The knee is the layout beyond which 1 % less time needs more than 1 % more node-hours.
 
 exit codes: 0 at least one layout was predicted, 1 all layouts were refused, 2 invalid arguments
 """
@@ -35,7 +35,7 @@ def make_parser() -> Parser:
     parser = command_parser('predict', __doc__)
     add = parser.add_argument
     add('sources', nargs='*', metavar='SOURCE', help='measurements: folder, file, or round/organisation/system')
-    add('--layouts', nargs='+', metavar='NxM', help='layouts to predict: nodes x accelerators (or ranks) per node')
+    add('--layouts', nargs='+', metavar='NxM', help='layouts to predict, as nodes x accelerators (or ranks) per node')
     batch = parser.add_mutually_exclusive_group()
     batch.add_argument('--global-batch-size', metavar='N', type=count(_MAX_BATCH), help='images per step')
     batch.add_argument('--local-batch-size', metavar='N', type=count(_MAX_BATCH), help='images per accelerator or rank')
@@ -48,7 +48,7 @@ def make_parser() -> Parser:
     add_price_option(parser)
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: any)')
     add('--target', metavar='TOP1', type=fraction, help='Top-1 target as a fraction (default: that of the source)')
-    add('--system', metavar='NAME', help='system of SOURCE to predict from (default: the one with the fewest nodes)')
+    add('--system', metavar='NAME', help='system to use if SOURCE has several (default: the one with the fewest nodes)')
     add('--format', choices=['table', 'markdown', 'json'], default='table', help='output format (default: table)')
     add('--out', metavar='DIR', help='folder for prediction.json, prediction.md and a plot (SVG, PNG; light, dark)')
     add('--validate', nargs='?', const=True, metavar='TREE',

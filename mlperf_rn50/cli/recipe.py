@@ -1,4 +1,4 @@
-"""Show or write published hyper-parameters that converged at a batch size, or compare a configuration with them.
+"""Show published hyper-parameters that converged at a batch size, write them, or compare a configuration with them.
 
 examples:
   mlperf-rn50 recipe --global-batch-size 1664
@@ -33,9 +33,9 @@ def make_parser() -> Parser:
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: both)')
     add('--target', type=fraction, metavar='TOP1',
         help='lowest Top-1 target of the recipes, as a fraction; 0.749 and 0.759 are published (default: all)')
-    add('--nodes', type=count(_MAX_BATCH), metavar='N', help='nodes in the written configuration')
-    add('--ranks-per-node', type=count(_MAX_BATCH), metavar='N', help='ranks (GPUs) on each of these nodes')
-    add('--out', metavar='FILE', help='new file for a configuration with the recipe, to use with train')
+    add('--nodes', type=count(_MAX_BATCH), metavar='N', help='nodes of the written or compared configuration')
+    add('--ranks-per-node', type=count(_MAX_BATCH), metavar='N', help='ranks (GPUs) per node of that configuration')
+    add('--out', metavar='FILE', help='new file for the recipe, written as a configuration for train')
     add('--compare', metavar='CONFIG', help='configuration to compare with the recipes')
     add('--format', choices=['table', 'json'], default='table', help='output format (default: table)')
     return parser
