@@ -12,7 +12,7 @@ of a published system as round/organisation/system (mlperf-rn50 recipe lists the
 allreduce file to any other SOURCE to set the interconnect speed.
 
 By default, the batch size per accelerator is constant (--weak). A layout that cannot be predicted is refused, with a
-reason. The knee is the layout beyond which 1 % less time costs more than 1 % more node-hours.
+reason. The knee is the layout beyond which 1 % less time needs more than 1 % more node-hours.
 
 exit codes: 0 at least one layout was predicted, 1 all layouts were refused, 2 invalid arguments
 """
@@ -38,21 +38,21 @@ def make_parser() -> Parser:
     add('--layouts', nargs='+', metavar='NxM', help='layouts to predict, as nodes x accelerators (or ranks) per node')
     batch = parser.add_mutually_exclusive_group()
     batch.add_argument('--global-batch-size', metavar='N', type=count(_MAX_BATCH), help='images per step')
-    batch.add_argument('--local-batch-size', metavar='N', type=count(_MAX_BATCH), help='images per accelerator')
-    batch.add_argument('--weak', action='store_true', help='constant number of images per accelerator (default)')
-    batch.add_argument('--strong', action='store_true', help='constant number of images per step')
+    batch.add_argument('--local-batch-size', metavar='N', type=count(_MAX_BATCH), help='images per accelerator or rank')
+    batch.add_argument('--weak', action='store_true', help='keep the images per accelerator of the source (default)')
+    batch.add_argument('--strong', action='store_true', help='keep the images per step of the source')
     add('--link-gbit-s', metavar='X',
         type=partial(number, least=1e-3, most=1e6, expected='a number from 0.001 to 1000000'),
-        help='rate of the slowest link between nodes in Gbit/s per direction (default: as measured by bench '
-             'allreduce, or one 100 Gbit/s port for accelerators)')
+        help='rate of the slowest link between nodes, in Gbit/s per direction (default: the rate measured by bench '
+             'allreduce, otherwise 100 Gbit/s between nodes with accelerators)')
     add_price_option(parser)
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: any)')
     add('--target', metavar='TOP1', type=fraction, help='Top-1 target as a fraction (default: as in the source)')
     add('--system', metavar='NAME', help='system to use if SOURCE has several (default: the one with the fewest nodes)')
     add('--format', choices=['table', 'markdown', 'json'], default='table', help='output format (default: table)')
-    add('--out', metavar='DIR', help='folder for prediction.json, prediction.md and the figure (SVG, PNG; light, dark)')
+    add('--out', metavar='DIR', help='folder for prediction.json, prediction.md and a plot (SVG, PNG; light, dark)')
     add('--validate', nargs='?', const=True, metavar='TREE',
-        help='print the prediction errors for published systems, from a tree of logs (default: the packaged table)')
+        help='print the prediction errors for the systems in TREE, a tree of logs (default: the published systems)')
     return parser
 
 
@@ -87,11 +87,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _splits(words: Sequence[str]) -> list[tuple[int, int]]:
-    """Parse layouts, '1x4 2x4' or '1x4' '2x4', as (nodes, accelerators or ranks per node)."""
+    """Parse layouts such as '1x4 2x4' or '1x4' '2x4' into pairs (nodes, accelerators or ranks per node)."""
     from mlperf_rn50.analysis.recipe.sweep_layouts import parse_layouts
     layouts = ' '.join(words).split()
     if len(layouts) > _MAX_LAYOUTS:
-        raise ConfigError(f'--layouts: got {len(layouts):,}, expected at most {_MAX_LAYOUTS:,}')
+        raise ConfigError(f'--layouts: got {len(layouts):,} layouts, expected at most {_MAX_LAYOUTS:,}')
     splits = parse_layouts(layouts)
     if not splits:
         raise ConfigError('--layouts: got nothing, expected nodes x ranks, such as 2x4')
@@ -104,7 +104,7 @@ def _validate(options: Namespace, parser: Parser) -> int:
     others = {'SOURCE': options.sources, '--layouts': options.layouts, '--out': options.out, '--system': options.system,
               '--format json': options.format == 'json'}
     if given := [name for name, value in others.items() if value]:
-        raise option_error(f'--validate: got {", ".join(given)} too, expected only a TREE or nothing', parser)
+        raise option_error(f'--validate: also got {", ".join(given)}, expected at most a TREE', parser)
     from mlperf_rn50.analysis.predict.validation import render_validation, validate_published, validate_systems
     from mlperf_rn50.analysis.sets.load import load_run_sets
     validation = (validate_published() if options.validate is True else

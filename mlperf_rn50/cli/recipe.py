@@ -9,7 +9,7 @@ examples:
 The recipes come from submissions to MLPerf Training v0.5 to v1.0 that trained ResNet-50 with MXNet on ImageNet. Between
 two published batch sizes the recipe is interpolated and marked as such; outside their range there is no recipe.
 
-exit codes: 0 shown or written, 2 invalid arguments, or no recipe at this batch size
+exit codes: 0 a recipe was shown or written, 2 invalid arguments, or no recipe at this batch size
 """
 import json
 import os

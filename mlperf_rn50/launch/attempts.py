@@ -12,7 +12,7 @@ from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
 from mlperf_rn50.train.watchdog.host_failures import append_line
 
 MAX_STUCK = 3  # consecutive attempts without a newer checkpoint, after which the launcher gives up
-# Failures of a host in such attempts, after which --elastic excludes it; less than MAX_STUCK, or it is never excluded.
+# Failures of a host in such attempts before --elastic excludes the host; has an effect only if less than MAX_STUCK.
 MAX_FAILURES = 2
 _MAX_PAUSE_S = 60.0
 _ATTEMPTS = 'attempts.jsonl'
@@ -23,7 +23,7 @@ _ENDS = {'converged': EXIT_OK, 'aborted': EXIT_FAILED, 'failed': EXIT_FAILED, 'i
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Progress in a run folder: newest run, its lines in metrics.jsonl, step of its newest checkpoint; -1 for none."""
+    """Newest run of a folder: its number, lines in metrics.jsonl, and step of its newest checkpoint; -1 for none."""
 
     newest: int
     lines: int
@@ -34,10 +34,10 @@ class RunProgress:
 class Attempt:
     """Result of an attempt."""
 
-    run: int | None  # None if no run began
+    run: int | None  # its number; None if no run began
     exit_code: int
     end: str | None  # converged, aborted, failed or interrupted; None if the metrics have no end
-    gained: bool  # a newer checkpoint
+    gained: bool  # whether it wrote a newer checkpoint
     can_resume: bool
 
 
@@ -95,7 +95,7 @@ def read_progress(folder: Path) -> RunProgress:
 
 
 def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: bool) -> Attempt:
-    """Return the result of an attempt; is_resumed if it resumed the newest run instead of beginning one."""
+    """Return the result of an attempt; is_resumed: whether it resumed the newest run instead of beginning one."""
     run = newest_run(folder)
     if run is None or not is_resumed and run.index == before.newest:
         return Attempt(None, exit_code, None, False, False)

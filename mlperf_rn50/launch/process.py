@@ -1,7 +1,7 @@
-"""Process of one start of the ranks: stages of its end, exit code and cleanup.
+"""Run an engine, the program that starts the ranks: stages of stopping it, exit code and cleanup.
 
 The engine runs in a separate session, so that a terminal's Ctrl-C reaches only the launcher. The launcher reads its
-signals one after another, and forwards a stop request that gives the ranks time for a checkpoint.
+signals one after another. It forwards a stop request and then gives the ranks time for a checkpoint.
 """
 import ctypes
 import os
@@ -16,11 +16,11 @@ from pathlib import Path
 from mlperf_rn50.errors import EXIT_FAILED
 from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, SignalQueue
 
-HOST_LOST = signal.SIGUSR2  # from a guard
+HOST_LOST = signal.SIGUSR2  # sent by a guard
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, HOST_LOST, signal.SIGCHLD)
 _PR_SET_PDEATHSIG = 1
-STOP_LIMIT_S = 600.0  # for a checkpoint after a stop request
-TERM_LIMIT_S = 10.0  # for the end of the engine after SIGTERM
+STOP_LIMIT_S = 600.0  # time for a checkpoint after a stop request
+TERM_LIMIT_S = 10.0  # time for the engine to end after SIGTERM
 
 
 class Stage(Enum):
@@ -42,7 +42,7 @@ class EngineEvent(Enum):
 
 
 def react(stage: Stage, event: EngineEvent) -> Stage:
-    """Return the stage after an event; stages only advance, and a timeout leads to the next one."""
+    """Return the stage after an event. Stages never go back; timeouts lead to termination and then to killing."""
     order = list(Stage)
     if event is EngineEvent.STOP:
         wanted = Stage.STOPPING
@@ -54,7 +54,7 @@ def react(stage: Stage, event: EngineEvent) -> Stage:
 
 
 def next_event(signals: SignalQueue, timeout_s: float) -> EngineEvent | None:
-    """Wait up to timeout_s for a signal to the launcher; return its event, or None, as for the end of a child."""
+    """Wait up to timeout_s for a signal to the launcher; return its event; None for others, such as a child's end."""
     number = signals.next(timeout_s)
     if number == HOST_LOST:
         return EngineEvent.LOST
@@ -64,7 +64,7 @@ def next_event(signals: SignalQueue, timeout_s: float) -> EngineEvent | None:
 
 
 def as_child() -> None:
-    """Reset the signals of a new process, and let it end with the launcher; for preexec_fn."""
+    """Reset the signals of a new process, and let it end with the launcher; used as preexec_fn."""
     signal.set_wakeup_fd(-1)  # the pipe belongs to the launcher
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, HOST_LOST, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -75,13 +75,13 @@ def as_child() -> None:
 def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQueue, job: str, limit_s: float = 0.0,
                is_overdue: Callable[[], bool] = lambda: True, end_signal: signal.Signals = signal.SIGTERM,
                messengers: Sequence[subprocess.Popen] = ()) -> int:
-    """Run an engine to its end; return its exit code, 128 + number for a signal, EXIT_FAILED if a host was lost.
+    """Run an engine to its end; return its exit code, 128 + N after signal N, or EXIT_FAILED if a host was lost.
 
     Args:
-        job: MLPERF_RN50_JOB in the environment of every process of the job.
-        limit_s: 0 for no limit.
+        job: value of MLPERF_RN50_JOB in the environment of every process of the job.
+        limit_s: time limit of the engine; 0 for none.
         is_overdue: called after limit_s; if it returns False, the limit is lifted.
-        messengers: processes that forward SIGUSR1 to the ranks as a stop request; the engine if empty.
+        messengers: processes that forward SIGUSR1 to the ranks as a stop request; if empty, the engine forwards it.
     """
     process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True,
                                preexec_fn=as_child)
@@ -100,7 +100,7 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQu
         is_lost |= event is EngineEvent.LOST
         after = react(stage, event)
         if after is stage and event is not EngineEvent.LATE:
-            continue  # signalled already
+            continue  # the signal of this stage was already sent
         stage, since = after, time.monotonic()
         if stage is Stage.STOPPING:
             for messenger in messengers or [process]:

@@ -15,14 +15,14 @@ from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
 from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure, read_failures
 from mlperf_rn50.train.watchdog.signals import SignalQueue
 
-_DOCTOR = 'd'  # suffix of the job of an attempt's doctor
-_WAIT_LIMIT_S = 60.0  # for silent hosts before a restart
-_RETRY_S = 2.0
+_DOCTOR = 'd'  # suffix of the job name of an attempt's doctor
+_WAIT_LIMIT_S = 60.0  # maximum wait for silent hosts before a restart
+_RETRY_S = 2.0  # between checks for silent hosts
 
 
 @dataclass(frozen=True)
 class RunPlace:
-    """Run folder and layout of the ranks; without ssh, hosts is localhost once per node."""
+    """Run folder and layout of the ranks; without ssh, hosts has localhost once per node."""
 
     run_dir: Path
     hosts: tuple[str, ...]
@@ -35,7 +35,7 @@ class World:
 
     # Run a command on all ranks, under a job name; stop it if the last argument returns False at the start limit.
     start: Callable[[RunPlace, str, Sequence[str], Callable[[], bool]], int]
-    silent: Callable[[Sequence[str]], list[str]]  # return the unreachable hosts
+    silent: Callable[[Sequence[str]], list[str]]  # return the hosts that do not answer
     say: Callable[[str], None]
     signals: SignalQueue
 
@@ -47,10 +47,10 @@ class Supervisor:
     world: World
     options: Options
     layout: RunPlace
-    has_ssh: bool  # to probe the hosts
-    batch_job: str  # the same for all starts of a requeued job
+    has_ssh: bool  # whether the hosts can be probed
+    batch_job: str  # name that is the same for all starts of a requeued job
     token: str
-    _stuck: dict[str, RunPlace] = field(default_factory=dict)  # layouts by job, since the last gain
+    _stuck: dict[str, RunPlace] = field(default_factory=dict)  # layouts by job, since the newest checkpoint
     _num_jobs: int = 0
 
     def run_all(self) -> int:
@@ -103,7 +103,7 @@ class Supervisor:
                       f'{" ".join(train_options)}')
 
     def _has_lost_host(self, code: int) -> bool:
-        """Return whether a lost host, whose guard sends a stop request to the ranks, interrupted a run."""
+        """Return whether the loss of a host interrupted a run, as a guard then sends a stop request to the ranks."""
         if self.world.signals.is_requested or not self.has_ssh:
             return False
         return code == EXIT_FAILED or bool(self.world.silent(self.layout.hosts))
@@ -129,7 +129,7 @@ class Supervisor:
     def _run_doctor(self, job: str, train_options: Sequence[str]) -> int:
         if not self.options.doctor or self.world.signals.is_requested:
             return 0
-        # A separate job, so that its guards end only its processes.
+        # The doctor is a separate job, so that its guards end only its own processes.
         return self._start(job + _DOCTOR, ['doctor', '--quiet', *train_options], lambda: False)
 
     def _is_finding(self, job: str, code: int) -> bool:
@@ -140,8 +140,8 @@ class Supervisor:
         return not has_failed_rank and not (self.has_ssh and self.world.silent(self.layout.hosts))
 
     def _record(self, job: str, attempt: Attempt) -> int:
-        """Record an attempt; return the number of latest attempts without gain, including those before a requeue."""
-        if attempt.end or not self.world.signals.is_requested:  # a stopped attempt does not predict the next one
+        """Record an attempt; return how many of the latest attempts in a row had no gain, also before a requeue."""
+        if attempt.end or not self.world.signals.is_requested:  # a stop request is not a failure
             attempts.note_attempt(self.layout.run_dir, self.batch_job, attempt)
         self._stuck = {} if attempt.gained else {**self._stuck, job: self.layout}
         return max(len(self._stuck), attempts.stuck_attempts(self.layout.run_dir, self.batch_job))
@@ -160,7 +160,7 @@ class Supervisor:
             self.world.say(f'the ranks ended with exit code {attempt.exit_code}; {where}')
 
     def regroup(self) -> bool:
-        """Wait for silent hosts or exclude them before the next attempt; return whether one is possible."""
+        """Wait for silent hosts or exclude them before the next attempt; return whether it is possible."""
         if not self.has_ssh:
             return True
         if self.options.elastic:
@@ -191,7 +191,7 @@ class Supervisor:
 
 
 def plan_runs(folder: Path, options: Options) -> list[bool]:
-    """Return True for each run to make that resumes the newest one; with --resume, finished runs count as seeds."""
+    """Return, for each run to make, whether it resumes the newest run; with --resume, finished runs count as seeds."""
     if not options.resume:
         return [False] * options.seeds
     if options.seeds == 1:
@@ -210,7 +210,7 @@ def name_of(failure: Failure, hosts: Sequence[str], ranks_per_node: int) -> str:
 
 
 def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
-    """Return the hosts that failed too often in attempts without gain, with the last cause; never all hosts."""
+    """Return the hosts that failed too often in attempts without gain, with the last cause; none if all hosts did."""
     bad = {h: [f.cause for f in failures if f.host == h][-1] for h in hosts
            if len({f.job for f in failures if f.host == h}) >= attempts.MAX_FAILURES}
     return bad if len(bad) < len(hosts) else {}

@@ -158,7 +158,7 @@ def test_recipe_of_other_data_comes_only_from_the_source_batch():
     for batch, optimizer, target in ((256, None, None), (512, None, None), (64, 'lars', None), (64, None, 0.9)):
         chosen = source_recipe(source, batch, optimizer, target)
         assert chosen.epochs is None and chosen.recipe.last_eval_epoch is None, batch
-        assert chosen.recipe.global_batch_size == batch and 'epochs and minutes are not' in chosen.doubts[0]
+        assert chosen.recipe.global_batch_size == batch and 'not epochs or minutes' in chosen.doubts[0]
 
 
 def test_recipe_of_imagenet_comes_from_the_source_or_published_sets():
@@ -231,7 +231,7 @@ def test_tables_of_ranks_on_other_data():
     assert [line.split()[:4] for line in lines if line.startswith('4x2  ')] == [
         ['4x2', '8', '256', '-'], ['4x2', '32', '100.0', '14.0'], ['4x2', '256', 'sgd', '-']]
     assert lines[-2:] == ['Warnings', '- 4x2: no recipe measured on digits at batch 256; the step is '
-                                      'predicted, epochs and minutes are not']
+                                      'predicted, but not epochs or minutes']
 
 
 def test_without_a_link_only_several_nodes_are_refused(tmp_path):
@@ -257,7 +257,7 @@ def test_energy_is_predicted_only_for_measured_nodes():
     assert [answer.kwh(r) for r in (one, two)] == pytest.approx([0.006 * one.minutes, 0.012 * two.minutes])
     assert other.minutes and answer.kwh(other) is None  # no node of four ranks was measured
     text = render_tables(answer)
-    assert 'Energy: 360 W per node, the mean of the CPUs and GPUs over' in text and '  kWh\n' in text
+    assert 'Energy: 360 W per node, the mean power of its CPUs and GPUs in' in text and '  kWh\n' in text
 
 
 def titles_of(picture):

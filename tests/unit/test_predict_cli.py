@@ -50,7 +50,7 @@ def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
         write_set(tmp_path / f'{nodes}x4', 2, nodes=nodes, ranks=4 * nodes, batch=64 * nodes)
     source = load_source([str(tmp_path)])
     assert source.base.name == '1x4' and [k.name for k in source.sets] == ['1x4', '2x4', '4x4']
-    assert source.notes[0] == 'Predicted from 1x4, with the fewest nodes of 3 systems; --system selects another'
+    assert source.notes[0] == 'Predicted from 1x4, the smallest of 3 systems; --system NAME selects another'
     assert load_source([str(tmp_path)], '2x4').base.num_nodes == 2
     with pytest.raises(ConfigError, match='--system: got 2x3, expected one of 1x4, 2x4, 4x4; did you mean 2x4?'):
         load_source([str(tmp_path)], '2x3')
@@ -63,7 +63,7 @@ def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
 def test_unusable_set_is_refused_with_its_reason(tmp_path):
     write_set(tmp_path / 'short', 2, status='aborted', accuracies=(0.1,))
     write_set(tmp_path / 'mixed', 2, batch=lambda k: 64 << k)
-    for name, reason in (('short', 'the logs lack the number'), ('mixed', 'global_batch_size is 64')):
+    for name, reason in (('short', 'no run has finished'), ('mixed', 'global_batch_size is 64')):
         with pytest.raises(UserError, match=f'no set to predict from: {name}: {reason}'):
             load_source([str(tmp_path / name)])
 
@@ -85,7 +85,7 @@ def test_step_and_exchange_come_from_bench_files(dump, step_ms, is_hidden):
     assert base.evaluation_s == pytest.approx(0.1 * 50_000 / 32)
     assert ring_s(link.exchange_bytes, 2, link.gbit_s) == pytest.approx(0.8)  # as measured
     assert link.is_hidden == is_hidden and 'over 2 ranks on 2 nodes' in link.source
-    assert ('700.0 of 800.0 ms add' in link.source) == (step_ms == 1000.0)
+    assert ('700.0 of its 800.0 ms add' in link.source) == (step_ms == 1000.0)
 
 
 def test_requested_link_takes_precedence_but_keeps_the_bytes(dump):
@@ -205,7 +205,7 @@ def test_prediction_from_bench_files(dump):
 @pytest.mark.parametrize('words, message', [
     ([], 'SOURCE, --layouts NxM'), ([A100, '--layouts', '1x' + '9' * 5000], '1x9'),
     ([A100, '--layouts', '999999x9'], '--layouts'), ([A100, '--layouts', '1x8', '--weak', '--strong'], '--strong'),
-    ([A100, '--layouts', ' '.join(f'{i}x1' for i in range(1, 1002))], '--layouts: got 1,001, expected at most 1,000'),
+    ([A100, '--layouts', ' '.join(f'{i}x1' for i in range(1, 1002))], '--layouts: got 1,001 layouts, expected at most'),
     ([A100, '--layouts', '1x8', '--out', ''], '--out'), ([A100, '--layouts', '1x8', '--link-gbit-s', 'nan'], 'nan'),
     (['--validate', '--layouts', '1x2'], '--layouts')])
 def test_invalid_arguments_are_a_one_line_error_with_exit_code_2(words, message):

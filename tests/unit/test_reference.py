@@ -116,7 +116,7 @@ def test_standing_on_course_below_and_behind(curve, below, behind, text):
 def test_standing_with_one_reference_run_or_different_target():
     standing = standing_after([(10, 0.0), (20, 0.58)], reference(CURVE, spreads={5: 0.001}))
     assert standing.band.low is None and not standing.is_behind
-    assert standing.text.startswith('2.0 points below the only reference run; an alarm needs 2; all')
+    assert standing.text.startswith('2.0 points below the only reference run; an alarm needs 2 runs; all')
     higher = replace(RECIPE, target_accuracy=0.763)
     references = Reference('same', higher, (known(CURVE, shifted(0.004)),))
     assert '1 of 2 reached 76.30 % at epoch 40' in standing_after([(20, 0.6)], references).text
@@ -143,7 +143,7 @@ def test_named_runs_of_different_recipe_are_accepted():
     ([known(CURVE, dataset='cifar10')], 'got runs on cifar10, expected converged runs on digits'),
     ([known(CURVE, dataset='digits', status='aborted')], 'got no converged run, expected converged runs on digits'),
     ([known(CURVE, dataset='digits', recipe=replace(RECIPE, base_lr=b)) for b in (20.0, 30.0)],
-     'got 2 sets of several recipes, expected one recipe or one similar to')])
+     'got 2 sets with different recipes, expected one recipe or recipes similar to')])
 def test_unsuitable_named_sets_are_refused(named, words):
     with pytest.raises(UserError, match=words):
         find_named(RECIPE, 'digits', 360, named, [])

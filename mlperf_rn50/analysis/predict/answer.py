@@ -13,7 +13,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.text import plural
 
-# Ratio of predicted and measured local batch above which the compute time is doubtful.
+# Ratio between the predicted and the measured local batch beyond which the compute time is doubtful.
 _MAX_BATCH_RATIO = 2
 _NO_SCHEDULE = ('the source logs declare no schedule; the model does not fit the multi-node times of such published '
                 'sets (v0.5)')
@@ -22,18 +22,18 @@ _NO_LINK = 'interconnect unknown; pass --link-gbit-s or a bench allreduce file m
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """Layouts to predict; without any batch size, the local batch of the source is kept."""
+    """Layouts to predict; if no batch size is given, the local batch of the source is kept."""
 
-    splits: tuple[tuple[int, int], ...]  # nodes, accelerators or ranks per node
+    splits: tuple[tuple[int, int], ...]  # (nodes, accelerators or ranks per node)
     global_batch_size: int | None = None
     local_batch_size: int | None = None
-    is_strong: bool = False  # without any batch size, keep the global batch of the source instead
+    is_strong: bool = False  # if no batch size is given, keep the global batch of the source
     optimizer: str | None = None
     target: float | None = None  # Top-1 as a fraction; None for that of the source
-    price: float | None = None  # of a node-hour
+    price: float | None = None  # per node-hour
 
     def batch(self, base: Base, num_units: int) -> int:
-        """Return the global batch of a layout; raise UserError where it is not divisible."""
+        """Return the global batch of a layout; raise UserError if it is not divisible by the accelerators or ranks."""
         if self.global_batch_size or self.is_strong:
             batch = self.global_batch_size or base.global_batch_size
             if batch % num_units:
@@ -48,7 +48,7 @@ class PredictionRequest:
 
 @dataclass(frozen=True)
 class LayoutRecipe:
-    """Recipe of a layout and its source; epochs: None where not measured."""
+    """Recipe of a layout and its source; epochs: None if not measured."""
 
     recipe: Recipe
     source: str
@@ -60,7 +60,7 @@ class LayoutRecipe:
 class Answer:
     """Predictions of all requested layouts."""
 
-    price: float | None  # of a node-hour
+    price: float | None  # per node-hour
     source: Source
     overheads: Overheads
     rows: tuple[Prediction, ...]
@@ -88,14 +88,14 @@ class Answer:
 
     @cached_property
     def knee(self) -> Prediction | None:
-        """Layout beyond which 1 % less time costs more than 1 % more node-hours."""
+        """Layout beyond which 1 % less time needs more than 1 % more node-hours."""
         return min(self.timed, key=lambda r: (r.minutes or 0.0) * (r.node_hours or 0.0), default=None)
 
     def cost(self, row: Prediction) -> float | None:
         return None if row.node_hours is None or self.price is None else row.node_hours * self.price
 
     def kwh(self, row: Prediction) -> float | None:
-        """Return the energy of all nodes at the measured power; None for nodes of another size."""
+        """Return the energy of all nodes at the measured power; None if the nodes differ in size from the base's."""
         power, base = self.source.power, self.base
         if power is None or row.minutes is None or row.layout.units_per_node * base.num_nodes != base.num_units:
             return None
@@ -103,7 +103,7 @@ class Answer:
 
 
 def measured_epochs(run_set: RunSet) -> Epochs | None:
-    """Return the epochs to converge of the runs of a set; None where no run converged."""
+    """Return the epochs that a set's runs needed to converge; None if no run converged."""
     epochs = [e for e in run_set.epochs if e]
     if not epochs:
         return None
@@ -112,7 +112,7 @@ def measured_epochs(run_set: RunSet) -> Epochs | None:
 
 
 def source_recipe(source: Source, batch: int, optimizer: str | None, target: float | None) -> LayoutRecipe | None:
-    """Return the recipe that the source measured at a batch; on other data than ImageNet never None."""
+    """Return the recipe that the source used at a batch; None is possible only on ImageNet."""
     base = source.base
     sets = sorted(source.sets, key=lambda k: k is not base.run_set)
     for run_set in sets:
@@ -126,12 +126,12 @@ def source_recipe(source: Source, batch: int, optimizer: str | None, target: flo
         return LayoutRecipe(Recipe(optimizer, batch), '')
     unknown = replace(sets[0].recipe, global_batch_size=batch, decay_epochs=None, step_epochs=None, base_lr=None,
                       warmup_epochs=None)
-    return LayoutRecipe(unknown, f'none for this batch of {base.dataset}', doubts=(
-        f'no recipe measured on {base.dataset} at batch {batch}; the step is predicted, epochs and minutes are not',))
+    return LayoutRecipe(unknown, f'none at this batch on {base.dataset}', doubts=(
+        f'no recipe measured on {base.dataset} at batch {batch}; the step is predicted, but not epochs or minutes',))
 
 
 def published_recipe(batch: int, optimizer: str | None, target: float | None) -> LayoutRecipe:
-    """Return the recipe of published ImageNet sets for a batch; raise UserError where there is none."""
+    """Return the recipe of published ImageNet sets for a batch; raise UserError if there is none."""
     try:
         choice = choose_recipe(batch, optimizer, target)
     except ConfigError as e:
@@ -142,11 +142,11 @@ def published_recipe(batch: int, optimizer: str | None, target: float | None) ->
     if choice.kind == 'known':
         return LayoutRecipe(choice.recipe, 'published sets at this batch', epochs)
     return LayoutRecipe(choice.recipe, 'published sets near this batch', epochs,
-                        (f'no recipe is published at batch {batch:,}; interpolated between two batches',))
+                        (f'no recipe is published at batch {batch:,}; it is interpolated between two batches',))
 
 
 def _doubts(found: Prediction) -> list[str]:
-    """Return the weaknesses of a prediction except those of its recipe; the last two concern the interval."""
+    """Return the weak points of a prediction, except those of its recipe; the last two concern the interval."""
     base, layout, doubts = found.base, found.layout, []
     local, measured = layout.local_batch_size, base.local_batch_size
     if not measured / _MAX_BATCH_RATIO <= local <= measured * _MAX_BATCH_RATIO:
@@ -154,7 +154,7 @@ def _doubts(found: Prediction) -> list[str]:
                       'to be proportional')
     units, measured = layout.units_per_node, base.num_units / base.num_nodes
     if units != measured and base.has_accelerators:
-        doubts.append(f'{units} accelerators per node, measured with {measured:g}; node-hours and prices differ')
+        doubts.append(f'{units} accelerators per node, measured with {measured:g}; node-hours are not comparable')
     elif units > measured:
         doubts.append(f'{units} ranks per node, measured with {measured:g}; enough processors are assumed')
     if found.minutes and (not base.run_set or len(base.run_set.converged) < 2):
@@ -194,7 +194,7 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
 
 
 def overheads_for(base: Base) -> Overheads:
-    """Return the overheads of published systems for a base with accelerators, otherwise none."""
+    """Return the overheads of published systems for a base with accelerators, otherwise NO_OVERHEADS."""
     return overheads_without(*([base.run_set] if base.run_set else [])) if base.has_accelerators else NO_OVERHEADS
 
 

@@ -1,4 +1,4 @@
-"""JSON files of bench train and bench allreduce: untrusted, so typed and bounded."""
+"""Load JSON files of bench train and bench allreduce, and check types and bounds, because the files are untrusted."""
 import os
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mllog.events import printable
 
-_MAX_ERROR = 200  # characters of a decoder's error in a message
+_MAX_ERROR = 200  # maximum characters of a decoder error quoted in a message
 _MAX_FILE_BYTES = 4 * 2**20
 _Text = Annotated[str, Meta(pattern=r'\A[\w .,/+-]{1,40}\Z')]
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
@@ -32,7 +32,7 @@ class _Measured(Struct, frozen=True):
 
 
 class MeasuredStep(_Measured, frozen=True):
-    """A row of bench train: a step of all ranks and its parts, each measured alone."""
+    """A row of bench train: times of a step on all ranks and of its parts, each measured alone."""
 
     precision: _Text
     input: _Text
@@ -51,7 +51,7 @@ class MeasuredStep(_Measured, frozen=True):
 
     @property
     def exchange_s(self) -> float:
-        """Exchange that does not overlap: the step less its other parts."""
+        """Time of the exchange that does not overlap with computing: the step less its other parts."""
         parts = self.data_ms, self.forward_ms, self.backward_ms, self.update_ms
         shown_s = self.step_s - sum(ms / 1000 for ms in parts)
         return min(max(shown_s, 0.0), self.all_reduce_ms / 1000) if self.num_ranks > 1 else 0.0
@@ -69,7 +69,7 @@ class MeasuredStep(_Measured, frozen=True):
 
 
 class MeasuredExchange(_Measured, frozen=True):
-    """Gradients of a step in bench allreduce; step_ms: a step with the exchange, None where not measured."""
+    """Exchange of a step's gradients in bench allreduce; step_ms: a step with the exchange, None if not measured."""
 
     time_ms: Annotated[float, Meta(ge=1e-6, le=1e8)]
     num_bytes: _Bytes = field(name='bytes')
@@ -77,7 +77,7 @@ class MeasuredExchange(_Measured, frozen=True):
 
     @property
     def gbit_s(self) -> float:
-        """Rate of each rank's link in a ring."""
+        """Rate of each link in a ring of all ranks."""
         return 2 * (self.num_ranks - 1) / self.num_ranks * self.num_bytes * 8 / (self.time_ms / 1000) / 1e9
 
 
@@ -124,7 +124,7 @@ def load_bench(path: Path) -> Bench:
     """Load a JSON file of bench train or bench allreduce; raise UserError for any other content."""
     content = _read_start(path, _MAX_FILE_BYTES + 1)
     if len(content) > _MAX_FILE_BYTES:
-        raise UserError(f'{path}: file is larger than {_MAX_FILE_BYTES} bytes, expected JSON of bench')
+        raise UserError(f'{path}: file is larger than {_MAX_FILE_BYTES} bytes, expected a JSON file of bench')
     try:
         found = decode(content, type=_File)
         has_accelerators = bool(found.machine.gpus)

@@ -1,8 +1,8 @@
 """Model of the training time on other layouts, from a measured step and the epochs of a recipe. Pure.
 
-A step takes its computing time, proportional to the images, plus a fixed time: a ring all-reduce of all gradients over
-the slowest link, less its overlap with the backward pass, and an overhead on several nodes. This overhead and the time
-outside of steps come from published systems, excluding the round of the predicted system.
+A step takes a computing time, proportional to its images, plus a fixed time. The fixed time has two parts: a ring
+all-reduce of all gradients over the slowest link, unless hidden by the backward pass, and an overhead on several nodes.
+This overhead and the time outside of steps come from published systems, except those of the predicted round.
 """
 import math
 import statistics
@@ -13,16 +13,16 @@ from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
-# The backward pass computes twice as much as the forward pass, and the exchange can overlap with it.
+# The exchange can overlap with the backward pass, which takes two thirds of the computing time.
 BACKWARD_SHARE = 2 / 3
-# Fixed share of a step up to which the model holds.
+# Largest fixed share of a step for which the model holds.
 MAX_FIXED_SHARE = 0.5
-# Half of the 80 % interval in standard deviations: Student's t for 1, 2, ... degrees of freedom, and its limit.
+# Half of the 80 % interval in standard deviations (Student's t), for 1 to 10 degrees of freedom and for more.
 _SIGMAS, _MANY_SIGMAS = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372), 1.2816
 
 
 def base_of(run_set: RunSet) -> Base | None:
-    """Return the base of a run set; None where the logs lack nodes, units or times."""
+    """Return a run set as a base; None if the logs lack nodes, accelerators or ranks, times or the size of the data."""
     step_s, times = run_set.step_s, run_set.times
     if not run_set.num_nodes or not run_set.num_units or not step_s or times is None or not run_set.train_samples:
         return None
@@ -32,25 +32,25 @@ def base_of(run_set: RunSet) -> Base | None:
 
 
 def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
-    """Return the time of a ring all-reduce, in which each link carries 2 (n - 1) / n messages. Source: nccl-tests."""
+    """Return the time of a ring all-reduce; each link carries 2 (n - 1) / n times the bytes (source: nccl-tests)."""
     return 2 * (num_members - 1) / num_members * num_bytes / (gbit_s * 1e9 / 8)
 
 
 def _is_alike(a: RunSet, b: RunSet) -> bool:
-    """Compare the kinds of accelerators; where unnamed, the accelerators per node."""
+    """Return whether two sets have the same kind of accelerator or, if unnamed, as many of them per node."""
     kinds = [(s.accelerator or '').casefold().removeprefix('nvidia').strip() for s in (a, b)]
     per_node = [s.num_accelerators / s.num_nodes for s in (a, b) if s.num_accelerators and s.num_nodes]
     return kinds[0] == kinds[1] and (bool(kinds[0]) or len(per_node) == 2 and per_node[0] == per_node[1])
 
 
 def is_pair(one: RunSet, target: RunSet) -> bool:
-    """Return whether a set is a one-node set of the same round, organisation, kind of accelerator and data."""
+    """Return whether a set has one node and the target's round, organisation, kind of accelerator and data."""
     return (one.num_nodes == 1 and one.round == target.round and one.other_dataset == target.other_dataset
             and (one.org or '').casefold() == (target.org or '').casefold() and _is_alike(one, target))
 
 
 def base_for(target: RunSet, sets: Sequence[RunSet]) -> Base | None:
-    """Return the paired one-node set nearest in optimizer and local batch as a base."""
+    """Return the one-node set, paired with a target, whose optimizer and local batch are nearest, as a base."""
     found = [(s, base) for s in sets if is_pair(s, target) and (base := base_of(s))]
     local = target.recipe.global_batch_size / (target.num_units or 1)
     nearest = min(found, key=lambda pair: (pair[0].recipe.opt_name != target.recipe.opt_name,
@@ -59,14 +59,14 @@ def base_for(target: RunSet, sets: Sequence[RunSet]) -> Base | None:
 
 
 def layout_of(run_set: RunSet) -> Layout | None:
-    """Return the layout of a run set; None where the logs lack it."""
+    """Return the layout of a run set; None if the logs lack it or the nodes differ in size."""
     if not run_set.num_nodes or not run_set.num_units or run_set.num_units % run_set.num_nodes:
         return None
     return Layout(run_set.num_nodes, run_set.num_units // run_set.num_nodes, run_set.recipe)
 
 
 def _compute_s(base: Base, layout: Layout, link: Link, step_overhead_s: float = 0.0) -> float:
-    """Return the computing time of a step: that of the base, scaled with the local batch."""
+    """Return the computing time of the base's step, scaled with the local batch."""
     compute_s = base.step_s - base.exchange_s
     if base.num_nodes > 1 and not base.exchange_s:
         compute_s -= ring_s(link.exchange_bytes, base.num_units, link.gbit_s) + step_overhead_s
@@ -74,7 +74,7 @@ def _compute_s(base: Base, layout: Layout, link: Link, step_overhead_s: float = 
 
 
 def _exchange_s(base: Base, layout: Layout, link: Link) -> float:
-    """Return the exchange of a step, over the link or as measured; within one node it may be part of computing."""
+    """Return the measured or computed exchange time of a step. Within one node, computing may include the exchange."""
     if layout.num_nodes == 1:
         return base.exchange_s if base.num_nodes == 1 else 0.0
     if base.exchange_s and (base.num_nodes, base.num_units) == (layout.num_nodes, layout.num_units):
@@ -90,26 +90,26 @@ def _half_interval(values: Sequence[float]) -> float:
 
 
 def _quantiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the 10th, 50th and 90th percentile."""
+    """Return the 10th, 50th and 90th percentiles."""
     tenths = statistics.quantiles(values, n=10, method='inclusive')
     return tenths[0], statistics.median(values), tenths[-1]
 
 
 def _step_overhead_s(base: Base, target: RunSet) -> float:
-    """Return the time of a step of a published set besides computing and the ring."""
+    """Return the part of a published set's step that is neither computing nor the ring all-reduce."""
     layout, step_s, link = layout_of(target), target.step_s, PUBLISHED_LINK
-    assert layout and step_s  # complete in the published table
+    assert layout and step_s  # the published table has both
     return step_s - _compute_s(base, layout, link) - ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
 
 
 def _has_common_run(a: RunSet, b: RunSet) -> bool:
-    """Return whether two sets share a run, identified by epochs and time, as copies of logs have other paths."""
+    """Return whether two sets share a run; epochs and time identify a run, because copied logs have other paths."""
     times = {(r.epochs_to_converge, round(r.time_to_train_s, 2)) for r in a.readable if r.time_to_train_s}
     return any((r.epochs_to_converge, round(r.time_to_train_s, 2)) in times for r in b.readable if r.time_to_train_s)
 
 
 def overheads_without(*judged: RunSet) -> Overheads:
-    """Return the overheads of published systems, except the rounds of the judged sets and of their duplicates."""
+    """Return the overheads of published systems, without the rounds of the judged sets and of copies of these sets."""
     published = load_published()
     rounds = {s.round for s in judged} | {p.round for p in published for s in judged if _has_common_run(p, s)}
     sets = [s for s in published if s.round not in rounds]
@@ -117,7 +117,7 @@ def overheads_without(*judged: RunSet) -> Overheads:
              and (base := base_for(s, sets))]
     steps = [_step_overhead_s(base, s) for base, s in pairs]
     low, middle, high = _quantiles([s.times.outside_s for _, s in pairs if s.times])
-    # Epochs to converge relative to the last evaluation within the schedule.
+    # Epochs to converge, as fractions of the last evaluation epoch within the schedule.
     shares = [epochs / last for s in sets if (last := s.recipe.last_eval_epoch) for epochs in s.epochs if epochs]
     spread_s = _half_interval(steps) * math.sqrt(1 + 1 / len(steps))  # includes the uncertainty of the mean
     source = f'{len(pairs)} pairs of published systems of {", ".join(dict.fromkeys(s.round for _, s in pairs))}'
@@ -125,7 +125,7 @@ def overheads_without(*judged: RunSet) -> Overheads:
 
 
 def epochs_of(recipe: Recipe, overheads: Overheads) -> Epochs | None:
-    """Return the last evaluation within the schedule; None where the recipe declares no schedule."""
+    """Return the epoch of the last evaluation within the schedule; None if the recipe declares no schedule."""
     last = recipe.last_eval_epoch
     return None if last is None else Epochs(
         last, last * overheads.epochs_low, last, f'last evaluation within the {recipe.decay_epochs:g}-epoch schedule')
@@ -139,7 +139,7 @@ def _num_evaluations(recipe: Recipe, epochs: float) -> float:
 
 def _minutes(base: Base, layout: Layout, overheads: Overheads, epochs: Epochs,
              step_s: float) -> tuple[float, float, float]:
-    """Return the minutes to the target and the ends of their 80 % interval, from independent errors."""
+    """Return the minutes to the target and both ends of their 80 % interval, with errors assumed independent."""
     steps_per_epoch = base.train_samples / layout.recipe.global_batch_size
     evaluation_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units
     is_measured = layout.num_nodes == base.num_nodes or overheads.outside_s is None
@@ -157,19 +157,19 @@ def _minutes(base: Base, layout: Layout, overheads: Overheads, epochs: Epochs,
 
 
 def _run_spread(base: Base) -> float:
-    """Return half of the 80 % interval of the seconds per epoch over the runs of the base, as a fraction."""
+    """Return half of the 80 % interval of the base runs' seconds per epoch, as a fraction of their mean."""
     rates = [r.time_to_train_s / r.epochs_to_converge for r in base.run_set.converged
              if r.time_to_train_s and r.epochs_to_converge] if base.run_set else []
     return _half_interval(rates) / statistics.fmean(rates) if len(rates) > 1 else 0.0
 
 
 def predict_layout(base: Base, layout: Layout, link: Link, overheads: Overheads) -> Prediction:
-    """Predict a layout; answer.overheads_for(base) returns the overheads."""
+    """Predict a layout, with the overheads that answer.overheads_for(base) returns."""
     if layout.recipe.global_batch_size > base.train_samples:
         return Prediction(base, layout, f'batch {layout.recipe.global_batch_size:,} exceeds the {base.train_samples:,} '
                                         'training images')
     is_one_node = layout.num_nodes == 1
-    # The measured step of several nodes includes them.
+    # A base that measured its exchange on several nodes includes the overheads in its computing time.
     has_overheads = not is_one_node and not (base.num_nodes > 1 and base.exchange_s)
     compute_s = _compute_s(base, layout, link, overheads.step_s)
     exchange_s, other_s = _exchange_s(base, layout, link), overheads.step_s if has_overheads else 0.0
@@ -187,6 +187,6 @@ def predict_layout(base: Base, layout: Layout, link: Link, overheads: Overheads)
     times = _minutes(base, layout, overheads, epochs, compute_s + fixed_s) if epochs and base.evaluation_s is not None \
         else (None, None, None)
     if times[0] is not None and times[0] <= 0:
-        return Prediction(base, layout, 'the predicted time is not positive, as the source runs took less time than '
-                                        'their epochs add up to')
+        return Prediction(base, layout, 'the predicted time is not positive, because the source runs took less time '
+                                        'than the sum of their epochs')
     return Prediction(base, layout, None, epochs, compute_s, exchange_s, hidden_s, other_s, *times)

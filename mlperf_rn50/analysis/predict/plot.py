@@ -1,4 +1,4 @@
-"""Picture of a prediction: measured and predicted time and cost against nodes."""
+"""Plot measured and predicted time and cost against the number of nodes."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +20,15 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.files import write_atomically, writing_folder
 from mlperf_rn50.mllog.events import printable
 
-# As on the report's page in dark mode.
+# Colours of the report's page in dark mode.
 _DARK_INK, _DARK_PAPER = '#e6e9ee', '#14171b'
-_MAX_MEASURED, _MAX_REFUSED = 50, 5
+_MAX_MEASURED, _MAX_REFUSED = 50, 5  # measured sets drawn, refused layouts named
 _HEIGHT_IN = 5.0
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """Quantity of a panel, for predictions and measured sets."""
+    """Quantity shown in a panel, for predictions and measured sets."""
 
     unit: str
     of_row: Callable[[Prediction], float | None]
@@ -38,7 +38,7 @@ class _Panel:
 
 
 def _panels(answer: Answer) -> tuple[_Panel, _Panel]:
-    """Return the panels of time and cost; with unknown epochs, of step time and throughput."""
+    """Return panels of time and cost or, if no minutes are predicted, of step time and throughput."""
     if not answer.timed:
         return (_Panel('ms per step', lambda r: 1e3 * (r.step_s or 0.0),
                        lambda k: 1e3 * k.step_s if k.step_s else None, '.1f'),
@@ -52,7 +52,7 @@ def _panels(answer: Answer) -> tuple[_Panel, _Panel]:
 
 
 def _series(answer: Answer) -> list[tuple[str, int, list[Prediction]]]:
-    """Return (colour, accelerators or ranks per node, layouts ordered by nodes)."""
+    """Return (colour, accelerators or ranks per node, layouts in order of nodes) for each series."""
     found: dict[int, list[Prediction]] = {}
     for row in sorted(answer.predicted, key=lambda r: r.layout.num_nodes):
         found.setdefault(row.layout.units_per_node, []).append(row)
@@ -60,7 +60,7 @@ def _series(answer: Answer) -> list[tuple[str, int, list[Prediction]]]:
 
 
 def _draw_rows(picture: Picture, axes: Axes, panel: _Panel, rows: Sequence[Prediction], colour: str) -> list[float]:
-    """Draw the predictions of one series; return the values."""
+    """Draw the predictions of one series; return the drawn values and ends of intervals."""
     points = [(r, v) for r in rows if (v := panel.of_row(r)) is not None]
     spans = [(r.layout.num_nodes, *span) for r, _ in points if (span := panel.interval(r))]
     for nodes, low, high in spans:
@@ -74,7 +74,7 @@ def _draw_rows(picture: Picture, axes: Axes, panel: _Panel, rows: Sequence[Predi
 
 
 def _draw_measured(picture: Picture, axes: Axes, panel: _Panel, sets: Sequence[RunSet]) -> list[float]:
-    """Draw the measured sets; return the values."""
+    """Draw the measured sets; return the drawn values."""
     points = [(k, v) for k in sets if k.num_nodes and (v := panel.of_set(k)) is not None]
     if points:
         drawn, = axes.plot([k.num_nodes or 1 for k, _ in points], [v for _, v in points], 'x', color=INK, markersize=7,
@@ -137,7 +137,7 @@ def draw_prediction(answer: Answer) -> Picture | None:
 
 def dump_picture_twice(picture: Picture, folder: Path) -> None:
     """Write a picture as SVG and PNG, for light and dark mode."""
-    svg = picture.svg  # lays out the figure, which savefig below relies on
+    svg = picture.svg  # also lays out the figure, as savefig below requires
     write_atomically(folder / f'{picture.name}.svg', svg)
     write_atomically(folder / f'{picture.name}_dark.svg',
                      svg.replace(INK, _DARK_INK).replace('fill: #ffffff', f'fill: {_DARK_PAPER}'))
@@ -151,7 +151,7 @@ def dump_picture_twice(picture: Picture, folder: Path) -> None:
 
 
 def dump_prediction(answer: Answer, folder: Path) -> Path:
-    """Write prediction.json, prediction.md and any picture; return the folder; raise ConfigError on failure."""
+    """Write prediction.json, prediction.md and the plot, if any; return the folder; raise ConfigError on failure."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / 'prediction.json', render_json(answer) + '\n')

@@ -9,18 +9,18 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 
 @dataclass(frozen=True)
 class Base:
-    """A measured step."""
+    """A measured step that predictions start from."""
 
     name: str
     source: str
     num_nodes: int
-    num_units: int  # accelerators of all nodes, or ranks on nodes without accelerators
+    num_units: int  # all accelerators or, on nodes without accelerators, all ranks
     has_accelerators: bool
     global_batch_size: int
     step_s: float
-    exchange_s: float  # without overlap; 0 where not measured
-    evaluation_s: float | None  # None where not measured
-    outside_s: float | None  # first-epoch overhead and gaps, on the clock; None where not measured
+    exchange_s: float  # the part that does not overlap with computing; 0 if not measured
+    evaluation_s: float | None  # None if not measured
+    outside_s: float | None  # extra time of the first epoch, and gaps; None if not measured
     train_samples: int
     dataset: str | None  # None for ImageNet
     run_set: RunSet | None = None  # None for a bench
@@ -36,7 +36,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Link:
-    """The slowest link between nodes, per direction; is_hidden: the exchange overlaps with the backward pass."""
+    """The slowest link between nodes; gbit_s: per direction; is_hidden: the backward pass hides the exchange."""
 
     gbit_s: float
     exchange_bytes: int
@@ -51,7 +51,7 @@ PUBLISHED_LINK = Link(100.0, 51_000_000, False, 'assumption of one port per node
 
 @dataclass(frozen=True)
 class Epochs:
-    """Epochs to the target with the 80 % interval, and their source."""
+    """Mean epochs to the target, the ends of their 80 % interval, and their source."""
 
     mean: float
     low: float
@@ -61,14 +61,14 @@ class Epochs:
 
 @dataclass(frozen=True)
 class Overheads:
-    """Multi-node times besides computing and exchange, from published systems; low and high bound the 80 % interval."""
+    """Extra time and epochs on several nodes, from published systems; low and high are ends of the 80 % interval."""
 
     step_s: float
     step_spread_s: float
-    outside_s: float | None  # first-epoch overhead and gaps on several nodes; None for that of the base
+    outside_s: float | None  # extra time of the first epoch, and gaps; None to use that of the base
     outside_low_s: float
     outside_high_s: float
-    epochs_low: float  # of early convergence, as a fraction of the last evaluation in the schedule
+    epochs_low: float  # as a fraction of the schedule's last evaluation epoch
     source: str
 
 
@@ -77,7 +77,7 @@ NO_OVERHEADS = Overheads(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none, only the exchange
 
 @dataclass(frozen=True)
 class Layout:
-    """Nodes, units per node and a recipe; epochs: measured ones, which take precedence over the schedule."""
+    """Nodes, units per node and a recipe; epochs: measured epochs, used instead of the schedule's."""
 
     num_nodes: int
     units_per_node: int
@@ -99,7 +99,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted step and minutes of a layout; values are None after a refusal, or where epochs are unknown."""
+    """Predicted step and minutes of a layout; all are None after a refusal, the minutes also if epochs are unknown."""
 
     base: Base
     layout: Layout
@@ -110,11 +110,11 @@ class Prediction:
     hidden_s: float | None = None
     other_s: float | None = None  # overhead on several nodes, besides computing and exchange
     minutes: float | None = None
-    low_minutes: float | None = None  # of the 80 % interval
+    low_minutes: float | None = None  # low and high: ends of the 80 % interval
     high_minutes: float | None = None
     doubts: tuple[str, ...] = ()
     recipe_source: str = ''
-    measured: RunSet | None = None  # of this layout and batch, possibly of another recipe
+    measured: RunSet | None = None  # set with this layout and batch, possibly with another recipe
 
     @property
     def step_s(self) -> float | None:
@@ -143,7 +143,7 @@ class Prediction:
 
     @property
     def measured_minutes(self) -> float | None:
-        """Minutes of the measured set; None where its recipe or target differs."""
+        """Minutes of the measured set; None if its recipe or target differs from the layout's."""
         measured, recipe = self.measured, self.layout.recipe
         is_same = measured and (has_same_recipe(measured.recipe, recipe)
                                 and measured.recipe.target_accuracy == recipe.target_accuracy)
@@ -163,5 +163,5 @@ class Prediction:
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:
-    """Return predicted / measured - 1; None without one of them."""
+    """Return predicted / measured - 1; None if either is unknown."""
     return predicted / measured - 1 if predicted and measured else None

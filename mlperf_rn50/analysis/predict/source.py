@@ -1,4 +1,4 @@
-"""Base and interconnect of a prediction, from a run, a study, a published system or bench files (none trusted)."""
+"""Load the base and the interconnect of a prediction from untrusted logs or bench files, or from published systems."""
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,19 +16,19 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
 from mlperf_rn50.text import some
 
-_FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50, as ranks without accelerators exchange them
+_FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50; ranks without accelerators exchange float32
 _IMAGENET_PIXELS = 224
-_MAX_NAMES = 8  # in a message
-_kind = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')  # of comparable sets
-_INCOMPLETE = ('the logs lack the number of nodes, the number of accelerators or ranks, or the time of an epoch, or no '
-               'run has finished')
+_MAX_NAMES = 8  # maximum names listed in a message
+_kind = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')  # equal if comparable
+_INCOMPLETE = ('no run has finished, or the logs lack the number of nodes, the number of accelerators or ranks, or the '
+               'time of an epoch')
 _ASSUMED = (f'Interconnect unknown: assuming {PUBLISHED_LINK.gbit_s:g} Gbit/s, as for the published systems; pass '
             '--link-gbit-s or a bench allreduce file')
 
 
 @dataclass(frozen=True)
 class Power:
-    """Mean power of a node over its runs; kinds: measured processors, such as ('cpu', 'gpu')."""
+    """Mean power of one node during the runs; kinds: types of the measured processors, such as ('cpu', 'gpu')."""
 
     watts: float
     kinds: tuple[str, ...]
@@ -42,12 +42,12 @@ class Source:
     link: Link | None
     sets: tuple[RunSet, ...] = ()
     notes: tuple[str, ...] = ()
-    power: Power | None = None  # of a node of the base
-    gradients: tuple[int, str] | None = None  # size in bytes, and type and network
+    power: Power | None = None  # of one node of the base
+    gradients: tuple[int, str] | None = None  # size in bytes, and a text with type and network
 
 
 def published_by_name(name: str) -> RunSet:
-    """Return a published system by its full name or the last part of it; raise ConfigError for an unknown name."""
+    """Return a published system by its full name or the last part of that name; raise ConfigError if it is unknown."""
     whole = {f'{s.round}/{s.org}/{s.name}': s for s in load_published()}
     short = {s.name: s for s in load_published()}
     by_name = {word.casefold(): s for word, s in (whole | short).items()}
@@ -65,7 +65,7 @@ def _smallest(sets: Sequence[RunSet], per_node: int | None) -> list[RunSet]:
 
 
 def power_of(run_set: RunSet) -> Power | None:
-    """Return the power of a node of a system; None without telemetry of it."""
+    """Return the mean power of one node of a system; None if its energy was not measured."""
     energy = run_set.energy
     if not energy or not energy.joules or not energy.seconds or not run_set.num_nodes:
         return None
@@ -73,7 +73,7 @@ def power_of(run_set: RunSet) -> Power | None:
 
 
 def _choose_step(bench: Bench, per_node: int | None, local_batch_size: int | None) -> MeasuredStep:
-    """Return the row of bench train with the fewest hosts, then the nearest number of ranks per node."""
+    """Return the bench train row with the fewest hosts and, among those, the ranks per node nearest to per_node."""
     def distance(s: MeasuredStep) -> tuple[int, float, int]:
         return s.num_hosts, abs(s.num_ranks / s.num_hosts - (per_node or 1)), s.num_ranks
     least = min(map(distance, bench.steps))
@@ -87,12 +87,12 @@ def _choose_step(bench: Bench, per_node: int | None, local_batch_size: int | Non
 
 
 def _base_of_step(step: MeasuredStep, bench: Bench) -> tuple[Base, tuple[str, ...]]:
-    """Return a step as a base, and notes on what is assumed; only ResNet-50 at 224 pixels counts as ImageNet."""
+    """Return a measured step as a base, and notes on assumptions; only ResNet-50 at 224 pixels counts as ImageNet."""
     batch = step.local_batch_size * step.num_ranks
     base = Base(step.name, str(bench.path), step.num_hosts, step.num_ranks, bench.has_accelerators, batch, step.step_s,
                 step.exchange_s, None, None, IMAGENET_TRAIN, f'images of {step.image_size} pixels')
     if step.model != 'resnet50' or step.image_size != _IMAGENET_PIXELS:
-        return base, ('No minutes are predicted, because bench measures no epochs and the data is not ImageNet',)
+        return base, ('No minutes are predicted, because epochs are known only for ResNet-50 with 224-pixel images',)
     evaluation_s = (1 - BACKWARD_SHARE) * step.step_s * IMAGENET_VAL / batch
     return replace(base, evaluation_s=evaluation_s, outside_s=0.0, dataset=None), (
         'Not measured: evaluations (assumed to take a third of the training time of 50,000 images), first-epoch '
@@ -100,17 +100,17 @@ def _base_of_step(step: MeasuredStep, bench: Bench) -> tuple[Base, tuple[str, ..
 
 
 def _exchange_link(base: Base, bench: Bench, exchange: MeasuredExchange) -> Link:
-    """Return the link measured by bench allreduce; it overlaps where less than half of the exchange adds to a step."""
+    """Return the measured link. The exchange overlaps if less than half of the time of the exchange adds to a step."""
     source = f'bench allreduce over {exchange.num_ranks} ranks on {exchange.num_hosts} nodes, {bench.path}'
     if exchange.step_ms is None or base.num_nodes > 1 or base.local_batch_size != exchange.local_batch_size:
         return Link(exchange.gbit_s, exchange.num_bytes, False, source)
     time_s, shown_s = exchange.time_ms / 1000, exchange.step_ms / 1000 - (base.step_s - base.exchange_s)
     return Link(exchange.gbit_s, exchange.num_bytes, shown_s < time_s / 2,
-                f'{source}; {1e3 * max(shown_s, 0.0):.1f} of {1e3 * time_s:.1f} ms add to a step')
+                f'{source}; {1e3 * max(shown_s, 0.0):.1f} of its {1e3 * time_s:.1f} ms add to a step')
 
 
 def _find_link(source: Source, bench: Bench | None, gbit_s: float | None) -> tuple[Link | None, tuple[str, ...]]:
-    """Return the link, by priority requested, measured or of published systems, and notes about it."""
+    """Return the requested link, otherwise the measured or the published one, and notes about this link."""
     base, measured, notes = source.base, None, tuple[str, ...]()
     if bench and bench.exchange:
         measured = _exchange_link(base, bench, bench.exchange)
@@ -130,7 +130,7 @@ def _find_link(source: Source, bench: Bench | None, gbit_s: float | None) -> tup
 
 def load_source(words: Sequence[str], system: str | None = None, per_node: int | None = None,
                 local_batch_size: int | None = None, gbit_s: float | None = None) -> Source:
-    """Load folders and logs, a published system or bench files; per_node and local_batch_size are preferred ones.
+    """Load logs, a published system or bench files; per_node and local_batch_size select one of several layouts.
 
     Raises:
         UserError: a file is unreadable or lacks values that a prediction needs.
@@ -160,7 +160,7 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
 
 
 def _from_systems(run_sets: Sequence[RunSet], name: str | None, per_node: int | None) -> Source:
-    """Return the named system, or the one with the fewest nodes, and all sets of its kind."""
+    """Return the named system, or the one with the fewest nodes, and all comparable sets."""
     sets = [s for s in run_sets if s.has_recipe and base_of(s)]
     if not sets:
         reasons = '; '.join(f'{s.name}: {s.refusal or _INCOMPLETE}' for s in run_sets[:3])
@@ -178,7 +178,7 @@ def _from_systems(run_sets: Sequence[RunSet], name: str | None, per_node: int | 
     assert base is not None  # sets without a base are excluded above
     comparable = tuple(k for k in sets if _kind(k) == _kind(run_set))
     notes = () if len(comparable) == 1 or name else (
-        f'Predicted from {run_set.name}, with the fewest nodes of {len(comparable)} systems; --system selects another',)
+        f'Predicted from {run_set.name}, the smallest of {len(comparable)} systems; --system NAME selects another',)
     return Source(base, None, comparable, notes, power_of(run_set))
 
 
@@ -192,17 +192,17 @@ def _from_published(run_set: RunSet) -> Source:
 
 def _from_bench(steps: Bench | None, exchange: Bench | None, per_node: int | None,
                 local_batch_size: int | None) -> Source:
-    """Return the step of bench train, or otherwise that of bench allreduce."""
+    """Return the step of bench train or, without one, that of bench allreduce as a base."""
     if steps:
         step = _choose_step(steps, per_node, local_batch_size)
         base, notes = _base_of_step(step, steps)
         return Source(base, None, notes=notes, gradients=step.gradients)
-    assert exchange and exchange.exchange  # load_source has one or the other
+    assert exchange and exchange.exchange  # load_source passes at least one of the two
     x = exchange.exchange
     if x.step_ms is None:
         raise UserError(f'{exchange.path}: step_ms is missing; pass a bench train file as well')
     step = MeasuredStep(x.model, x.local_batch_size, x.num_ranks, x.num_hosts, 'float32', 'synthetic', _IMAGENET_PIXELS,
                         x.num_bytes // 4, x.step_ms, 0.0, 0.0, 0.0, 0.0, 0.0)
     base, notes = _base_of_step(step, exchange)
-    return Source(base, None, notes=(*notes, 'The step of bench allreduce includes the exchange, assumed not to '
-                                     'overlap; a bench train file of one node improves the prediction'))
+    return Source(base, None, notes=(*notes, 'The step of bench allreduce includes the exchange, which is assumed '
+                                     'not to overlap; a bench train file of one node improves the prediction'))

@@ -19,7 +19,7 @@ FORMAT = 'mlperf-rn50 predict 1'
 
 
 def _group(pairs: Iterable[tuple[str, Prediction]]) -> dict[str, str]:
-    """Return the joined names of the layouts by text."""
+    """Map each text to the joined names of its layouts."""
     named: dict[str, list[str]] = {}
     for text, row in pairs:
         named.setdefault(text, []).append(row.layout.name)
@@ -101,9 +101,9 @@ def verdicts(answer: Answer) -> list[str]:
         return []
     if fastest is cheapest:
         return [f'Fastest and cheapest: {_row_text(answer, fastest)}']
-    knee_text = (f'{_row_text(answer, knee)}; beyond it, 1 % less time costs more than 1 % more node-hours'
+    knee_text = (f'{_row_text(answer, knee)}; beyond it, 1 % less time needs more than 1 % more node-hours'
                  if knee is not fastest else
-                 f'not reached up to {fastest.layout.name}; 1 % less time costs less than 1 % more node-hours')
+                 f'not reached up to {fastest.layout.name}; 1 % less time needs less than 1 % more node-hours')
     return [f'Fastest: {_row_text(answer, fastest)}', f'Cheapest: {_row_text(answer, cheapest)}', f'Knee: {knee_text}']
 
 
@@ -117,8 +117,8 @@ def _link_line(link: Link | None) -> str:
 
 def _power_line(power: Power) -> str:
     processors = ' and '.join(f'{kind.upper()}s' for kind in power.kinds)
-    return (f'Energy: {power.watts:,.0f} W per node, the mean of the {processors} over the source runs, assumed for '
-            'all layouts')
+    return (f'Energy: {power.watts:,.0f} W per node, the mean power of its {processors} in the source runs, assumed '
+            'for all layouts')
 
 
 def constants(answer: Answer) -> list[str]:
@@ -152,7 +152,7 @@ def notes_of(answer: Answer) -> list[str]:
 
 
 def render_tables(answer: Answer, is_markdown: bool = False, title: Callable[[str], str] = str) -> str:
-    """Return the prediction as tables, for a terminal or as Markdown; title colours headings."""
+    """Return the prediction as tables, for a terminal or as Markdown; title formats a heading."""
     tables = [answer_table(answer)]
     if answer.predicted:
         tables.append(_table('Parts of a step, ms', answer.predicted, _step_cells,

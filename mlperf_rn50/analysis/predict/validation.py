@@ -1,4 +1,4 @@
-"""Errors of the model: published multi-node sets predicted from paired one-node sets. Pure."""
+"""Errors of the model when published multi-node sets are predicted from paired one-node sets. Pure."""
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class ValidationCase:
 
 @dataclass(frozen=True)
 class Validation:
-    """Cases of all multi-node sets; left_out: lines on systems that are excluded as target and base."""
+    """Cases of all multi-node sets; left_out: lines about systems that are neither predicted nor a base."""
 
     judged: tuple[ValidationCase, ...]
     left_out: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Validation:
 def _unpaired(target: RunSet, sets: Sequence[RunSet]) -> str:
     kind = f'with {target.accelerator}' if target.accelerator else 'with as many unnamed accelerators per node'
     timeless = [s.name for s in sets if is_pair(s, target) and not base_of(s)]
-    exception = f' but {timeless[0]}, whose logs lack the times of a finished run' if timeless else ''
+    exception = f' except {timeless[0]}, whose logs lack the times of a finished run' if timeless else ''
     return f'no one-node set of {target.org or "the same organisation"} {kind}{exception}'
 
 
@@ -118,7 +118,7 @@ def _cells(case: ValidationCase) -> list[str]:
 
 
 def errors_text(validation: Validation, worst: str = '') -> str:
-    """Return the absolute errors and the hits of the intervals, for one or more predictions."""
+    """Describe the absolute errors, and how many intervals contain the measured time, for one or more predictions."""
     return (f'{100 * (validation.median_error or 0.0):.1f} % (median), {100 * (validation.high_error or 0.0):.1f} % '
             f'(90th percentile){worst}; {validation.num_held} of {validation.num_predicted} measured times are within '
             'the 80 % interval')
@@ -134,7 +134,7 @@ def overheads_text(overheads: Overheads) -> str:
 
 
 def render_validation(validation: Validation, is_markdown: bool = False) -> str:
-    """Return the table, the errors, the excluded sets and the constants."""
+    """Return the table, the errors, the excluded sets and the overheads as text."""
     clean = markdown_text if is_markdown else printable
     head = ['round', 'organisation', 'system', 'base', 'epochs', 'predicted min', '80 % interval', 'measured min',
             'error', 'in interval']

@@ -12,7 +12,7 @@ from mlperf_rn50.analysis.recipe.choose import reached_epoch
 from mlperf_rn50.analysis.recipe.reference import MIN_RUNS, Reference, schedule_phase
 from mlperf_rn50.text import span
 
-# Band width, and consecutive outliers that raise an alarm; tuned with benchmarks/replay.py.
+# Half of the band width, and number of consecutive outliers for an alarm; tuned with benchmarks/replay.py.
 SIGMAS, IN_A_ROW = 3.0, 2
 Curve = Sequence[tuple[int, float]]
 
@@ -23,7 +23,7 @@ class Band:
 
     epoch: int
     point: float | None  # fraction of the schedule; None if its length is not set
-    values: tuple[float, ...]  # of each run that reaches this point, at least one
+    values: tuple[float, ...]  # one for each run that reaches this point; at least one
     mean: float
     low: float | None
     high: float | None
@@ -92,8 +92,8 @@ class Standing:
     band: Band | None
     is_below: bool
     is_behind: bool
-    reference_epochs: tuple[int, int] | None  # first and last at which reference runs reached the target
-    seconds_left: tuple[float, float] | None  # until then at this run's pace; None afterwards
+    reference_epochs: tuple[int, int] | None  # first and last ones that reached the target
+    seconds_left: tuple[float, float] | None  # until these epochs, at this run's pace; None after them
     text: str
 
 
@@ -115,7 +115,7 @@ def _place_text(reference: Reference, found: Band | None, accuracy: float, below
     num, points = len(found.values), 100 * (accuracy - found.mean)
     distance = f'{abs(points):.1f} points {"below" if points < 0 else "above"}'
     if found.low is None:
-        return f'{distance} the only reference run; an alarm needs {MIN_RUNS}'
+        return f'{distance} the only reference run; an alarm needs {MIN_RUNS} runs'
     if below:
         times = f'at {IN_A_ROW} evaluations in a row' if behind else f'once; {IN_A_ROW} in a row raise the alarm'
         return (f'{"behind" if behind else "outlier"}: {distance} the mean of {num} reference runs, more than '

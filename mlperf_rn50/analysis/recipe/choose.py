@@ -21,7 +21,7 @@ from mlperf_rn50.text import plural
 SAME_BATCH = 1.025
 _RELIABLE = 0.9  # minimum fraction of a reliable recipe's runs that reach the target
 _GENERATIONS = ('v0.7 and later', 'v0.6', 'v0.5')
-# Declared by the submissions with step decay, whose runs end long before.
+# Schedule length declared by the submissions with step decay; their runs end long before its end.
 STEP_SCHEDULE_EPOCHS = 100.0
 
 
@@ -31,7 +31,7 @@ def generation_of(run_set: RunSet) -> str:
 
 
 def reached_epoch(run: Run, target: float) -> int | None:
-    """Return the epochs trained at the first evaluation at or above a target, if any."""
+    """Return the number of epochs before the first evaluation at or above a target, if any."""
     return next((epoch for epoch, accuracy in run.curve if accuracy >= target), None)
 
 
@@ -84,7 +84,7 @@ class RecipeGroup:
 
     @property
     def text(self) -> str:
-        """Systems, rounds, batch and convergence."""
+        """Description with systems, rounds, batch and convergence."""
         first, others = self.sets[0], len(self.sets) - 1
         name, more = printable(f'{first.org or "unnamed"} {first.name}'), f' and {plural(others, "other")}'
         return (f'{name}{more if others else ""} ({self.rounds}, batch {self.recipe.global_batch_size:,}, '
@@ -92,7 +92,7 @@ class RecipeGroup:
 
 
 def fold(sets: Sequence[RunSet], opt_name: str | None = None, target: float | None = None) -> list[RecipeGroup]:
-    """Return distinct recipes of converged ImageNet sets, by batch, newest first; target: lowest target to include."""
+    """Return distinct recipes of converged ImageNet sets, by batch, newest first; target: lowest included target."""
     groups: dict[tuple[Recipe, str, float], list[RunSet]] = {}
     for run_set in sets:
         recipe, declared = run_set.recipe, run_set.recipe.target_accuracy
@@ -191,7 +191,7 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
     """Return the best recipe at a batch, or one interpolated between two batches, from the published sets by default.
 
     Raises:
-        ConfigError: there is no published set at the batch, nor sets on both sides of it.
+        ConfigError: no published set has this batch, or no two have a smaller and a larger one.
     """
     recipes = fold(load_published() if sets is None else sets, opt_name, target)
     if best := _best(_recipes_at(recipes, batch), batch):
@@ -219,7 +219,7 @@ def _mix(low: float, high: float, share: float) -> float:
 def interpolate(below: RecipeGroup, above: RecipeGroup, batch: int) -> Choice:
     """Interpolate the learning rate as a power of the batch, and warm-up, decay epochs and epochs linearly.
 
-    All other values are from the nearer recipe. docs/recipes.md lists the errors when published batches are left out.
+    All other values are from the nearer recipe. docs/recipes.md lists the errors at published batches.
     """
     low, high = below.recipe, above.recipe
     size = low.global_batch_size, high.global_batch_size

@@ -12,10 +12,10 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
 
-# Largest ratio of similar batches, from the published recipe with the widest range (1,632 to 2,064 images, rate 7.4).
+# Largest ratio of similar batches, from the published recipe with the widest range (batches 1,632 to 2,064).
 SIMILAR_BATCH = 1.3
-_SLACK = 0.01  # largest relative difference of equal values
-# Values of the submissions that are not logged, from the code submitted with the logs; docs/recipes.md cites it.
+_SLACK = 0.01  # largest relative difference between values that count as equal
+# Values that the submissions do not log, from the code submitted with the logs, which docs/recipes.md cites.
 _SUBMITTED: dict[str, Any] = {
     'data.num_train': IMAGENET_TRAIN, 'data.num_val': IMAGENET_VAL, 'data.num_classes': 1000,
     'data.image_size': 224, 'data.resize_shorter': 256, 'data.crop': 'random_resized', 'data.min_area': 0.05,
@@ -23,13 +23,13 @@ _SUBMITTED: dict[str, Any] = {
     'data.mirror_probability': 0.5, 'data.mean': (123.675, 116.28, 103.53), 'data.std': (58.395, 57.12, 57.375),
     'data.interpolation': None, 'optimizer.nesterov': False,
     'model.name': 'resnet50', 'model.bn_momentum': 0.9, 'model.bn_epsilon': 1e-5, 'model.zero_gamma': None}
-# Keys that cause a warning; only the learning rate may scale with the batch.
+# Keys whose deviations cause a warning; only the learning rate may scale with the batch.
 _WARNED = ('schedule.base_lr', 'schedule.warmup_epochs', 'schedule.decay_epochs', 'optimizer.weight_decay')
 
 
 @dataclass(frozen=True)
 class RecipeValue:
-    """A value; None if unknown or, without is_used, not applicable."""
+    """A value of a key; None if it is unknown or, with is_used false, if the key has no effect."""
 
     value: Any
     is_logged: bool = True
@@ -49,7 +49,7 @@ class Row:
     key: str
     config: RecipeValue | None
     published: tuple[RecipeValue, ...]
-    is_alone: bool = False  # the configuration's value differs from all known values with its optimizer
+    is_alone: bool = False  # no recipe with the configuration's optimizer has its value
 
 
 def value_text(value: Any) -> str:
@@ -200,7 +200,7 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
 
 
 def _text(cells: dict[str, RecipeValue], key: str) -> str:
-    """Format the value of a key; the kind of schedule includes the epochs."""
+    """Format the value of a key; that of schedule.decay includes the epochs."""
     text = value_text(cells[key].value)
     if key != 'schedule.decay':
         return text

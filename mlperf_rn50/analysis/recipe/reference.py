@@ -18,11 +18,11 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import plural, some
 
-MIN_RUNS = 2  # for a spread
+MIN_RUNS = 2  # minimum number of runs to compute a spread
 # Largest ratios of learning rate per image and of schedule length between similar recipes.
 _SIMILAR_RATE, _SIMILAR_LENGTH = 1.5, 1.2
-_SAME_EPOCHS = 0.5  # tolerance, because schedules logged in steps are not whole epochs
-_SHOWN, _MAX_NAME = 3, 120  # names per message, characters per name
+_SAME_EPOCHS = 0.5  # tolerance of schedule lengths, because those logged in steps are not whole epochs
+_SHOWN, _MAX_NAME = 3, 120  # maximum names per message, maximum characters per name
 
 
 def _is_equal(a: float | None, b: float | None) -> bool:
@@ -68,7 +68,7 @@ def _scale(recipe: Recipe, other: Recipe) -> float:
 
 
 def schedule_phase(recipe: Recipe, epoch: float) -> int | None:
-    """Return the part of a schedule, as its tenth or, for step decay, a negative number per interval between drops."""
+    """Return an epoch's part of the schedule: the nearest tenth or, for step decay, -1, -2, ... between the drops."""
     if recipe.decay == 'step' and recipe.step_epochs:
         return -1 - sum(epoch > e for e in recipe.step_epochs)
     return round(10 * min(1.0, epoch / recipe.decay_epochs)) if recipe.decay_epochs else None
@@ -102,12 +102,12 @@ class Reference:
     how: Literal['same', 'like', 'named']  # same recipe, similar recipes, or a different recipe named by the user
     recipe: Recipe  # of the compared run
     sets: tuple[RunSet, ...]
-    spreads: Mapping[int, float] = field(default_factory=dict)  # lower bounds, from typical_spreads
+    spreads: Mapping[int, float] = field(default_factory=dict)  # minimum by part of the schedule, from typical_spreads
     eval_samples: int | None = None  # images per evaluation, for the sampling error; None if spreads are known
 
     @property
     def runs(self) -> Iterator[tuple[Run, float]]:
-        """Pairs of a run and its epochs that correspond to one epoch of the compared run."""
+        """Pairs of a reference run and how many of its epochs correspond to one epoch of the compared run."""
         return ((run, _scale(self.recipe, run_set.recipe)) for run_set in self.sets for run in run_set.converged)
 
     @property
@@ -116,7 +116,7 @@ class Reference:
 
 
 def dataset_of(config: Config) -> str | None:
-    """Return the data set of a configuration; None for ImageNet, as other_dataset of a run set."""
+    """Return the data set of a configuration; None for ImageNet, like other_dataset of a run set."""
     return None if config.data.dataset == IMAGENET and not config.data.synthetic else config.data.dataset
 
 
@@ -151,8 +151,8 @@ def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Se
     if found := _find(recipe, usable, spreads, samples):
         return found
     if not all(has_same_recipe(usable[0].recipe, s.recipe) for s in usable):
-        raise UserError(f'run.reference: got {len(usable)} sets of several recipes, expected one recipe or one similar '
-                        f'to the recipe of this run ({describe(recipe)})')
+        raise UserError(f'run.reference: got {len(usable)} sets with different recipes, expected one recipe or '
+                        f'recipes similar to that of this run ({describe(recipe)})')
     return Reference('named', recipe, tuple(usable), spreads, samples)
 
 

@@ -1,4 +1,4 @@
-"""Published recipes as tables and JSON: systems, values next to a configuration, the recommended recipe."""
+"""Published recipes as tables and JSON: systems, values next to a configuration, and recommended recipe."""
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ class Recipes:
 
 def find_recipes(batch: int, opt_name: str | None, target: float | None, config: Config | None = None,
                  num_ranks: int | None = None) -> Recipes:
-    """Return the recipes of a batch, with the recommended one or a comparison; raise ConfigError if there is none."""
+    """Return the recipes of a batch, with a choice or a comparison; raise ConfigError if there are no recipes."""
     choice = None if config else choose_recipe(batch, opt_name, target)
     known = fold(load_published(), opt_name, target)
     recipes, is_at_batch = recipes_near(known, batch)
@@ -66,7 +66,7 @@ def _systems_table(recipes: Sequence[RecipeGroup]) -> str:
 
 
 def _values_tables(found: Recipes) -> list[str]:
-    """Return a table of values or, with a configuration, two: values that differ between recipes, shared values."""
+    """Return one table of values or, with a configuration, two: one for values that differ, one for shared values."""
     letters = ascii_uppercase[:len(found.recipes)]  # there are more letters than published recipes
     if not found.config:
         return [tabulate(map(_texts, found.rows), ['', *letters], disable_numparse=True)]
@@ -100,7 +100,7 @@ def _compared_notes(found: Recipes, config: Config) -> list[str]:
     recipes = 'with this optimizer' if any(p.recipe.opt_name == config.optimizer.name for p in found.recipes) else \
         'above, none of which has this optimizer,'
     notes = [f'* no recipe {recipes} has this value (schedule end and length: among schedules of the same kind)',
-             'Colours: training images keep their colours, apart from mean and std, in the submissions and in train.',
+             'Colours: neither the submissions nor train change the colours of training images, except mean and std.',
              f'Files: the storage format of the images is not logged. This configuration: {_images_of(config)}.', '']
     if is_imagenet(config):
         return [*notes, 'Deviations from converged published sets at similar batches:',

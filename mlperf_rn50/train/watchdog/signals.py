@@ -16,15 +16,15 @@ from typing import Any, NoReturn
 from mlperf_rn50.errors import EXIT_AT_ONCE
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-# Signals that end a program without state to save; SIGUSR1 of a launcher is only for programs with a checkpoint.
+# Signals that end a program without state to save. SIGUSR1, a launcher's stop request, is for programs with state.
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # One Ctrl-C may arrive twice, from the terminal for the process group and from the launcher. Only a later one counts.
 _SECOND_CTRL_C_S = 1.0
-_END_LIMIT_S = 2.0  # for a program without state after a stop request
+_END_LIMIT_S = 2.0  # time for a program without state to end after a stop request
 
 
 class StopRequests:
-    """Stop requests to this process: is_requested after the first, is_forced after a Ctrl-C some time later."""
+    """Stop requests to this process: is_requested after the first, is_forced after a later Ctrl-C."""
 
     is_requested = is_forced = False
     _first_at = 0.0
@@ -37,13 +37,13 @@ class StopRequests:
 
 
 class SignalQueue(StopRequests):
-    """Signals to this process in their order; those of the given numbers have no other effect."""
+    """Signals to this process in order of arrival; signals with the given numbers have no other effect."""
 
     def __init__(self, numbers: Sequence[signal.Signals]) -> None:
         # Python writes the number of each signal into the pipe. sigtimedwait would be shorter, but when interrupted
         # after its timeout, as by SIGCONT, it returns a signal that was never sent.
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # As files, the ends of the pipe are closed with this object.
+        # File objects close the ends of the pipe when this object is deleted.
         self._reader, self._writer = open(reader, 'rb', buffering=0), open(writer, 'wb', buffering=0)
         self._poll = select.poll()
         self._poll.register(reader, select.POLLIN)
@@ -59,12 +59,12 @@ class SignalQueue(StopRequests):
         return byte[0] if byte else None
 
     def discard(self, number: int) -> None:
-        """Discard pending signals of a number; other signals stay in order."""
+        """Discard pending signals with a number; other signals keep their order."""
         if waiting := self._reader.read(select.PIPE_BUF):
             self._writer.write(waiting.replace(bytes([number]), b''))
 
     def pause(self, seconds: float) -> None:
-        """Wait for a time or until a stop request."""
+        """Wait for a number of seconds, or until a stop request."""
         end = time.monotonic() + seconds
         while not self.is_requested and time.monotonic() < end:
             self.next(end - time.monotonic())
@@ -76,7 +76,7 @@ class SignalQueue(StopRequests):
 
 def catch(handler: Callable[[int, Any], Any], numbers: Sequence[signal.Signals] = STOP_SIGNALS,
           unblock: bool = True) -> None:
-    """Set the handler of stop signals, except of a SIGHUP ignored by nohup, and unblock them."""
+    """Set the handler of signals, except a SIGHUP that nohup ignores; unblock the signals."""
     for number in numbers:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
@@ -93,7 +93,7 @@ def end_at_once(code: int = EXIT_AT_ONCE) -> NoReturn:
 
 @contextmanager
 def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None]:
-    """Handle the signals of a process without a watcher, in a thread because native calls delay Python handlers."""
+    """Handle the signals of a process without a watcher in a thread, as native calls delay Python's own handlers."""
     signals = SignalQueue(STOP_SIGNALS if request_stop else ())
 
     def read_signals() -> None:
@@ -102,7 +102,7 @@ def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None
                 end_at_once()
             if request_stop and number in STOP_SIGNALS:
                 request_stop()
-            elif number in END_SIGNALS:  # the main thread is interrupted; end the program if that takes long
+            elif number in END_SIGNALS:  # the main thread is ending the program; do it here if that takes long
                 time.sleep(_END_LIMIT_S)
                 end_at_once()
     try:
