@@ -107,7 +107,7 @@ def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: 
 
 
 def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, num_stuck: int) -> NextStep:
-    """Decide what follows an attempt; num_stuck counts consecutive attempts without gain, this one included."""
+    """Decide what follows an attempt; num_stuck counts consecutive ones without a newer checkpoint, with this one."""
     if attempt.end is not None:
         return NextStep('end', _ENDS[attempt.end])
     if is_stop_requested:

@@ -91,7 +91,7 @@ class Supervisor:
                 return verdict.exit_code
             restarts_left -= 1
             if verdict.pause_s:
-                world.say(f'waiting {verdict.pause_s:.0f} s because the last attempt gained no steps')
+                world.say(f'waiting {verdict.pause_s:.0f} s because the last attempt wrote no newer checkpoint')
                 world.signals.pause(verdict.pause_s)
             if not self.regroup():
                 return EXIT_FAILED
@@ -164,13 +164,14 @@ class Supervisor:
         if not self.has_ssh:
             return True
         if self.options.elastic:
-            # Failures of attempts without gain, with the host names that the user gave.
+            # Failures in attempts that wrote no newer checkpoint, with the host names that the user gave.
             failures = [replace(f, job=job, host=name_of(f, layout.hosts, layout.ranks_per_node))
                         for f in read_failures(self.layout.run_dir)
                         if (layout := self._stuck.get(job := f.job.removesuffix(_DOCTOR)))]
             bad = bad_hosts(failures, self.layout.hosts)
             for host, cause in bad.items():
-                self.world.say(f'excluding {host} after {attempts.MAX_FAILURES} failures without gain ({cause})')
+                self.world.say(f'excluding {host} after {attempts.MAX_FAILURES} failures in attempts without a newer '
+                               f'checkpoint ({cause})')
             self._exclude(list(bad))
         deadline = time.monotonic() + _WAIT_LIMIT_S
         while silent := self.world.silent(self.layout.hosts):
@@ -210,7 +211,7 @@ def name_of(failure: Failure, hosts: Sequence[str], ranks_per_node: int) -> str:
 
 
 def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
-    """Return the hosts that failed too often in attempts without gain, with the last cause; none if all hosts did."""
+    """Return the hosts that failed in MAX_FAILURES attempts, with the last cause; none if all hosts did."""
     bad = {h: [f.cause for f in failures if f.host == h][-1] for h in hosts
            if len({f.job for f in failures if f.host == h}) >= attempts.MAX_FAILURES}
     return bad if len(bad) < len(hosts) else {}

@@ -192,7 +192,7 @@ def test_elastic_excludes_host_that_fails_twice():
     fails = attempt(1, blames='h2')
     _, world, _ = fake_run([fails, fails], replace(OPTIONS, restarts=5, elastic=True))
     assert [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3')]
-    assert 'excluding h2 after 2 failures without gain (killed)' in world.messages
+    assert 'excluding h2 after 2 failures in attempts without a newer checkpoint (killed)' in world.messages
     _, world, _ = fake_run([fails, fails], replace(OPTIONS, restarts=5))
     assert {hosts for hosts, _ in world.calls} == {HOSTS}
     in_doctor = dict(fails, begins=False)

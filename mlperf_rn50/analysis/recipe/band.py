@@ -61,7 +61,7 @@ def band_at(reference: Reference, epoch: int) -> Band | None:
 
 
 def band(reference: Reference, epochs: Sequence[int]) -> dict[int, Band]:
-    """Return the bands by epoch, without epochs at which no reference run has a value."""
+    """Return the bands by epoch, for the epochs at which a reference run has a value."""
     return {epoch: b for epoch in epochs if (b := band_at(reference, epoch))}
 
 

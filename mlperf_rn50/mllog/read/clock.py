@@ -7,7 +7,7 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog, integer, number
 from mlperf_rn50.mllog.run import Evaluation, TrainSegment
 
-SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; only milliseconds in published logs
+SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; published logs differ by milliseconds
 _GAP_S = 60.0  # tolerated time between the last evaluation and run_stop, however short the epochs are
 _OLDEST_S = 1e9  # an earlier time was probably logged in seconds instead of milliseconds
 
