@@ -7,7 +7,7 @@ from functools import cached_property
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.text import some
+from mlperf_rn50.text import plural, some
 
 UNNAMED = 'unnamed'  # the default of run.submission_platform
 IDENTITY_TOLERANCE = 0.01  # if the product of the factors is further off, intervals overlap or are missing
@@ -191,7 +191,7 @@ def _notes(run_sets: Sequence[RunSet], comparisons: Sequence[Comparison | None],
         difference = abs((c.run_set.epochs_mean or 0) - (baseline.epochs_mean or 0))
         if 0 < difference < period:
             notes.append(f'{c.run_set.name}: weak evidence, because the mean epochs differ from {baseline.name} by '
-                         f'{difference:.1f}, less than the {period} epochs between evaluations')
+                         f'{difference:.1f}, less than the {plural(period, "epoch")} between evaluations')
     platforms = {s.platform for s in run_sets if s.platform}
     if len(platforms) == 1 and platforms != {UNNAMED} and len({s.num_nodes for s in run_sets} - {None}) > 1:
         notes.append(f'all systems ran on platform {platforms.pop()}')
