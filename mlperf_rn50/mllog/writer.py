@@ -197,7 +197,7 @@ class RunLog:
         self._tag(tags.PREPROC_NUM_EVAL_EXAMPLES, d.num_val)
         self._tag(tags.INPUT_SIZE, d.num_train)
         self._tag(tags.INPUT_ORDER, 'a new global permutation every epoch' if d.shuffle == 'global' else
-                  'a new permutation every epoch of the part of each node, which gets a new part every '
+                  'each node permutes its part of the images every epoch, and gets a new part every '
                   f'{d.node_rotation_epochs} epochs')
         self._tag(tags.INPUT_SHARD, num_ranks)
         self._tag(tags.INPUT_CENTRAL_CROP, d.resize_shorter > d.image_size)

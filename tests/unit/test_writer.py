@@ -70,7 +70,7 @@ def test_log_contains_shuffle_mode(tmp_path):
     assert [(m['shuffle'], m.get('node_rotation_epochs')) for m in logged] == [('global', None), ('node', 3)]
     assert values(tmp_path / 'log', 'input_order', 'MLPv0.5.0') == [
         'a new global permutation every epoch',
-        'a new permutation every epoch of the part of each node, which gets a new part every 3 epochs']
+        'each node permutes its part of the images every epoch, and gets a new part every 3 epochs']
     assert values(tmp_path / 'log', 'eval_accuracy') == [0.5]  # a plain float
 
 
