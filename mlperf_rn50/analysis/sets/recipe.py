@@ -36,7 +36,7 @@ class Recipe:
 
     @property
     def last_eval_epoch(self) -> int | None:
-        """Number of epochs before the last evaluation within the schedule; None if unknown, or without such an evaluation."""
+        """Number of epochs before the last evaluation within the schedule; None if unknown or without such a one."""
         if self.decay_epochs is None or not self.eval_period or self.first_eval_epoch is None:
             return None
         room = math.floor(self.decay_epochs + 0.1) - self.first_eval_epoch  # the end may be a fraction
