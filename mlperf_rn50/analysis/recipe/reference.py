@@ -86,7 +86,7 @@ def _variances(run_set: RunSet) -> list[tuple[int, int, float]]:
 
 
 def typical_spreads(sets: Sequence[RunSet]) -> dict[int, float]:
-    """Return the standard deviation within a set, pooled over sets, by part of the schedule."""
+    """Return the standard deviation of Top-1 among the runs of a set, pooled over sets, by part of the schedule."""
     found: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for run_set in sets:
         for phase, freedom, variance in _variances(run_set):

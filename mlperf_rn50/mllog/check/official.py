@@ -38,7 +38,7 @@ class NotInstalled(UserError):
 
 
 def import_official(module: str) -> Any:
-    """Import a module of mlperf-logging, an optional and large dependency; NotInstalled without it."""
+    """Import a module of mlperf-logging, which is large and optional; raise NotInstalled if it is missing."""
     try:
         return importlib.import_module(f'mlperf_logging.{module}')
     except ImportError as e:
