@@ -99,7 +99,8 @@ def test_device_of_a_command_line(tmp_path, words, device):
 
 
 @pytest.mark.parametrize('device, given, expected', [
-    ('gpu', {'HOROVOD_NUM_NCCL_STREAMS': '2'}, {**SETTINGS, 'HOROVOD_NUM_NCCL_STREAMS': '2'}),
+    ('gpu', {'HOROVOD_CYCLE_TIME': '2'}, {**SETTINGS, 'OMPI_MCA_btl': '^openib', 'HOROVOD_CYCLE_TIME': '2'}),
+    ('gpu', {'OMPI_MCA_btl': 'tcp,self,vader'}, {**SETTINGS, 'OMPI_MCA_btl': 'tcp,self,vader'}),
     ('cpu', {}, {'HOROVOD_CYCLE_TIME': '5'})])
 def test_settings_reach_a_rank(device, given, expected):
     env = {k: v for k, v in os.environ.items() if k not in SETTINGS and not k.startswith(('MLPERF_RN50_', 'OMPI_'))}
