@@ -1,7 +1,8 @@
 """Checks that MXNet, GPUs, driver and CUDA libraries are compatible, and that trial batches ran.
 
 Source: machine code in the published wheels (cuobjdump); NVIDIA's MXNet release notes 24.05 and 24.06; NVIDIA's CUDA
-compatibility guide (a CUDA 12 driver runs every CUDA 12 program; an older driver needs the compatibility package).
+compatibility guide (a CUDA 12 driver runs every CUDA 12 program; an older driver needs the compatibility package);
+DALI's support matrix (its wheels for CUDA 12 need driver 525).
 """
 import ctypes
 import re
@@ -98,15 +99,22 @@ def capability_problem(kind: str, capability: str) -> tuple[str, str] | None:
     return None
 
 
-def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_driver: str) -> tuple[str, str] | None:
-    """Return (problem, fix) if a driver cannot run MXNet; cuda_driver: its CUDA version as 12020, '' if unknown."""
-    (series, release), cuda = _numbers(version), cuda_major(mxnet)
-    is_container = mxnet['kind'] == 'container'
-    oldest = _CONTAINER_DRIVER if is_container else _OLDEST_DRIVERS[cuda]
-    if series >= oldest:
+def driver_problem(mxnet: Mapping[str, Any], packages: Mapping[str, str], name: str, version: str,
+                   cuda_driver: str) -> tuple[str, str] | None:
+    """Return (problem, fix) if a driver cannot run MXNet and DALI.
+
+    Args:
+        cuda_driver: CUDA version of libcuda as 12020, '' if unknown; CUDA's compatibility package has a newer one.
+    """
+    series, release = _numbers(version)
+    if mxnet['kind'] != 'container':
+        cuda = int(cuda_driver) // 1000 if cuda_driver.isdecimal() else 0
+        needed = {'MXNet': cuda_major(mxnet), **({'DALI': 12} if 'nvidia-dali-cuda120' in packages else {})}
+        unmet = [f'{library} (CUDA {major}) needs {_OLDEST_DRIVERS[major]} or newer'
+                 for library, major in needed.items() if series < _OLDEST_DRIVERS[major] and cuda < major]
+        return (', '.join(unmet), 'install a newer driver') if unmet else None
+    if series >= _CONTAINER_DRIVER:
         return None
-    if not is_container:
-        return f'CUDA {cuda} needs {oldest} or newer', 'install a newer driver'
     if not any(series == a and release >= b for a, b in _DATA_CENTRE_DRIVERS) or not _DATA_CENTRE.match(name):
         others = ', '.join(f'{a}.{b}' for a, b in _DATA_CENTRE_DRIVERS)
         return (f'{_CONTAINER} (CUDA 12.4) needs {_CONTAINER_DRIVER} or newer; on data centre cards also {others} or '
@@ -138,7 +146,7 @@ def _gpu_problems(row: Facts) -> Iterator[tuple[str, str]]:
     for gpu in used_gpus(row):
         if problem := capability_problem(mxnet['kind'], gpu['compute_cap']):
             yield f'{gpu["name"]} on {host} has compute capability {gpu["compute_cap"]}; {problem[0]}', problem[1]
-        if problem := driver_problem(mxnet, gpu['name'], gpu['driver_version'],
+        if problem := driver_problem(mxnet, row['packages'], gpu['name'], gpu['driver_version'],
                                      row['cuda_libraries'].get('libcuda.so.1') or ''):
             yield f'driver {gpu["driver_version"]} on {host}; {problem[0]}', problem[1]
     if row['device_problem']:
