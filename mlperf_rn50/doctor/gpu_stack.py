@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mlperf_rn50.doctor.check import Check, Facts, hosts_of
-from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, SET_VARIABLE, SETTINGS
+from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, NVIDIA_VARIABLE, SET_VARIABLE, settings_of
 
 # Compute capabilities with machine code in the published mxnet-cu112 and mxnet-cu117 wheels, which have no PTX.
 WHEEL_ARCHITECTURES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
@@ -44,7 +44,7 @@ _FIXES = (  # (part of an MXNet error, fix)
 def mxnet_facts(packages: Mapping[str, str], env: Mapping[str, str], maps: str, has_cuda: bool,
                 has_fused_norm: bool) -> dict[str, Any]:
     """Describe this process's MXNet; its kind is cpu, wheels, container (NVIDIA's build, wherever it runs) or other."""
-    release = env.get('NVIDIA_MXNET_VERSION', '')
+    release = env.get(NVIDIA_VARIABLE, '')
     wheel = next((n for n in WHEELS if n in packages), '')
     kind = 'cpu' if not has_cuda else 'container' if release or has_fused_norm else 'wheels' if wheel else 'other'
     loaded = set(re.findall(r'/(libcudart|libcublas|libcudnn|libnccl)\.so\.([\d.]+)$', maps, re.MULTILINE))
@@ -207,23 +207,24 @@ def check_trial(rows: Sequence[Facts]) -> Check:
                  f'afterwards, up to {used / 1e9:.1f} GB of a GPU were in use')
 
 
-def environment_facts(env: Mapping[str, str]) -> dict[str, list[str | None]]:
+def environment_facts(env: Mapping[str, str], is_nvidias: bool) -> dict[str, list[str | None]]:
     """Return each setting's value in this process (None if not set) and its source, launcher or user."""
     from_launcher = env.get(SET_VARIABLE, '').split(',')
-    return {name: [env.get(name), 'launcher' if name in from_launcher else 'user'] for name in SETTINGS}
+    return {name: [env.get(name), 'launcher' if name in from_launcher else 'user']
+            for name in settings_of(is_nvidias)}
 
 
 def check_environment(rows: Sequence[Facts]) -> Check:
     """Check that every rank on a GPU has all settings and that their values are the same on all hosts."""
     name = 'GPU environment'
     for row in rows:
-        missing = {s: value for s, value in SETTINGS.items() if row['gpu_environment'][s][0] is None}
+        missing = {s: settings_of(True)[s] for s, (value, _) in row['gpu_environment'].items() if value is None}
         if missing:
             return Check(name, 'warning', f'not set on {row["host"]}: {", ".join(missing)}',
                          'start the ranks with one of launch/*.sh; or start the program with launch/bind.sh and '
                          f'{DEVICE_VARIABLE}=gpu; or export ' + ' '.join(f'{s}={v}' for s, v in missing.items()))
     for setting, (value, _) in rows[0]['gpu_environment'].items():
-        odd = [r for r in rows if r['gpu_environment'][setting][0] != value]
+        odd = [r for r in rows if r['gpu_environment'].get(setting, [value])[0] != value]
         if odd:
             return Check(name, 'warning', f'{setting}={odd[0]["gpu_environment"][setting][0]} on {hosts_of(odd)}, but '
                          f'{value} on {rows[0]["host"]}', 'use the same value on all hosts')
