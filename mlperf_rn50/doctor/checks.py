@@ -38,7 +38,7 @@ def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
             'code': code_digest(), 'processor': asdict(find_processor()),
             'mxnet': dict(mxnet), 'gpus': [asdict(g) for g in find_visible_gpus()], 'visible': os.environ.get(VISIBLE),
             'cuda_libraries': gpu_stack.cuda_libraries(gpu_stack.cuda_major(mxnet)),
-            'gpu_environment': gpu_stack.environment_facts(os.environ),
+            'gpu_environment': gpu_stack.environment_facts(os.environ, mxnet['kind'] == 'container'),
             'disk_free_bytes': shutil.disk_usage(existing).free, 'energy': energy_facts(), **limit_facts()}
 
 

@@ -1,7 +1,8 @@
 """Checks that MXNet, GPUs, driver and CUDA libraries are compatible, and that trial batches ran.
 
 Source: machine code in the published wheels (cuobjdump); NVIDIA's MXNet release notes 24.05 and 24.06; NVIDIA's CUDA
-compatibility guide (a CUDA 12 driver runs every CUDA 12 program; an older driver needs the compatibility package).
+compatibility guide (a CUDA 12 driver runs every CUDA 12 program; an older driver needs the compatibility package);
+DALI's support matrix (its wheels for CUDA 12 need driver 525).
 """
 import ctypes
 import re
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mlperf_rn50.doctor.check import Check, Facts, hosts_of
-from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, SET_VARIABLE, SETTINGS
+from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, NVIDIA_VARIABLE, SET_VARIABLE, settings_of
 
 # Compute capabilities with machine code in the published mxnet-cu112 and mxnet-cu117 wheels, which have no PTX.
 WHEEL_ARCHITECTURES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
@@ -43,7 +44,7 @@ _FIXES = (  # (part of an MXNet error, fix)
 def mxnet_facts(packages: Mapping[str, str], env: Mapping[str, str], maps: str, has_cuda: bool,
                 has_fused_norm: bool) -> dict[str, Any]:
     """Describe this process's MXNet; its kind is cpu, wheels, container (NVIDIA's build, wherever it runs) or other."""
-    release = env.get('NVIDIA_MXNET_VERSION', '')
+    release = env.get(NVIDIA_VARIABLE, '')
     wheel = next((n for n in WHEELS if n in packages), '')
     kind = 'cpu' if not has_cuda else 'container' if release or has_fused_norm else 'wheels' if wheel else 'other'
     loaded = set(re.findall(r'/(libcudart|libcublas|libcudnn|libnccl)\.so\.([\d.]+)$', maps, re.MULTILINE))
@@ -98,15 +99,22 @@ def capability_problem(kind: str, capability: str) -> tuple[str, str] | None:
     return None
 
 
-def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_driver: str) -> tuple[str, str] | None:
-    """Return (problem, fix) if a driver cannot run MXNet; cuda_driver: its CUDA version as 12020, '' if unknown."""
-    (series, release), cuda = _numbers(version), cuda_major(mxnet)
-    is_container = mxnet['kind'] == 'container'
-    oldest = _CONTAINER_DRIVER if is_container else _OLDEST_DRIVERS[cuda]
-    if series >= oldest:
+def driver_problem(mxnet: Mapping[str, Any], packages: Mapping[str, str], name: str, version: str,
+                   cuda_driver: str) -> tuple[str, str] | None:
+    """Return (problem, fix) if a driver cannot run MXNet and DALI.
+
+    Args:
+        cuda_driver: CUDA version of libcuda as 12020, '' if unknown; CUDA's compatibility package has a newer one.
+    """
+    series, release = _numbers(version)
+    if mxnet['kind'] != 'container':
+        cuda = int(cuda_driver) // 1000 if cuda_driver.isdecimal() else 0
+        needed = {'MXNet': cuda_major(mxnet), **({'DALI': 12} if 'nvidia-dali-cuda120' in packages else {})}
+        unmet = [f'{library} (CUDA {major}) needs {_OLDEST_DRIVERS[major]} or newer'
+                 for library, major in needed.items() if series < _OLDEST_DRIVERS[major] and cuda < major]
+        return (', '.join(unmet), 'install a newer driver') if unmet else None
+    if series >= _CONTAINER_DRIVER:
         return None
-    if not is_container:
-        return f'CUDA {cuda} needs {oldest} or newer', 'install a newer driver'
     if not any(series == a and release >= b for a, b in _DATA_CENTRE_DRIVERS) or not _DATA_CENTRE.match(name):
         others = ', '.join(f'{a}.{b}' for a, b in _DATA_CENTRE_DRIVERS)
         return (f'{_CONTAINER} (CUDA 12.4) needs {_CONTAINER_DRIVER} or newer; on data centre cards also {others} or '
@@ -138,7 +146,7 @@ def _gpu_problems(row: Facts) -> Iterator[tuple[str, str]]:
     for gpu in used_gpus(row):
         if problem := capability_problem(mxnet['kind'], gpu['compute_cap']):
             yield f'{gpu["name"]} on {host} has compute capability {gpu["compute_cap"]}; {problem[0]}', problem[1]
-        if problem := driver_problem(mxnet, gpu['name'], gpu['driver_version'],
+        if problem := driver_problem(mxnet, row['packages'], gpu['name'], gpu['driver_version'],
                                      row['cuda_libraries'].get('libcuda.so.1') or ''):
             yield f'driver {gpu["driver_version"]} on {host}; {problem[0]}', problem[1]
     if row['device_problem']:
@@ -199,23 +207,24 @@ def check_trial(rows: Sequence[Facts]) -> Check:
                  f'afterwards, up to {used / 1e9:.1f} GB of a GPU were in use')
 
 
-def environment_facts(env: Mapping[str, str]) -> dict[str, list[str | None]]:
+def environment_facts(env: Mapping[str, str], is_nvidias: bool) -> dict[str, list[str | None]]:
     """Return each setting's value in this process (None if not set) and its source, launcher or user."""
     from_launcher = env.get(SET_VARIABLE, '').split(',')
-    return {name: [env.get(name), 'launcher' if name in from_launcher else 'user'] for name in SETTINGS}
+    return {name: [env.get(name), 'launcher' if name in from_launcher else 'user']
+            for name in settings_of(is_nvidias)}
 
 
 def check_environment(rows: Sequence[Facts]) -> Check:
     """Check that every rank on a GPU has all settings and that their values are the same on all hosts."""
     name = 'GPU environment'
     for row in rows:
-        missing = {s: value for s, value in SETTINGS.items() if row['gpu_environment'][s][0] is None}
+        missing = {s: settings_of(True)[s] for s, (value, _) in row['gpu_environment'].items() if value is None}
         if missing:
             return Check(name, 'warning', f'not set on {row["host"]}: {", ".join(missing)}',
                          'start the ranks with one of launch/*.sh; or start the program with launch/bind.sh and '
                          f'{DEVICE_VARIABLE}=gpu; or export ' + ' '.join(f'{s}={v}' for s, v in missing.items()))
     for setting, (value, _) in rows[0]['gpu_environment'].items():
-        odd = [r for r in rows if r['gpu_environment'][setting][0] != value]
+        odd = [r for r in rows if r['gpu_environment'].get(setting, [value])[0] != value]
         if odd:
             return Check(name, 'warning', f'{setting}={odd[0]["gpu_environment"][setting][0]} on {hosts_of(odd)}, but '
                          f'{value} on {rows[0]["host"]}', 'use the same value on all hosts')

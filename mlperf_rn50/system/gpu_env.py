@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 DEVICE_VARIABLE = 'MLPERF_RN50_DEVICE'
 SET_VARIABLE = 'MLPERF_RN50_SET_FOR_GPU'  # names of the variables set by launch/bind.sh
+NVIDIA_VARIABLE = 'NVIDIA_MXNET_VERSION'  # set in NVIDIA's container only
 
 # Values without a source come from NVIDIA's MLPerf submissions with MXNet in v0.6 and v0.7.
 SETTINGS = {
@@ -14,21 +15,39 @@ SETTINGS = {
     'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD': '999',  # the whole forward pass runs as one segment
     'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD': '25',  # several segments, so that the gradient exchange overlaps
     # MXNet captures a graph with the addresses of its arrays, and again only when its temporary space moves (MXNet
-    # 1.9.1, src/imperative/cuda_graphs.h). DALI batches and Horovod sums are created outside the graph; graphs with
+    # 1.9.1, src/executor/cuda_graphs.h). DALI batches and Horovod sums are created outside the graph; graphs with
     # them are untested. 0 is MXNet's default; some later recipes set 1.
     'MXNET_ENABLE_CUDA_GRAPHS': '0',
     # cuDNN times its convolutions once and uses the fastest within a workspace of 1 GB. Source: MXNet 1.9.1.
     'MXNET_CUDNN_AUTOTUNE_DEFAULT': '1',
     'HOROVOD_CYCLE_TIME': '0.1',  # gradients wait at most 0.1 ms for their exchange (5 ms on CPUs)
     'HOROVOD_NUM_NCCL_STREAMS': '1',  # so that each exchange has the full bandwidth; from v0.7 only
+    # Excludes Open MPI's own InfiniBand transport, which deadlocked with NCCL on 96 nodes. Source: NVIDIA's submission
+    # for v1.1; Horovod 0.28.1, runner/mpi_run.py.
+    'OMPI_MCA_btl': '^openib',
 }
+# Only NVIDIA's build reads these: its BatchNorm kernels choose a tiling for each shape instead of a fixed one, and
+# ignored cuDNN flags cause no warnings. Source: NVIDIA's submission for v1.1.
+_NVIDIA_SETTINGS = {
+    'MXNET_CUDNN_NHWC_BN_HEURISTIC_FWD': '1',
+    'MXNET_CUDNN_NHWC_BN_HEURISTIC_BWD': '1',
+    'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_FWD': '1',
+    'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_BWD': '1',
+    'MXNET_CUDNN_WARN_ON_IGNORED_FLAGS': '0',
+}
+
+
+def settings_of(is_nvidias: bool) -> dict[str, str]:
+    """Return all settings for NVIDIA's build of MXNet or for another one."""
+    return {**SETTINGS, **(_NVIDIA_SETTINGS if is_nvidias else {})}
 
 
 def missing_settings(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables to add to the environment of a rank; none unless its device is a GPU."""
     if env.get(DEVICE_VARIABLE) != 'gpu':
         return {}
-    added = {name: value for name, value in SETTINGS.items() if name not in env}
+    settings = settings_of(is_nvidias=bool(env.get(NVIDIA_VARIABLE)))
+    added = {name: value for name, value in settings.items() if name not in env}
     return {**added, SET_VARIABLE: ','.join(added)}
 
 

@@ -28,7 +28,7 @@ def facts(rank, host, **changes):
            'processor': EPYC, 'config': 'cccc', 'packages': PACKAGES, 'dali': '2.4.0',
            'mxnet': {'kind': 'cpu', 'release': '', 'libraries': {}, 'compatibility': ''}, 'cuda_libraries': {},
            'gpus': [], 'visible': None, 'device': None, 'device_problem': '', 'trial': None,
-           'gpu_environment': environment_facts({}),
+           'gpu_environment': environment_facts({}, False),
            'horovod': {'controllers': ['MPI', 'Gloo'], 'operations': ['MPI', 'Gloo'], 'in_use': 'MPI controller'},
            'data': DATA, 'energy': {'cpu': 2, 'gpu': 8},
            'disk_free_bytes': 10**12, 'memory_available_bytes': 10**11, 'omp_num_threads': '4',

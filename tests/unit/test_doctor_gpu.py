@@ -28,7 +28,7 @@ CUSTOM = mxnet_facts({'mxnet': '1.9.1'}, {}, MAPS.format(cudart='12.8.90', cudnn
 V100, A100, H100, B200, RTX4090, M60 = (
     ('Tesla V100-SXM2-16GB', '7.0'), ('NVIDIA A100-SXM4-40GB', '8.0'), ('NVIDIA H100 80GB HBM3', '9.0'),
     ('NVIDIA B200', '10.0'), ('NVIDIA GeForce RTX 4090', '8.9'), ('Tesla M60', '5.2'))
-R470, R525_OLD, R535, R545, R418 = '470.82.01', '525.60.13', '535.129.03', '545.23.08', '418.40'
+R470, R520, R525_OLD, R535, R545, R418 = '470.82.01', '520.61', '525.60.13', '535.129.03', '545.23.08', '418.40'
 
 
 def gpu(card, driver=R535, uuid='GPU-a'):
@@ -37,7 +37,8 @@ def gpu(card, driver=R535, uuid='GPU-a'):
 
 def row(mxnet=WHEELS, gpus=(), host='h1', device=0, libcuda='12020', **changes):
     return {'host': host, 'mxnet': mxnet, 'gpus': list(gpus), 'visible': None, 'device': device, 'device_problem': '',
-            'cuda_libraries': {'libcuda.so.1': libcuda}, 'trial': None, **changes}
+            'packages': {'nvidia-dali-cuda120': '2.4.0'}, 'cuda_libraries': {'libcuda.so.1': libcuda}, 'trial': None,
+            **changes}
 
 
 def test_kind_of_mxnet_build():
@@ -50,9 +51,13 @@ def test_kind_of_mxnet_build():
 
 
 @pytest.mark.parametrize('mxnet, card, driver, libcuda, status, found, fix', [
-    (WHEELS, V100, R470, '11040', 'ok', '1 x Tesla V100-SXM2-16GB; driver 470.82.01; MXNet from mxnet-cu117', ''),
+    (WHEELS, V100, R525_OLD, '12000', 'ok', '1 x Tesla V100-SXM2-16GB; driver 525.60.13; MXNet from mxnet-cu117', ''),
+    (WHEELS, V100, R470, '11040', 'failed', 'driver 470.82.01 on h1; DALI (CUDA 12) needs 525 or newer', 'driver'),
+    (WHEELS, V100, R520, '', 'failed', 'driver 520.61 on h1; DALI (CUDA 12) needs 525 or newer', 'newer driver'),
+    (WHEELS, V100, R470, '12020', 'ok', 'driver 470.82.01', ''),  # with CUDA's compatibility package
     (WHEELS, ('K40', '3.5'), R535, '12020', 'failed', 'have code only up to 8.6', 'build MXNet for this card'),
-    (WHEELS, V100, R418, '10010', 'failed', 'driver 418.40 on h1; CUDA 11 needs 450 or newer', 'newer driver'),
+    (WHEELS, V100, R418, '10010', 'failed', 'driver 418.40 on h1; MXNet (CUDA 11) needs 450 or newer, '
+     'DALI (CUDA 12) needs 525 or newer', 'newer driver'),
     (WHEELS, H100, R545, '12030', 'failed', 'has compute capability 9.0; the published mxnet-cu wheels have code only '
      'up to 8.6', "NVIDIA's container: docker build --build-arg VARIANT=ngc"),
     (WHEELS, B200, R545, '12030', 'failed', 'neither the published wheels nor', 'build MXNet for this card'),
@@ -64,11 +69,15 @@ def test_kind_of_mxnet_build():
     (CONTAINER, RTX4090, R545, '12030', 'ok', '4090', ''),
     (CONTAINER, M60, R545, '12030', 'failed', "container has code only from 6.0 on", 'MLPERF_RN50_VARIANT=cu117'),
     (CUSTOM, H100, R535, '12020', 'ok', 'MXNet from a custom build', ''),
-    (CUSTOM, A100, R470, '11040', 'failed', 'CUDA 12 needs 525 or newer', ''),
+    (CUSTOM, A100, R470, '11040', 'failed', 'MXNet (CUDA 12) needs 525 or newer, DALI (CUDA 12) needs 525', ''),
     (CPU, A100, R535, '12020', 'failed', 'MXNet on h1 is a CPU build', 'MLPERF_RN50_VARIANT=ngc')])
 def test_cards_and_drivers(mxnet, card, driver, libcuda, status, found, fix):
     check = check_gpus([row(mxnet, [gpu(card, driver)], libcuda=libcuda)], 'gpu')
     assert (check.status, found in check.found, fix in check.fix) == (status, True, True), check
+
+
+def test_driver_without_dali_needs_only_mxnets_minimum():
+    assert check_gpus([row(gpus=[gpu(V100, R470)], libcuda='11040', packages={})], 'gpu').status == 'ok'
 
 
 TWO = [gpu(V100, uuid='GPU-a'), gpu(H100, uuid='GPU-b')]

@@ -12,7 +12,15 @@ from helpers import ROOT, run
 from mlperf_rn50.doctor.gpu_stack import check_environment, environment_facts
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import launcher_env
-from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, SET_VARIABLE, SETTINGS, device_of_words, missing_settings
+from mlperf_rn50.system.gpu_env import (
+    DEVICE_VARIABLE,
+    NVIDIA_VARIABLE,
+    SET_VARIABLE,
+    SETTINGS,
+    device_of_words,
+    missing_settings,
+    settings_of,
+)
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, omp_threads, rank_name
 
 
@@ -77,12 +85,17 @@ def test_existing_settings_are_kept_and_cpu_runs_get_none():
     added = missing_settings({**GPU, 'HOROVOD_CYCLE_TIME': '1', 'MXNET_ENABLE_CUDA_GRAPHS': ''})
     assert added.keys() == SETTINGS.keys() - {'HOROVOD_CYCLE_TIME', 'MXNET_ENABLE_CUDA_GRAPHS'} | {SET_VARIABLE}
     assert missing_settings({**GPU, **SETTINGS}) == {SET_VARIABLE: ''}
+    nvidias = missing_settings({**GPU, NVIDIA_VARIABLE: '24.06', 'MXNET_CUDNN_NHWC_BN_HEURISTIC_FWD': '0'})
+    assert nvidias.keys() - {SET_VARIABLE} - SETTINGS.keys() == {
+        'MXNET_CUDNN_NHWC_BN_HEURISTIC_BWD', 'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_FWD',
+        'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_BWD', 'MXNET_CUDNN_WARN_ON_IGNORED_FLAGS'}
     assert missing_settings({}) == missing_settings({DEVICE_VARIABLE: 'cpu'}) == {}
 
 
 def test_variables_are_forwarded_to_remote_ranks():
     script = ROOT / 'launch/engines/variables.sh'
-    given = dict.fromkeys([*SETTINGS, DEVICE_VARIABLE, SET_VARIABLE, 'CUDA_VISIBLE_DEVICES'], 'x')
+    names = [*settings_of(True), NVIDIA_VARIABLE, DEVICE_VARIABLE, SET_VARIABLE, 'CUDA_VISIBLE_DEVICES']
+    given = dict.fromkeys(names, 'x')
     done = run([script], env={'PATH': os.environ['PATH'], **given})
     assert set(done.stdout.split()) == given.keys()
 
@@ -99,7 +112,8 @@ def test_device_of_a_command_line(tmp_path, words, device):
 
 
 @pytest.mark.parametrize('device, given, expected', [
-    ('gpu', {'HOROVOD_NUM_NCCL_STREAMS': '2'}, {**SETTINGS, 'HOROVOD_NUM_NCCL_STREAMS': '2'}),
+    ('gpu', {'HOROVOD_CYCLE_TIME': '2'}, {**SETTINGS, 'OMPI_MCA_btl': '^openib', 'HOROVOD_CYCLE_TIME': '2'}),
+    ('gpu', {'OMPI_MCA_btl': 'tcp,self,vader'}, {**SETTINGS, 'OMPI_MCA_btl': 'tcp,self,vader'}),
     ('cpu', {}, {'HOROVOD_CYCLE_TIME': '5'})])
 def test_settings_reach_a_rank(device, given, expected):
     env = {k: v for k, v in os.environ.items() if k not in SETTINGS and not k.startswith(('MLPERF_RN50_', 'OMPI_'))}
@@ -110,8 +124,8 @@ def test_settings_reach_a_rank(device, given, expected):
     assert seen.get(SET_VARIABLE) == (','.join(n for n in SETTINGS if n not in given) if device == 'gpu' else None)
 
 
-def rows(*envs):
-    return [{'host': f'h{i}', 'gpu_environment': environment_facts(env)} for i, env in enumerate(envs)]
+def rows(*envs, is_nvidias=False):
+    return [{'host': f'h{i}', 'gpu_environment': environment_facts(env, is_nvidias)} for i, env in enumerate(envs)]
 
 
 def test_doctor_lists_settings_and_warns_of_missing_and_differing_ones():
@@ -124,3 +138,7 @@ def test_doctor_lists_settings_and_warns_of_missing_and_differing_ones():
     assert 'launch/*.sh' in missing.fix and missing.fix.endswith('export HOROVOD_CYCLE_TIME=0.1')
     unlike = check_environment(rows(SETTINGS, {**SETTINGS, 'HOROVOD_CYCLE_TIME': '5'}))
     assert (unlike.status, unlike.found) == ('warning', 'HOROVOD_CYCLE_TIME=5 on h1, but 0.1 on h0')
+    nvidias = check_environment(rows(settings_of(True), SETTINGS, is_nvidias=True))  # h1: a rank started by hand
+    assert nvidias.found.startswith('not set on h1: MXNET_CUDNN_NHWC_BN_HEURISTIC_FWD, ')
+    assert nvidias.status == 'warning' and nvidias.fix.endswith(' MXNET_CUDNN_WARN_ON_IGNORED_FLAGS=0')
+    assert check_environment(rows(settings_of(True), is_nvidias=True) + rows(SETTINGS)).status == 'ok'  # another build
