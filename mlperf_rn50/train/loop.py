@@ -96,7 +96,7 @@ def train_to_target(run: TrainingRun) -> Outcome:
 def run_epochs(run: TrainingRun) -> Outcome:
     """Run epochs until the target is reached or the run ends for a different reason."""
     plan, progress = run.plan, run.progress
-    first_epoch = progress.step // plan.steps_per_epoch  # of a block, which ends with an evaluation
+    first_epoch = progress.step // plan.steps_per_epoch  # of a block, see Plan.block_epochs
     for epoch in range(first_epoch, plan.max_epochs):
         if train_epoch(run, epoch, is_block_start=epoch == first_epoch):
             return end(run, 'interrupted', None)
