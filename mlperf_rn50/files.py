@@ -200,3 +200,20 @@ def writing_folder(folder: Path, option: str = '--out') -> Iterator[None]:
 def sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Sync the entries of a folder to disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents where missing, and sync the entries of the new ones to disk."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)

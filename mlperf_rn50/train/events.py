@@ -66,7 +66,7 @@ class Resumed(Event, frozen=True):
 
 
 class EpochStarted(Event, frozen=True):
-    """Start of an epoch; block_epochs: epochs of the block that starts here, up to an evaluation; else None."""
+    """Start of an epoch; block_epochs: epochs of the block that starts here, as in Plan.block_epochs; else None."""
 
     epoch: int
     num_steps: int

@@ -96,7 +96,7 @@ def train_to_target(run: TrainingRun) -> Outcome:
 def run_epochs(run: TrainingRun) -> Outcome:
     """Run epochs until the target is reached or the run ends for a different reason."""
     plan, progress = run.plan, run.progress
-    first_epoch = progress.step // plan.steps_per_epoch  # of a block, which ends with an evaluation
+    first_epoch = progress.step // plan.steps_per_epoch  # of a block, see Plan.block_epochs
     for epoch in range(first_epoch, plan.max_epochs):
         if train_epoch(run, epoch, is_block_start=epoch == first_epoch):
             return end(run, 'interrupted', None)
@@ -124,7 +124,7 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
     run.sinks.handle(events.EpochStarted(epoch, plan.steps_per_epoch, progress.step,
                                          plan.block_epochs(epoch) if is_block_start else None))
     reporter, pending = StepReporter(run), deque[tuple[int, PendingStep]]()
-    num_done = progress.step - epoch * plan.steps_per_epoch
+    first = progress.step
     trainer.timer.start()
     for step in range(progress.step, last):
         run.writer.check()
@@ -139,13 +139,15 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
         # After the last step, run_epochs handles stop requests and checkpoints.
         if step < last - 1 and (is_stop_requested or is_step_checkpoint_due(run)):
             while pending:  # a checkpoint contains only steps with a checked loss
-                reporter.read(*pending.popleft())
+                is_stop_requested |= reporter.read(*pending.popleft())
+            if is_stop_requested:
+                progress.add_training((step + 1 - first) * plan.global_batch_size, reporter.elapsed_s())
             save(run)
             if is_stop_requested:
                 return True
     trainer.settle()  # so that the clock is read when the work is done, not when it is queued
-    num_images = plan.config.data.num_train - num_done * plan.global_batch_size
-    progress.images, progress.train_s = progress.images + num_images, progress.train_s + reporter.elapsed_s()
+    num_images = plan.config.data.num_train - first % plan.steps_per_epoch * plan.global_batch_size
+    progress.add_training(num_images, reporter.elapsed_s())
     run.sinks.handle(events.EpochDone(epoch, run.now_s(), num_images / reporter.elapsed_s(),
                                       plan.learning_rate(last - 1)))
     return False

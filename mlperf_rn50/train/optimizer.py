@@ -71,8 +71,10 @@ class Bucket:
         """Return a copy of the arrays that an update changes, joined into two arrays to save operator calls."""
         return [_join(arrays) for arrays in self._changed]
 
-    def keep_if(self, condition: mx.nd.NDArray, before: Sequence[mx.nd.NDArray]) -> None:
-        """Keep the current state if condition, of shape (1,), is 1; restore the state `before` if it is 0."""
+    def keep_if(self, condition: mx.nd.NDArray, before: Sequence[mx.nd.NDArray], correction: float) -> None:
+        """Keep the current state if condition, of shape (1,), is 1, or restore `before` with corrected velocities."""
+        if correction != 1:
+            before[0][:] *= correction
         for arrays, now, old in zip(self._changed, self.state(), before):
             kept = mx.nd.where(condition, now.reshape((1, -1)), old.reshape((1, -1))).reshape((-1,))
             _split(kept, arrays)
@@ -118,9 +120,10 @@ class Optimizer:
         Args:
             fraction: filled fraction of the global batch, above 0 and at most 1.
             rescale: factor that converts the current gradients to those of the mean loss.
-            is_finite: shape (1,), 0 if the step must change nothing; None without float16.
+            is_finite: shape (1,), 0 if the step must be skipped; None without float16.
         """
-        momentum = self._momentum(lr)
+        correction = self._correction(lr)
+        momentum = self._config.momentum * correction
         update = (self._update_with_nesterov if self._config.nesterov else
                   self._update_with_one_rate if self._config.name == 'sgd' else self._update_with_rates)
         self._applied.clear()
@@ -128,13 +131,14 @@ class Optimizer:
             before = bucket.state() if is_finite is not None else None
             update(bucket, lr * fraction, momentum, rescale)
             if before is not None:
-                bucket.keep_if(is_finite, before)
+                # Correct the velocity even if the step is skipped, because only the device knows that it is.
+                bucket.keep_if(is_finite, before, correction)
         self.last_lr, self.is_batch_new = lr, False
 
-    def _momentum(self, lr: float) -> float:
-        """Return the momentum, corrected for a changed learning rate: with SGD, only if the batch size changed too."""
+    def _correction(self, lr: float) -> float:
+        """Return the velocity's factor for a changed learning rate: with SGD, only if the batch size changed too."""
         is_corrected = self.last_lr and (self._config.name == 'lars' or self.is_batch_new)
-        return self._config.momentum * (lr / self.last_lr if is_corrected and self.last_lr else 1.0)
+        return lr / self.last_lr if is_corrected and self.last_lr else 1.0
 
     def all_finite(self) -> mx.nd.NDArray:
         """Return an array of shape (1,): 1 if all gradients are finite, otherwise 0."""

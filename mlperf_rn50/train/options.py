@@ -68,7 +68,8 @@ class TrainConfig:
         target_accuracy: stop when Top-1 is at least this fraction.
         max_epochs: abort after this many epochs; null means schedule.decay_epochs.
         eval_period: epochs between two evaluations.
-        eval_offset: evaluate after epoch e, counted from 0, if e modulo eval_period equals this value.
+        eval_offset: evaluate after epoch e, counted from 0, if e modulo eval_period equals this value; the open
+            division also evaluates after the last epoch.
         eval_batch_size: images per rank and evaluation pass; null means local_batch_size.
         num_warmup_steps: steps on synthetic images before the clock starts; the network is restored afterwards.
         init_weights: run folder or file with initial weights (short form --init-weights); null means random weights.

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.train.schedule import is_eval_epoch, learning_rate
+from mlperf_rn50.train.schedule import learning_rate
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,14 @@ class Plan:
         return self.lr_scale * learning_rate(self.config.schedule, step, self.steps_per_epoch)
 
     def is_eval_epoch(self, epoch: int) -> bool:
-        t = self.config.train
-        return is_eval_epoch(epoch, t.eval_period, t.eval_offset, self.max_epochs)
+        """Check whether an evaluation follows an epoch, counted from 0; always the last one in the open division."""
+        t, is_last = self.config.train, epoch == self.max_epochs - 1
+        return epoch % t.eval_period == t.eval_offset or is_last and self.config.run.submission_division == 'open'
 
     def block_epochs(self, epoch: int) -> int:
-        """Return the number of epochs from an epoch, counted from 0, to the next one with an evaluation, inclusive."""
-        return next(e for e in range(epoch, self.max_epochs) if self.is_eval_epoch(e)) - epoch + 1
+        """Return the number of epochs from an epoch, counted from 0, to the next evaluation or the end of the run."""
+        last = self.max_epochs - 1
+        return next((e for e in range(epoch, last) if self.is_eval_epoch(e)), last) - epoch + 1
 
 
 def make_plan(config: Config, world_size: int) -> Plan:
@@ -89,6 +91,9 @@ def make_plan(config: Config, world_size: int) -> Plan:
                               f'({world_size} ranks x {t.gradient_accumulation_steps} accumulation steps), '
                               f'such as {fit}')
     max_epochs = t.max_epochs or max(1, int(config.schedule.decay_epochs))
+    if r.submission_division == 'closed' and max_epochs <= t.eval_offset:
+        raise ConfigError(f'train.max_epochs: got {max_epochs}, expected at least {t.eval_offset + 1} '
+                          '(train.eval_offset + 1), because the closed division evaluates no other epoch; raise it')
     eval_batch_size = min(t.eval_batch_size or local, -(-config.data.num_val // world_size))
     return Plan(config, world_size, local, eval_batch_size, max_epochs)
 

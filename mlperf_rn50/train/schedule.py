@@ -30,11 +30,6 @@ def learning_rate(config: ScheduleConfig, step: int, steps_per_epoch: int) -> fl
     return config.end_lr + (config.base_lr - config.end_lr) * shape
 
 
-def is_eval_epoch(epoch: int, eval_period: int, eval_offset: int, max_epochs: int) -> bool:
-    """Check whether an evaluation follows an epoch, counted from 0: one of every eval_period epochs, or the last."""
-    return epoch % eval_period == eval_offset or epoch == max_epochs - 1
-
-
 @dataclass
 class LossScale:
     """Factor on the float16 loss: halved after an overflow, doubled after GROWTH_STEPS finite steps in a row.

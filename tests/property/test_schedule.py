@@ -2,8 +2,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.train.options import ScheduleConfig
-from mlperf_rn50.train.schedule import is_eval_epoch, learning_rate
+from mlperf_rn50.config import Config, RunConfig
+from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
+from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.schedule import learning_rate
 
 
 @st.composite
@@ -30,9 +32,12 @@ def test_learning_rate_rises_only_in_warmup(schedule, steps_per_epoch):
 
 
 @given(period=st.integers(1, 8), data=st.data(), max_epochs=st.integers(1, 60))
-def test_evaluations_are_a_period_apart_and_after_the_last_epoch(period, data, max_epochs):
-    offset = data.draw(st.integers(0, period - 1))
-    epochs = [e for e in range(max_epochs) if is_eval_epoch(e, period, offset, max_epochs)]
-    assert epochs[-1] == max_epochs - 1
-    assert all(b - a == period for a, b in zip(epochs[:-2], epochs[1:-1]))
-    assert all(e % period == offset for e in epochs[:-1])
+def test_evaluations_are_a_period_apart_and_only_the_open_division_adds_the_last_epoch(period, data, max_epochs):
+    offset = data.draw(st.integers(0, min(period, max_epochs) - 1))
+    train = TrainConfig(local_batch_size=8, eval_period=period, eval_offset=offset, max_epochs=max_epochs)
+    grid = list(range(offset, max_epochs, period))
+    for division, expected in (('closed', grid), ('open', sorted({*grid, max_epochs - 1}))):
+        plan = make_plan(Config(train=train, run=RunConfig(submission_division=division)), 1)
+        assert [e for e in range(max_epochs) if plan.is_eval_epoch(e)] == expected
+        ends = [e + plan.block_epochs(e) - 1 for e in range(max_epochs)]
+        assert ends == [min([x for x in expected if x >= e], default=max_epochs - 1) for e in range(max_epochs)]

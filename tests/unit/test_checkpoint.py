@@ -8,6 +8,7 @@ import threading
 import tracemalloc
 import zipfile
 from concurrent.futures import wait
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +20,7 @@ from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load, load_newest, save
 from mlperf_rn50.train.checkpoint.progress import Progress
+from mlperf_rn50.train.checkpoint.run_folder import new_run
 
 ARRAYS = {'model/a': np.arange(6, dtype=np.float32).reshape(2, 3), 'optimizer/a': np.ones(3, np.float16)}
 
@@ -36,6 +38,21 @@ def test_round_trip_of_numeric_arrays(tmp_path):
     assert got == progress() and set(arrays) == set(given)
     for name, array in arrays.items():
         assert (array.dtype, array.shape) == (given[name].dtype, given[name].shape) and (array == given[name]).all()
+
+
+def test_entries_of_new_folders_are_synced_by_the_first_checkpoint(tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+
+    def recording(fd):
+        synced.append(Path(os.readlink(f'/proc/self/fd/{fd}')))
+        sync(fd)
+    monkeypatch.setattr(os, 'fsync', recording)
+    run = new_run(tmp_path / 'logs/run')
+    save(run.checkpoints, progress(1), ARRAYS, keep=2)
+    assert {tmp_path, tmp_path / 'logs', run.dir, run.checkpoints} < set(synced)
+    synced.clear()
+    save(run.checkpoints, progress(2), ARRAYS, keep=2)
+    assert run.checkpoints in synced and run.dir not in synced
 
 
 def test_newest_checkpoints_by_step_are_kept(tmp_path):
@@ -259,6 +276,7 @@ from functools import partial
 import numpy as np
 from mlperf_rn50.train.checkpoint.checkpoint import save
 from mlperf_rn50.train.checkpoint.progress import Progress
+from mlperf_rn50.train.checkpoint.run_folder import new_run
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 saver, folder = BackgroundWriter(), Path(sys.argv[1])
 for step in range(1, 10**6):

@@ -163,12 +163,31 @@ def test_overflowed_step_changes_no_bit(config, size, num_buckets):
     for bad, name in ((np.inf, 'fc1_bias'), (np.nan, 'bn0_gamma'), (np.inf, 'conv0_weight')):
         set_grads(params, 1, 8.0)
         params[name].grad().reshape((-1,))[1:2] = bad
-        optimizer.step(0.5, is_finite=optimizer.all_finite())
+        optimizer.step(0.1, is_finite=optimizer.all_finite())
         assert bits_of(optimizer) == before, (name, bad)
     set_grads(params, 1, 8.0)
     optimizer.step(0.5, is_finite=optimizer.all_finite())
     after = bits_of(optimizer)
     assert all(after[n] != before[n] for n in after if n.startswith('velocity'))
+
+
+@pytest.mark.parametrize('config', [
+    *BOTH.args[1], OptimizerConfig('sgd', weight_decay=0.01, nesterov=True)], ids=['sgd', 'lars', 'nesterov'])
+@pytest.mark.parametrize('is_batch_new', [False, True])
+def test_momentum_after_overflowed_steps_follows_the_last_applied_rate(config, is_batch_new):
+    states = []
+    for rates in [(0.1, 0.4), (0.1, 0.4, 0.4, 0.4) if is_batch_new else (0.1, 0.2, 0.3, 0.4)]:
+        params = make_params('float16')
+        optimizer = Optimizer(params, config, 2)
+        for step, lr in enumerate(rates):
+            set_grads(params, int(step > 0), 8.0)
+            if 0 < step < len(rates) - 1:
+                params['fc1_bias'].grad()[0] = np.nan
+            optimizer.is_batch_new |= is_batch_new and step == 1
+            optimizer.step(lr, rescale=1 / 8, is_finite=optimizer.all_finite())
+        states.append({n: a.asnumpy() for n, a in optimizer.state().items()})
+    for name, expected in states[0].items():
+        np.testing.assert_allclose(states[1][name], expected, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
 def test_overflow_check_passes_at_most_200_tensors_to_the_operator(monkeypatch):

@@ -83,7 +83,7 @@ def test_momentum_with_half_the_ranks_follows_the_last_applied_rate(tmp_path, na
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size) == (20, 16, 32)
     assert (progress.last_lr, progress.num_resumes, plan.lr_scale) == (before.last_lr, 1, 0.5)
     optimizer = restored(loaded_from(before), progress, name).optimizer
-    factor = Optimizer._momentum(optimizer, plan.learning_rate(progress.step)) / 0.9
+    factor = Optimizer._correction(optimizer, plan.learning_rate(progress.step))
     assert factor == pytest.approx(0.5, abs=2e-3) and factor != 0.5  # the schedule is also one step further
 
 
@@ -91,7 +91,7 @@ def test_sgd_with_the_same_ranks_resumes_unchanged(tmp_path):
     config = make_config(tmp_path)
     before = replace(progress_of(config, 4, 10), loss_scale=512.0, num_finite_steps=7)
     trainer = restored(loaded_from(before), resume(before, config, 4)[1])
-    assert Optimizer._momentum(trainer.optimizer, 0.1) == 0.9
+    assert Optimizer._correction(trainer.optimizer, 0.1) == 1
     assert trainer.loss_scale == LossScale(512.0, 7)
 
 

@@ -7,7 +7,6 @@ import errno
 import hashlib
 import io
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -38,14 +37,6 @@ class LoadedCheckpoint:
     damaged: Sequence[tuple[Path, str]] = ()
 
 
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
     """Write a new .npz and sync it to disk; return its SHA-256."""
     with open(path, 'xb') as f:
@@ -60,15 +51,16 @@ def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], kee
     final = folder / f'{_PREFIX}{progress.step:08d}'
     temporary = temporary_of(final)
     try:
-        temporary.mkdir(parents=True)
+        files.make_folder(folder)
+        temporary.mkdir()
         digest = _write_arrays(temporary / 'arrays.npz', arrays)
         files.write_atomically(temporary / 'state.json', _seal(
             {'format': FORMAT, 'state': asdict(progress), 'arrays_sha256': digest}))
-        _sync_folder(temporary)
+        files.sync_folder(temporary)
         if final.exists():  # the run wrote it before a resume
             _remove(final)
         temporary.rename(final)
-        _sync_folder(folder)
+        files.sync_folder(folder)
     except OSError as e:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept; '

@@ -37,6 +37,10 @@ class Progress:
         """Training throughput of all ranks without evaluations; 0 before the end of the first epoch."""
         return self.images / self.train_s if self.train_s else 0.0
 
+    def add_training(self, num_images: int, seconds: float) -> None:
+        """Count the images and the time of an epoch, or of its part before a stop."""
+        self.images, self.train_s = self.images + num_images, self.train_s + seconds
+
 
 def parse_progress(tree: Any) -> Progress:
     """Return the progress in a JSON value; raise ValueError for wrong keys, types or values."""

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from mlperf_rn50.errors import CheckpointError, ConfigError, StorageError, UserError
-from mlperf_rn50.files import no_link, temporaries_in, writing_folder
+from mlperf_rn50.files import make_folder, no_link, temporaries_in, writing_folder
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read.reader import read_events
 from mlperf_rn50.system.telemetry import host_file_name
@@ -84,7 +84,7 @@ def run_numbers(folder: Path) -> list[int]:
 def next_index(folder: Path) -> int:
     """Return the next free run number of a folder, which is created if missing; raise UserError on failure."""
     with writing_folder(folder, 'run.dir'):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         taken = [int(m[1]) for p in folder.iterdir() if (m := _NUMBERED.fullmatch(p.name))]
         if any((folder / n).exists() for n in ('config.yaml', 'metrics.jsonl', 'train.log')):
             taken.append(0)
