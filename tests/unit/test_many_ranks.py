@@ -7,6 +7,7 @@ import pytest
 from mlperf_rn50.data.shards import Shard, epoch_order
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.gpus import View, choose_gpus
+from mlperf_rn50.train.session import RankPlace, nodes_of
 
 NUM_HOSTS, RANKS_PER_HOST = 1250, 8
 NUM_RANKS = NUM_HOSTS * RANKS_PER_HOST
@@ -46,3 +47,10 @@ def test_parts_of_many_nodes_cover_the_epoch_and_rotate():
     before, same, rotated = ([set(order.reshape(-1, NUM_HOSTS, RANKS_PER_HOST)[:, node].flat)
                               for node in range(NUM_HOSTS)] for order in orders)
     assert before == same and rotated == [*before[1:], before[0]] and (orders[0] != orders[1]).any()
+
+
+def test_many_ranks_are_assigned_to_nodes_with_few_comparisons():
+    # As received, the names are different objects.
+    hosts = [RankPlace(Name(f'n{r // RANKS_PER_HOST}'), 0, RANKS_PER_HOST, '') for r in range(NUM_RANKS)]
+    assert nodes_of(hosts) == [r // RANKS_PER_HOST for r in range(NUM_RANKS)]
+    assert Name.num_compared < 10 * NUM_RANKS
