@@ -1,7 +1,8 @@
 """Cost per rank of input preparation on 1,024 ranks, at batch 65,536 with ImageNet's counts; no image is decoded.
 
 Measures the thread that feeds DALI, per step and at the start of an epoch (order, random numbers, requests to the
-reading threads), and the time to open the data. Uses synthetic indexes for empty files of the right size.
+reading threads), and the time to open the data. Uses synthetic indexes for empty files of the right size. Then times
+what each of 10,000 ranks computes for all of them: nodes and GPUs once, and with shuffle=node the order of every epoch.
 Usage: .venv/bin/python benchmarks/scale.py [ROUNDS [EPOCHS]]
 """
 import statistics
@@ -16,13 +17,16 @@ import numpy as np
 from mlperf_rn50.data.batches import _read_ahead, train_requests
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.records import MANIFEST_FORMAT, Record, RecordFile, index_path, open_split
-from mlperf_rn50.data.shards import Shard
+from mlperf_rn50.data.shards import Shard, epoch_order
 from mlperf_rn50.data.verify import dump_manifest
+from mlperf_rn50.system.gpus import View, choose_gpus
+from mlperf_rn50.train.session import RankPlace, nodes_of
 
 DATA = DataConfig()  # ImageNet's counts
 RANK, WORLD_SIZE, BATCH, RANKS_PER_NODE = 512, 1024, 65_536, 8
 SHARD = Shard(DATA.num_train, RANK, WORLD_SIZE, BATCH // WORLD_SIZE,
               nodes=tuple(r // RANKS_PER_NODE for r in range(WORLD_SIZE)))
+MANY_RANKS = 10_000
 RECORD_BYTES = 115_000
 STEP_S = 0.05  # a short step; within it, other threads read and draw ahead
 ROUNDS, EPOCHS = (*map(int, sys.argv[1:]), *(3, 4)[len(sys.argv) - 1:])
@@ -73,6 +77,21 @@ def opening_s(folder: Path) -> float:
     return time.perf_counter() - begin
 
 
+def many_ranks_ms() -> list[tuple[str, float]]:
+    """Return ms for the nodes of all ranks, their GPUs, and an epoch's order with shuffle=node."""
+    node_of = [r // RANKS_PER_NODE for r in range(MANY_RANKS)]
+    hosts = [RankPlace(f'n{node}', 0, RANKS_PER_NODE, '') for node in node_of]
+    views = [View(f'n{node}', tuple(f'GPU-{node}-{i}' for i in range(RANKS_PER_NODE))) for node in node_of]
+    shard = replace(SHARD, world_size=MANY_RANKS, local_batch_size=8, nodes=tuple(node_of), rotation_epochs=10)
+    rows = []
+    for name, work in (('nodes', lambda: nodes_of(hosts)), ('GPUs', lambda: choose_gpus(views, 1)),
+                       ('order of an epoch', lambda: epoch_order(shard, 0, 0))):
+        begin = time.perf_counter()
+        work()
+        rows.append((name, 1e3 * (time.perf_counter() - begin)))
+    return rows
+
+
 def main() -> None:
     timings: tuple[list[float], ...] = ([], [], [])
     with tempfile.TemporaryDirectory() as name:
@@ -86,6 +105,9 @@ def main() -> None:
     limits = (('step, ms', 1), ('start of an epoch, ms', 5), ('opening the data, s', 0.2))
     for (row, limit), values in zip(limits, timings):
         print(f'{row:22s} {statistics.median(values):8.3f} ({max(values):.3f})   limit {limit}')
+    print(f'{MANY_RANKS:,} ranks on {MANY_RANKS // RANKS_PER_NODE:,} nodes')
+    for row, value_ms in many_ranks_ms():
+        print(f'{row + ", ms":22s} {value_ms:8.1f}')
 
 
 if __name__ == '__main__':

@@ -76,10 +76,18 @@ class Shard:
         """Select this rank's values from an array with a value for each position of an epoch, such as epoch_order."""
         return order[self.positions(step, micro)]
 
+    def ranks_of_nodes(self) -> list[np.ndarray]:
+        """Ranks of every node, in ascending order."""
+        nodes = np.array(self.nodes or (0,) * self.world_size)
+        return np.split(np.argsort(nodes, kind='stable'), np.bincount(nodes).cumsum()[:-1])
+
+    def positions_of(self, ranks: np.ndarray) -> np.ndarray:
+        """Positions of some ranks, given in ascending order, in an epoch; ascending, padded ones included. int64."""
+        return np.add.outer(np.arange(0, self.num_positions, self.world_size), ranks).ravel()
+
     def node_positions(self, node: int) -> np.ndarray:
         """Positions of a node's ranks in an epoch, in ascending order, padded ones included. int64."""
-        nodes = self.nodes or (0,) * self.world_size
-        return np.flatnonzero(np.tile(np.equal(nodes, node), self.num_positions // self.world_size))
+        return self.positions_of(self.ranks_of_nodes()[node])
 
 
 def _generator(stream: int, *key: int) -> np.random.Generator:
@@ -96,12 +104,12 @@ def epoch_order(shard: Shard, seed: int, epoch: int) -> np.ndarray:
     random = _generator(_ORDER_STREAM, seed, epoch)
     if shard.rotation_epochs is None:
         return np.resize(random.permutation(shard.num_samples), shard.num_positions)
-    num_nodes = max(shard.nodes, default=0) + 1
+    ranks = shard.ranks_of_nodes()
     order, start = np.empty(shard.num_positions, np.int64), 0
     # The parts are equal in all runs, to reuse the page cache, and shuffled, because files are sorted by class.
     dealt = _generator(_PART_STREAM).permutation(shard.num_samples)
-    for place in range(num_nodes):
-        positions = shard.node_positions((place - epoch // shard.rotation_epochs) % num_nodes)
+    for place in range(len(ranks)):
+        positions = shard.positions_of(ranks[(place - epoch // shard.rotation_epochs) % len(ranks)])
         stop = start + int(np.searchsorted(positions, shard.num_samples))
         # A node with only padded positions has an empty part; np.resize then fills them with sample 0, as padding.
         order[positions] = np.resize(random.permutation(np.sort(dealt[start:stop])), len(positions))

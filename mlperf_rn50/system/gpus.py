@@ -140,8 +140,10 @@ def _too_many(rank: int, view: View, num_ranks: int, ranks_per_device: int) -> s
 
 def _check_shared(uuids: Sequence[str], views: Sequence[View], ranks_per_device: int) -> None:
     """Raise ConfigError if more than `ranks_per_device` ranks, or ranks that are not consecutive, use the same GPU."""
-    for uuid in dict.fromkeys(uuids):
-        ranks = [r for r, used in enumerate(uuids) if used == uuid]
+    users: dict[str, list[int]] = {}
+    for rank, uuid in enumerate(uuids):
+        users.setdefault(uuid, []).append(rank)
+    for uuid, ranks in users.items():
         leaders = [r for r in ranks if r % ranks_per_device == 0]  # the ranks that exchange gradients with other GPUs
         hosts = ', '.join(dict.fromkeys(views[r].host for r in ranks))
         got = f'run.ranks_per_device: got {ranks_per_device}, but ranks'

@@ -201,5 +201,5 @@ def open_session(config: Config, comm: Comm, position: Position, resume: tuple[R
 
 def nodes_of(hosts: Sequence[RankPlace]) -> list[int]:
     """Return the node number of every rank; nodes count from 0, in the order of their first ranks."""
-    names = list(dict.fromkeys(h.name for h in hosts))
-    return [names.index(h.name) for h in hosts]
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(h.name for h in hosts))}
+    return [numbers[h.name] for h in hosts]

@@ -103,6 +103,22 @@ def test_parts_of_nodes_cover_epoch_exactly(num_samples, layout, local, num_micr
         assert set(read(peers, order, is_counted=False)) <= (set(read(peers, order)) or {0})
 
 
+@given(num_samples=st.integers(1, 300), nodes=st.lists(st.integers(0, 6), min_size=1, max_size=20),
+       local=st.integers(1, 8), num_micro=st.integers(1, 3))
+def test_positions_of_a_node_are_those_of_its_ranks(num_samples, nodes, local, num_micro):
+    shard = Shard(num_samples, 0, len(nodes), local, num_micro, tuple(nodes), 1)
+    for node in range(max(nodes) + 1):  # also numbers without ranks
+        expected = [p for p in range(shard.num_positions) if nodes[p % len(nodes)] == node]
+        assert shard.node_positions(node).tolist() == expected
+
+
+def test_orders_by_node_are_stable():
+    shard = Shard(22, 0, 6, 2, 1, (1, 0, 2, 2, 0, 1), 2)
+    known = [[16, 12, 14, 10, 15, 19, 18, 7, 4, 6, 8, 17, 1, 5, 11, 21, 0, 3, 20, 9, 13, 2, 12, 16],
+             [12, 2, 16, 3, 4, 5, 7, 21, 10, 1, 13, 15, 9, 6, 20, 18, 14, 8, 0, 11, 17, 19, 2, 12]]
+    assert [epoch_order(shard, 7, epoch).tolist() for epoch in (0, 5)] == known
+
+
 @given(num_samples=st.integers(1, 300), world_size=st.integers(1, 9), local=st.integers(1, 8), seed=st.integers(0, 99),
        epoch=st.integers(0, 20), rotation_epochs=st.integers(1, 4))
 def test_single_node_has_the_global_order(num_samples, world_size, local, seed, epoch, rotation_epochs):

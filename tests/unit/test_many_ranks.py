@@ -1,0 +1,56 @@
+"""Work at the start of a run that every rank does for all ranks, on 10,000 ranks."""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mlperf_rn50.data.shards import Shard, epoch_order
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.system.gpus import View, choose_gpus
+from mlperf_rn50.train.session import RankPlace, nodes_of
+
+NUM_HOSTS, RANKS_PER_HOST = 1250, 8
+NUM_RANKS = NUM_HOSTS * RANKS_PER_HOST
+
+
+class Name(str):
+    """Name that counts comparisons with other names."""
+
+    num_compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Name.num_compared += 1
+        return str.__eq__(self, other)
+
+
+@pytest.fixture(autouse=True)
+def count_from_zero(monkeypatch):
+    monkeypatch.setattr(Name, 'num_compared', 0)
+
+
+def test_gpus_of_many_ranks_are_chosen_with_few_comparisons():
+    views = [View(f'n{host}', tuple(Name(f'GPU-{host}-{i}') for i in range(RANKS_PER_HOST)))
+             for host in range(NUM_HOSTS) for _ in range(RANKS_PER_HOST)]
+    assert choose_gpus(views, 1) == [*range(RANKS_PER_HOST)] * NUM_HOSTS
+    views[-1] = replace(views[-1], uuids=views[0].uuids[:1])
+    with pytest.raises(ConfigError, match='ranks 0, 9999 on n0, n1249 all use GPU GPU-0-0 '):
+        choose_gpus(views, 1)
+    assert Name.num_compared < 1000 * NUM_RANKS
+
+
+def test_parts_of_many_nodes_cover_the_epoch_and_rotate():
+    nodes = tuple(r // RANKS_PER_HOST for r in range(NUM_RANKS))
+    shard = Shard(1_280_000, 0, NUM_RANKS, 8, 1, nodes, 10)  # 16 full steps, so all parts have the same size
+    orders = [epoch_order(shard, 3, epoch) for epoch in (0, 9, 10)]
+    assert all(np.array_equal(np.sort(order), np.arange(shard.num_samples)) for order in orders)
+    before, same, rotated = ([set(order.reshape(-1, NUM_HOSTS, RANKS_PER_HOST)[:, node].flat)
+                              for node in range(NUM_HOSTS)] for order in orders)
+    assert before == same and rotated == [*before[1:], before[0]] and (orders[0] != orders[1]).any()
+
+
+def test_many_ranks_are_assigned_to_nodes_with_few_comparisons():
+    # As received, the names are different objects.
+    hosts = [RankPlace(Name(f'n{r // RANKS_PER_HOST}'), 0, RANKS_PER_HOST, '') for r in range(NUM_RANKS)]
+    assert nodes_of(hosts) == [r // RANKS_PER_HOST for r in range(NUM_RANKS)]
+    assert Name.num_compared < 10 * NUM_RANKS
