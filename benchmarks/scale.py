@@ -57,7 +57,7 @@ def make_folder(folder: Path) -> None:
 
 def feeding_ms(records: RecordFile, seed: int) -> tuple[list[float], list[float]]:
     """Return ms in the thread that feeds DALI for steps within epochs, and for the first steps of later epochs."""
-    source, steps, starts = _read_ahead(records, DATA, train_requests(DATA, SHARD, seed, 0)), [], []
+    source, steps, starts = _read_ahead(lambda: records, DATA, train_requests(DATA, SHARD, seed, 0)), [], []
     next(source)  # the first step fills the queue
     # The source is ahead of training, so the first steps of an epoch are requested during the previous epoch.
     ahead = DATA.prefetch_depth + DATA.read_threads + 1

@@ -17,7 +17,7 @@ from mlperf_rn50.data import shards
 from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.pipeline import Inputs, build_warm, keeps_outputs, run_pipeline, to_mxnet, whole_images
-from mlperf_rn50.data.records import Record, RecordCache, RecordFile, open_split
+from mlperf_rn50.data.records import Record, RecordCache, RecordFile, find_split
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import DataError
 
@@ -64,9 +64,10 @@ def _fill(records: list[Record], request: Request, data: DataConfig, where: str)
     return dataclasses.replace(inputs, **changed)
 
 
-def _read_ahead(records: RecordFile, data: DataConfig, requests: Iterator[Request]) -> Iterator[Inputs]:
+def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig,
+                requests: Iterator[Request]) -> Iterator[Inputs]:
     """Yield inputs for endless requests in order. Besides one batch per read thread, prefetch_depth are kept ready."""
-    pool = ThreadPoolExecutor(data.read_threads, 'read')
+    records, pool = open_records(), ThreadPoolExecutor(data.read_threads, 'read')
     cache = RecordCache(records.read, data.record_cache_mib << 20)
 
     def read(request: Request) -> Inputs:
@@ -123,13 +124,13 @@ def eval_requests(shard: Shard) -> Iterator[Request]:
 
 
 def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None) -> Iterator[Batch]:
-    """Return endless training batches, starting at a global step. Reading starts when the first batch is requested."""
+    """Return endless training batches, starting at a global step. The first one requested opens the files."""
     num_valid = (shard.num_valid(step, micro) for _, step, micro in train_steps(shard, first_step))
     if config.data.synthetic:
         return _make_synthetic(config, shard, device_id)(num_valid)
-    records = open_split(config.data, 'train')
+    open_records = find_split(config.data, 'train')
     requests = train_requests(config.data, shard, seed, first_step)
-    return _build_batches(records, requests, shard, config, True, device_id)(num_valid)
+    return _build_batches(open_records, requests, shard, config, True, device_id)(num_valid)
 
 
 def eval_batches(config: Config, shard: Shard, device_id: int | None) -> Callable[[], Iterator[Batch]]:
@@ -139,8 +140,8 @@ def eval_batches(config: Config, shard: Shard, device_id: int | None) -> Callabl
         batches = _make_synthetic(config, shard, device_id)
     else:
         # One endless pipeline serves all evaluations, so that the first batches of each are decoded during training.
-        records = open_split(config.data, 'validation')
-        batches = _build_batches(records, eval_requests(shard), shard, config, False, device_id)
+        open_records = find_split(config.data, 'validation')
+        batches = _build_batches(open_records, eval_requests(shard), shard, config, False, device_id)
     return lambda: batches(num_valid)
 
 
@@ -149,13 +150,13 @@ def synthetic_batches(config: Config, shard: Shard, device_id: int | None) -> It
     return _make_synthetic(config, shard, device_id)(repeat(shard.num_valid(0)))
 
 
-def _build_batches(records: RecordFile, requests: Iterator[Request], shard: Shard, config: Config, is_training: bool,
-                   device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
+def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Request], shard: Shard, config: Config,
+                   is_training: bool, device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
     """Build a pipeline for requests. Return a function that yields the next batches, given their num_valid."""
     sizes: deque[tuple[int, int]] = deque()  # num_bytes and num_new_bytes of each input inside the pipeline
 
     def source() -> Iterator[Inputs]:
-        for inputs in _read_ahead(records, config.data, requests):
+        for inputs in _read_ahead(open_records, config.data, requests):
             sizes.append((inputs.num_bytes, inputs.num_new_bytes))
             yield inputs
     pipe, left_over = build_warm(source(), shard.local_batch_size, config, is_training, device_id,

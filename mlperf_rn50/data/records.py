@@ -94,6 +94,12 @@ def index_path(rec_path: Path) -> Path:
     return rec_path.with_suffix('.index.npy')
 
 
+def existing_index(rec_path: Path) -> Path:
+    """Return the path of a .rec's memory-mapped index, or of its .idx if it has no mapped index."""
+    mapped = index_path(rec_path)
+    return mapped if mapped.exists() else rec_path.with_suffix('.idx')
+
+
 def _map_index(path: Path, size: int) -> np.ndarray:
     """Map an index into memory and check it against the size of its .rec, without reading the whole index."""
     try:
@@ -138,9 +144,8 @@ class RecordFile:
         except OSError as e:
             raise DataError(f'{e.filename}: {e.strerror}; create it with: mlperf-rn50 prepare') from e
         self._size = os.fstat(self._file.fileno()).st_size
-        mapped = index_path(rec_path)
-        self._starts, self._lengths = (_map_index(mapped, self._size) if mapped.exists()
-                                       else parse_index(rec_path.with_suffix('.idx'), self._size))
+        index = existing_index(rec_path)
+        self._starts, self._lengths = (parse_index if index.suffix == '.idx' else _map_index)(index, self._size)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -216,17 +221,35 @@ def class_names(data: DataConfig) -> list[str]:
     return names
 
 
-def open_split(data: DataConfig, split: str) -> RecordFile:
-    """Open the .rec of a split ('train' or 'validation') and check it against configuration and manifest."""
+def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
+    """Check a split ('train' or 'validation') against configuration and manifest; return a function that opens it.
+
+    The check opens neither the .rec nor its index, because MLPerf allows no access to data before run_start.
+    """
     folder = Path(data.dir)
     manifest = load_manifest(folder)
-    num_images = manifest['splits'][split]['num_images']
+    num_images, num_bytes = (manifest['splits'][split][key] for key in ('num_images', 'rec_bytes'))
     for key, expected in [('dataset', manifest['dataset']), ('num_classes', len(manifest['classes'])),
                           ('num_train' if split == 'train' else 'num_val', num_images)]:
         if getattr(data, key) != expected:
             raise DataError(f'data.{key}: got {getattr(data, key)}, expected {expected} from '
                             f'{folder / MANIFEST_NAME}; set data.{key} or data.dir')
-    records = RecordFile(folder / f'{split}.rec')
-    if len(records) != num_images:
-        raise DataError(f'{records.path}: got {len(records)} records, expected {num_images}; prepare the data again')
-    return records
+    path = folder / f'{split}.rec'
+    try:
+        size, _ = (p.stat().st_size for p in (path, existing_index(path)))
+    except OSError as e:
+        raise DataError(f'{e.filename}: {e.strerror}; create it with: mlperf-rn50 prepare') from e
+    if path.is_file() and size != num_bytes:  # RecordFile refuses named pipes and folders
+        raise DataError(f'{path}: got {size} bytes, expected {num_bytes} as in {MANIFEST_NAME}; prepare the data again')
+
+    def open_records() -> RecordFile:
+        records = RecordFile(path)
+        if len(records) != num_images:
+            raise DataError(f'{path}: got {len(records)} records, expected {num_images}; prepare the data again')
+        return records
+    return open_records
+
+
+def open_split(data: DataConfig, split: str) -> RecordFile:
+    """Open the .rec of a split and check it against configuration and manifest."""
+    return find_split(data, split)()

@@ -1,4 +1,7 @@
 """Warm-up without side effects, data access after run_start, and TensorBoard scalars."""
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from e2e.training import STEPS_PER_EPOCH, arguments, assert_aborted, log_events, metrics
@@ -35,15 +38,26 @@ def test_warm_up_has_no_side_effects(tiny, tmp_path, options):
     assert [value for key, value, _ in comparable_events(cold) if key == 'submission_benchmark'] == [benchmark]
 
 
-def test_no_image_is_read_before_run_start(tiny, tmp_path, monkeypatch):
-    seen, read = [], records.RecordFile.read
+def test_no_data_file_is_opened_or_read_before_run_start(tiny, tmp_path, monkeypatch):
+    opened, read_after, open_file, read = [], [], os.open, records.RecordFile.read
+
+    def is_started():
+        return '"run_start"' in (tmp_path / 'result_0.txt').read_text()
+
+    def opening(path, *args, **keys):
+        if str(path).endswith(('.rec', '.idx', '.index.npy')):
+            opened.append((Path(path).name, is_started()))
+        return open_file(path, *args, **keys)
 
     def reading(self, position):
-        seen.append('"run_start"' in (tmp_path / 'result_0.txt').read_text())
+        read_after.append(is_started())
         return read(self, position)
+    monkeypatch.setattr(os, 'open', opening)
     monkeypatch.setattr(records.RecordFile, 'read', reading)
     assert_aborted(call(*arguments(tmp_path, tiny, EPOCH, '--train.num_warmup_steps=2')))
-    assert len(seen) >= STEPS_PER_EPOCH * 32 and all(seen)
+    assert {name for name, _ in opened} >= {'train.rec', 'validation.rec'} and len(opened) >= 4
+    assert all(after for _, after in opened)
+    assert len(read_after) >= STEPS_PER_EPOCH * 32 and all(read_after)
 
 
 def test_tensorboard_contains_metrics(tiny, tmp_path):

@@ -202,6 +202,32 @@ def test_threads_are_pinned_if_each_has_a_cpu(numbered, monkeypatch, num_threads
     assert all(os.sched_getaffinity(t) == ({max(cpus)} if is_pinned else cpus) for t in threads)
 
 
+@pytest.mark.parametrize('missing', ['.rec', '.idx'])
+def test_missing_or_truncated_file_is_found_before_the_first_batch_without_opening_it(tmp_path, monkeypatch, missing):
+    config, shard, opened, open_file = make_config(tmp_path, ramp(4), num_val=4), Shard(4, 0, 1, 2), [], os.open
+    for path in tmp_path.glob('*.index.npy'):
+        path.unlink()
+
+    def opening(path, *args, **keys):
+        opened.append(Path(path).suffix)
+        return open_file(path, *args, **keys)
+    monkeypatch.setattr(os, 'open', opening)
+    start, train = eval_batches(config, shard, None), train_batches(config, shard, 1, 0, None)
+    assert not {'.rec', '.idx'} & {*opened}
+    for stream in (train, start()):
+        opened.clear()
+        next(stream)
+        assert {'.rec', '.idx'} <= {*opened}
+    for name, build in (('train', lambda: train_batches(config, shard, 1, 0, None)),
+                        ('validation', lambda: eval_batches(config, shard, None))):
+        os.truncate(tmp_path / f'{name}.rec', 3)
+        with pytest.raises(DataError, match=rf'{name}.rec: got 3 bytes, expected \d+ as in manifest.json; prepare'):
+            build()
+        (tmp_path / f'{name}{missing}').unlink()
+        with pytest.raises(DataError, match=f'{name}{missing}: No such file or directory; create it with: mlperf-rn50'):
+            build()
+
+
 def test_damaged_image_is_a_one_line_error(tmp_path):
     config = make_config(tmp_path, ramp(4))
     rec = tmp_path / 'train.rec'
