@@ -106,7 +106,7 @@ def _short(error: Exception) -> str:
 
 
 def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str, ...]:
-    """Return the violations that the official checker of 0.6.0 to 4.0.0 finds in a log without long lines."""
+    """Return the violations in a log by the official checker of a ruleset, 0.6.0 to 4.0.0; lines must be short."""
     lines, errors = _parse(path, ruleset)
     if not lines and not errors:
         return (f'no {":::MLL" if ruleset == "0.6.0" else ":::MLLOG"} line',)

@@ -150,7 +150,7 @@ class HorovodComm(Comm):
         """Sum device arrays over ranks in place, as one exchange, without waiting.
 
         As with NCCL, float16 arrays are summed in float16 on the host, so that an overflow is infinite in the leader's
-        sum and therefore on all ranks. Every rank takes the result from the last sum among the ranks of its GPU.
+        sum and therefore on all ranks. Finally, each leader sends the result to the ranks of its GPU.
         """
         sharers, leaders = find_stages(self.rank, self.world_size, self._num_sharing)
         hosts = self._host_arrays(arrays, name) if len(sharers) > 1 else arrays
