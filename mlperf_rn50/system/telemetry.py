@@ -77,7 +77,7 @@ def read_gpu(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 class Telemetry:
-    """Thread that samples this node until close(). Without a path, it does nothing; only one rank per node has one."""
+    """Thread that samples this node until close(). Without a path it does nothing; one rank per node has a path."""
 
     def __init__(self, path: Path | None, num_gpus: int = 0):
         self._num_gpus = num_gpus
