@@ -64,5 +64,4 @@ def _examine(config: Config, options: Namespace, position: Position) -> int:
     elif comm.rank == 0:
         out = sys.stderr if options.quiet else sys.stdout
         print(paint_statuses(render_checks(checks, options.quiet), out), file=out, flush=True)
-    comm.barrier()
-    return EXIT_FAILED if has_failed(checks) else EXIT_OK
+    return EXIT_FAILED if comm.sum([has_failed(checks)])[0] else EXIT_OK

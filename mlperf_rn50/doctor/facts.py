@@ -135,7 +135,7 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
 
 
 def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
-    """Return the facts of all ranks on every rank; all ranks must call this."""
+    """Return the facts of all ranks on rank 0, an empty list on other ranks; all ranks must call this."""
     import nvidia.dali
     config_digest = hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12]
     device_id, device_problem = None, ''
@@ -156,12 +156,17 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
         'data': _data_facts(config, comm.rank) if has_config and not config.data.synthetic else None,
         'clock_offset_s': _clock_offset_s(comm), 'all_reduce_s': _all_reduce_s(comm, context),
         'all_reduce_bytes': 4 * _ALL_REDUCE_FLOATS}
-    return comm.gather_object(facts)
+    return comm.gather_object(facts, only_on_rank_0=True)
 
 
 def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], list[Check]]:
-    """Gather and check the facts of all ranks; without has_config, config requires only a device and a precision."""
+    """Gather facts on rank 0 and check them there; without has_config, config requires only a device and a precision.
+
+    Both results are empty on other ranks.
+    """
     rows = gather_facts(config, has_config, comm)
+    if comm.rank:
+        return [], []
     if not has_config:
         return rows, check_facts(rows, config.train.device, config.train.precision)
     num_parameters = count_parameters(build_model(config, mx.cpu(), 0))

@@ -1,7 +1,7 @@
 """The training loop: epochs, evaluations and checkpoints until the target is reached."""
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from copy import copy
@@ -155,12 +155,12 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
 
 def report_reads(run: TrainingRun, epoch: int) -> None:
     """Report the bytes of records that each host read for an epoch."""
-    num_bytes, num_new_bytes = Counter[str](), Counter[str]()
-    for host, (total, new) in zip(run.hosts, run.comm.gather_object(run.trainer.take_bytes())):
-        num_bytes[host.name] += total
-        num_new_bytes[host.name] += new
-    if not run.plan.config.data.synthetic:
-        run.sinks.handle(events.RecordsRead(epoch, num_bytes, num_new_bytes))
+    if run.plan.config.data.synthetic:
+        return
+    own = dict.fromkeys((h.name for h in run.hosts), (0, 0))
+    own[run.hosts[run.comm.rank].name] = run.trainer.take_bytes()
+    sums = run.comm.sum([n for counts in own.values() for n in counts])
+    run.sinks.handle(events.RecordsRead(epoch, dict(zip(own, sums[::2])), dict(zip(own, sums[1::2]))))
 
 
 def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> Accuracy:
@@ -185,10 +185,10 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> Accuracy:
 
 
 def report_rank_times(run: TrainingRun, epoch: int) -> None:
-    """Report the step times of each rank since the last evaluation."""
+    """Report the step times of each rank since the last evaluation, to the sinks of rank 0."""
     taken = [asdict(run.trainer.timer.take()), run.comm.rank]
     ranks = [{'rank': rank, 'host': run.hosts[rank].name, 'cores': run.hosts[rank].cores, **times}
-             for times, rank in run.comm.gather_object(taken)]
+             for times, rank in run.comm.gather_object(taken, only_on_rank_0=True)]
     run.sinks.handle(events.RanksTimed(epoch, run.now_s(), ranks, find_stragglers(ranks)))
 
 

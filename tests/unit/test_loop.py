@@ -1,15 +1,17 @@
-"""The training loop with a made-up trainer: stops within an epoch."""
+"""The training loop with a made-up trainer: stops within an epoch, bytes read by each host."""
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.train import loop
+from mlperf_rn50.train import events, loop
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.options import CheckpointConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.session import RankPlace
 
 
 class MadeUpTrainer:
@@ -61,3 +63,21 @@ def test_complete_epoch_counts_each_image_once(monkeypatch):
     is_stopped, run, saved = train_epoch(monkeypatch, stops_at=99, period_steps=4)
     assert not is_stopped and saved == [(4, 4), (8, 8)] and run.trainer.read_steps == list(range(10))
     assert run.progress.images == 76 and run.progress.images_per_s > 0
+
+
+def report_reads(rank, num_bytes, total):
+    """Report the bytes read by a rank of three on two hosts; return what it adds to a sum, and its event."""
+    comm, sinks = Mock(rank=rank), Mock()
+    comm.sum.return_value = total
+    run: Any = SimpleNamespace(
+        plan=make_plan(Config(train=TrainConfig(local_batch_size=8)), 1), comm=comm, sinks=sinks,
+        hosts=[RankPlace(name, 0, 1, '') for name in ('h2', 'h1', 'h2')],
+        trainer=Mock(**{'take_bytes.return_value': num_bytes}))
+    loop.report_reads(run, 3)
+    return comm.sum.call_args.args[0], sinks.handle.call_args.args[0]
+
+
+def test_bytes_read_are_summed_by_host():
+    own = [report_reads(*read, [0] * 4)[0] for read in ((0, (5, 1)), (1, (7, 2)), (2, (9, 4)))]
+    assert own == [[5, 1, 0, 0], [0, 0, 7, 2], [9, 4, 0, 0]]
+    assert report_reads(0, (5, 1), [14, 5, 7, 2])[1] == events.RecordsRead(3, {'h2': 14, 'h1': 7}, {'h2': 5, 'h1': 2})

@@ -110,7 +110,7 @@ class OtherRank(Comm):
     def __init__(self, *shared):
         self.shared = list(shared)
 
-    def gather_object(self, value):
+    def gather_object(self, value, only_on_rank_0=False):
         return [self.shared.pop(0), value]
 
 
