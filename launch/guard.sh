@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Guards the ranks of a job on one host; launchers that use ssh start one for each host.
-# Usage: launch/guard.sh --host HOST --launcher PID JOB    next to the launcher: prints "ready", stays connected to the
-#                                                          host, forwards USR1, the stop request, to the ranks there,
-#                                                          and sends USR2 to the launcher when the host is lost
+# Usage: launch/guard.sh --host HOST --launcher PID JOB    next to the launcher: prints "ready", closes its output,
+#                                                          stays connected to the host, forwards USR1, the stop
+#                                                          request, to the ranks there, and sends USR2 to the
+#                                                          launcher when the host is lost
 #        launch/guard.sh JOB                               on the host: ends the ranks when the launcher is gone
 
 set -u
@@ -51,6 +52,7 @@ keep_in_touch() { # HOST LAUNCHER JOB
     local pipe guard word=
     trap 'word=stop' USR1
     echo ready
+    exec >/dev/null # the launcher waits until all guards have closed their common output
     exec {pipe}> >(reach "$1" "$3" >/dev/null 2>&1)
     guard=$!
     trap 'exit 0' TERM # closes the pipe, so that the guard on the host ends

@@ -102,12 +102,13 @@ class Launcher:
         """Start a guard per host, which ends the ranks if the launcher dies and reports a lost host to the launcher."""
         guard = str(self.here / 'launch/guard.sh')
         hosts = layout.hosts if self.options.hosts or not self.engine.forwards_stop else ()
+        reader, writer = os.pipe()  # one pipe for all guards, because the number of open files is limited
         guards = [subprocess.Popen([guard, '--host', host, '--launcher', str(os.getpid()), job], preexec_fn=as_child,
-                                   stdout=subprocess.PIPE, start_new_session=True) for host in hosts]
+                                   stdout=writer, start_new_session=True) for host in hosts]
+        os.close(writer)
         try:
-            for stdout in (g.stdout for g in guards if g.stdout):
-                with stdout:
-                    stdout.readline()  # wait until the guard is ready; before that, a stop request would end it
+            with open(reader) as output:
+                output.read()  # wait until each guard is ready; before that, a stop request would end it
             yield guards
         finally:
             for process in guards:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+import resource
 import select
 import shlex
 import shutil
@@ -348,6 +349,25 @@ def test_guard_forwards_a_stop_request_to_ranks_with_a_handler():
         assert starting.poll() is None and engine.poll() is None
     # The end of its input tells the guard that the launcher has ended.
     assert (starting.wait(), engine.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize('num_hosts, num_files', [(40, 20), pytest.param(1250, 1000, marks=pytest.mark.slow)])
+def test_guards_of_many_hosts_need_few_open_files(tmp_path, monkeypatch, num_hosts, num_files):
+    (tmp_path / 'connected').mkdir()
+    write_files(tmp_path, {'ssh': f'#!/bin/sh\n>{tmp_path}/connected/$$\nexec cat >/dev/null'}, mode=0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    hosts, (soft, hard) = [f'h{i}' for i in range(num_hosts)], resource.getrlimit(resource.RLIMIT_NOFILE)
+    options = parse_options(make_parser(ROOT / 'launch/mpirun.sh', True, None), ['--hosts', ','.join(hosts)])
+    with own_signals():
+        signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS)
+        guarded = Launcher(ROOT, ROOT / 'launch/mpirun.sh', ENGINES['mpirun'], options, signals)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_files + len(os.listdir('/proc/self/fd')), hard))
+        try:
+            with guarded._guards(supervisor.RunPlace(tmp_path, tuple(hosts), 8), f'{os.getpid()}-a') as guards:
+                wait_for(lambda: len(os.listdir(tmp_path / 'connected')) == num_hosts, lambda: True, lambda: '')
+                assert [g.poll() for g in guards] == [None] * num_hosts
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_stop_request_goes_to_a_host_over_ssh(tmp_path):
