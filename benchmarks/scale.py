@@ -1,32 +1,44 @@
-"""Cost per rank of input preparation on 1,024 ranks, at batch 65,536 with ImageNet's counts; no image is decoded.
+"""Cost per rank on 64, 1,024 and 10,000 ranks, 8 on each node, with ImageNet's counts; no image is decoded.
 
 Measures the thread that feeds DALI, per step and at the start of an epoch (order, random numbers, requests to the
-reading threads), and the time to open the data. Uses synthetic indexes for empty files of the right size. Then times
-what each of 10,000 ranks computes for all of them: nodes and GPUs once, and with shuffle=node the order of every epoch.
+reading threads), the main thread in a training step (see python_step.py) and for the bytes read in an epoch by each
+host, and the time to open the data. Uses synthetic indexes for empty files of the right size. Then times what a rank
+computes for all 10,000: nodes, GPUs and sets of ranks once, the values of all ranks at evaluations, only on rank 0, and
+with shuffle=node the order of every epoch.
 Usage: .venv/bin/python benchmarks/scale.py [ROUNDS [EPOCHS]]
 """
+import json
 import statistics
 import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+from python_step import made_up_ranks, step_times
 
+from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import _read_ahead, train_requests
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.records import MANIFEST_FORMAT, Record, RecordFile, index_path, open_split
 from mlperf_rn50.data.shards import Shard, epoch_order
 from mlperf_rn50.data.verify import dump_manifest
+from mlperf_rn50.launch.hosts import parse_hosts
+from mlperf_rn50.model import resnet
 from mlperf_rn50.system.gpus import View, choose_gpus
+from mlperf_rn50.train.comm.horovod import open_comm
+from mlperf_rn50.train.comm.rank_checks import describe_divergence, find_stragglers
+from mlperf_rn50.train.comm.sharing import check_places, find_sets
+from mlperf_rn50.train.loop import report_reads
+from mlperf_rn50.train.options import TrainConfig
+from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.session import RankPlace, nodes_of
 
 DATA = DataConfig()  # ImageNet's counts
-RANK, WORLD_SIZE, BATCH, RANKS_PER_NODE = 512, 1024, 65_536, 8
-SHARD = Shard(DATA.num_train, RANK, WORLD_SIZE, BATCH // WORLD_SIZE,
-              nodes=tuple(r // RANKS_PER_NODE for r in range(WORLD_SIZE)))
-MANY_RANKS = 10_000
+RANKS_PER_NODE, MANY_RANKS = 8, 10_000
+IMAGES_PER_RANK = {64: 256, 1024: 64, MANY_RANKS: 8}
 RECORD_BYTES = 115_000
 STEP_S = 0.05  # a short step; within it, other threads read and draw ahead
 ROUNDS, EPOCHS = (*map(int, sys.argv[1:]), *(3, 4)[len(sys.argv) - 1:])
@@ -55,19 +67,39 @@ def make_folder(folder: Path) -> None:
                            'classes': [f'n{i:08d}' for i in range(DATA.num_classes)]})
 
 
-def feeding_ms(records: RecordFile, seed: int) -> tuple[list[float], list[float]]:
+def shard_of(num_ranks: int) -> Shard:
+    return Shard(DATA.num_train, num_ranks // 2, num_ranks, IMAGES_PER_RANK[num_ranks],
+                 nodes=tuple(r // RANKS_PER_NODE for r in range(num_ranks)))
+
+
+def feeding_ms(records: RecordFile, shard: Shard, seed: int) -> tuple[list[float], list[float]]:
     """Return ms in the thread that feeds DALI for steps within epochs, and for the first steps of later epochs."""
-    source, steps, starts = _read_ahead(lambda: records, DATA, train_requests(DATA, SHARD, seed, 0)), [], []
+    source, steps, starts = _read_ahead(lambda: records, DATA, train_requests(DATA, shard, seed, 0)), [], []
     next(source)  # the first step fills the queue
     # The source is ahead of training, so the first steps of an epoch are requested during the previous epoch.
     ahead = DATA.prefetch_depth + DATA.read_threads + 1
-    for step in range(ahead, ahead + EPOCHS * SHARD.steps_per_epoch):
+    for step in range(ahead, ahead + EPOCHS * shard.steps_per_epoch):
         time.sleep(STEP_S)
         begin = time.perf_counter()
         next(source)
-        (steps if step % SHARD.steps_per_epoch else starts).append(1e3 * (time.perf_counter() - begin))
+        (steps if step % shard.steps_per_epoch else starts).append(1e3 * (time.perf_counter() - begin))
     source.close()
     return steps, starts
+
+
+def report_ms(num_ranks: int) -> list[float]:
+    """Return ms of the main thread to report the bytes that each host read in an epoch, without the exchange."""
+    plan, times = make_plan(Config(train=TrainConfig(local_batch_size=1)), num_ranks), []
+    with made_up_ranks(num_ranks):
+        run = SimpleNamespace(
+            plan=plan, comm=open_comm('none'), trainer=SimpleNamespace(take_bytes=lambda: (1, 1)),
+            hosts=[RankPlace(f'n{r // RANKS_PER_NODE}', 0, RANKS_PER_NODE, '') for r in range(num_ranks)],
+            sinks=SimpleNamespace(handle=lambda event: None))
+        for epoch in range(10):
+            begin = time.thread_time()
+            report_reads(run, epoch)
+            times.append(1e3 * (time.thread_time() - begin))
+    return times
 
 
 def opening_s(folder: Path) -> float:
@@ -78,13 +110,24 @@ def opening_s(folder: Path) -> float:
 
 
 def many_ranks_ms() -> list[tuple[str, float]]:
-    """Return ms for the nodes of all ranks, their GPUs, and an epoch's order with shuffle=node."""
+    """Return ms for each computation over all ranks."""
     node_of = [r // RANKS_PER_NODE for r in range(MANY_RANKS)]
     hosts = [RankPlace(f'n{node}', 0, RANKS_PER_NODE, '') for node in node_of]
     views = [View(f'n{node}', tuple(f'GPU-{node}-{i}' for i in range(RANKS_PER_NODE))) for node in node_of]
-    shard = replace(SHARD, world_size=MANY_RANKS, local_batch_size=8, nodes=tuple(node_of), rotation_epochs=10)
+    places = [(f'n{node}', rank % RANKS_PER_NODE) for rank, node in enumerate(node_of)]
+    names = ','.join(dict.fromkeys(name for name, _ in places))
+    times = {'num_steps': 156, 'data_s': 0.123456789, 'compute_s': 100.123456789, 'wait_s': 0.123456789}
+    texts = json.dumps([[times, rank] for rank in range(MANY_RANKS)])  # as HorovodComm.gather_object parses them
+    ranks = [{'rank': rank, 'host': h.name, 'cores': '0-15', **times} for rank, h in enumerate(hosts)]
+    digests = [{f'array{i}': i + (rank == i) for i in range(500)} for rank in range(MANY_RANKS)]
+    shard = replace(shard_of(MANY_RANKS), rotation_epochs=10)
     rows = []
-    for name, work in (('nodes', lambda: nodes_of(hosts)), ('GPUs', lambda: choose_gpus(views, 1)),
+    for name, work in (('hosts of the launcher', lambda: parse_hosts(names)), ('nodes', lambda: nodes_of(hosts)),
+                       ('GPUs', lambda: choose_gpus(views, 1)), ('sets of ranks', lambda: find_sets(MANY_RANKS, 1)),
+                       ('sets for shared GPUs', lambda: find_sets(MANY_RANKS, 2)),
+                       ('places of shared GPUs', lambda: check_places(places, 2)),
+                       ('parsed step times', lambda: json.loads(texts)), ('stragglers', lambda: find_stragglers(ranks)),
+                       ('ranks that differ', lambda: describe_divergence(digests, 0)),
                        ('order of an epoch', lambda: epoch_order(shard, 0, 0))):
         begin = time.perf_counter()
         work()
@@ -92,22 +135,30 @@ def many_ranks_ms() -> list[tuple[str, float]]:
     return rows
 
 
+def print_row(name: str, values: list[float], limit: float) -> None:
+    print(f'{name:28s} {statistics.median(values):8.3f} ({max(values):.3f})   limit {limit}', flush=True)
+
+
 def main() -> None:
-    timings: tuple[list[float], ...] = ([], [], [])
+    resnet.STAGE_CHANNELS = (4,) * 4
+    print('medians (worst)')
     with tempfile.TemporaryDirectory() as name:
         make_folder(Path(name))
+        print_row('opening the data, s', [opening_s(Path(name)) for _ in range(ROUNDS)], 0.2)
         records = NoImages(Path(name) / 'train.rec')
-        for number in range(ROUNDS):
-            for values, new in zip(timings, (*feeding_ms(records, number), [opening_s(Path(name))])):
-                values.extend(new)
-            print(f'round {number + 1} of {ROUNDS}', file=sys.stderr, flush=True)
-    print(f'rank {RANK} of {WORLD_SIZE:,}, batch {BATCH:,}, {DATA.num_train:,} images: medians (worst)')
-    limits = (('step, ms', 1), ('start of an epoch, ms', 5), ('opening the data, s', 0.2))
-    for (row, limit), values in zip(limits, timings):
-        print(f'{row:22s} {statistics.median(values):8.3f} ({max(values):.3f})   limit {limit}')
-    print(f'{MANY_RANKS:,} ranks on {MANY_RANKS // RANKS_PER_NODE:,} nodes')
+        for num_ranks in IMAGES_PER_RANK:
+            shard, steps, starts = shard_of(num_ranks), [], []
+            for seed in range(ROUNDS):
+                for values, new in zip((steps, starts), feeding_ms(records, shard, seed)):
+                    values += new
+            print(f'rank {shard.rank:,} of {num_ranks:,}, batch {shard.global_batch_size:,}')
+            print_row('feeding, step, ms', steps, 1)
+            print_row('feeding, epoch start, ms', starts, 20)
+            print_row('bytes read by host, ms', report_ms(num_ranks), 20)
+            print_row('training step, Python, ms', step_times('float32', 8, num_ranks, ROUNDS)[0], 5)
+    print(f'{MANY_RANKS:,} ranks on {MANY_RANKS // RANKS_PER_NODE:,} nodes   limit 2,000')
     for row, value_ms in many_ranks_ms():
-        print(f'{row + ", ms":22s} {value_ms:8.1f}')
+        print(f'{row + ", ms":28s} {value_ms:8.1f}')
 
 
 if __name__ == '__main__':

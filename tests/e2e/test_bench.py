@@ -111,7 +111,8 @@ def peers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('words, last', [
-    ('scale.py 1 1', 'order of an epoch, ms'), ('replay.py', ''), ('report.py 1x5', ''),
+    ('scale.py 1 1', 'order of an epoch, ms'), ('python_step.py 1', 'float16, '),
+    ('replay.py', ''), ('report.py 1x5', ''),
     ("compare.py step --rounds 1 --sides mlperf-rn50 'torch eager'", 'training step, float32, images/s: ratio '),
     ('pipeline.py 1', 'pipeline against ImageRecordIter, images/s: ratio '),
     ('trainer.py 1', 'trainer against the bare step, float32, images/s: ratio '),

@@ -105,10 +105,18 @@ def assert_fits(calls, leaders):
 
 
 def test_stages_and_sets():
-    assert sharing.find_stages(0, 5, 2) == ((0, 1), (0, 2, 4)) and sharing.find_stages(4, 5, 2) == ((4,), (0, 2, 4))
-    assert sharing.find_stages(2, 4, 1) == ((2,), (0, 1, 2, 3))
-    assert sharing.find_sets(5, 2) == [(0, 1, 2, 3, 4), (0, 1), (0, 2, 4), (2, 3)]
-    assert [sharing.find_sets(*sizes) for sizes in ((4, 1), (2, 2), (1, 4))] == [[(0, 1, 2, 3)], [(0, 1)], [(0,)]]
+    def ranks_of(sets):
+        return [tuple(ranks) for ranks in sets]
+    assert ranks_of(sharing.find_stages(0, 5, 2)) == [(0, 1), (0, 2, 4)]
+    assert ranks_of(sharing.find_stages(4, 5, 2)) == [(4,), (0, 2, 4)]
+    assert ranks_of(sharing.find_stages(2, 4, 1)) == [(2,), (0, 1, 2, 3)]
+    assert ranks_of(sharing.find_sets(5, 2)) == [(0, 1, 2, 3, 4), (0, 1), (0, 2, 4), (2, 3)]
+    assert [ranks_of(sharing.find_sets(*sizes)) for sizes in ((4, 1), (2, 2), (1, 4))] == [
+        [(0, 1, 2, 3)], [(0, 1)], [(0,)]]
+
+
+def test_stages_of_an_exchange_do_not_list_all_ranks():
+    assert len(sharing.find_stages(5, 10**18, 1)[1]) == 10**18
 
 
 def places_of(num_ranks, ranks_per_node):

@@ -71,7 +71,7 @@ def test_values_of_many_ranks_are_parsed_at_once_and_only_where_needed(monkeypat
     monkeypatch.setattr(json, 'loads', count)
     comm, value = HorovodComm.__new__(HorovodComm), [{'data_s': 1.5}, 'ü', None]
     comm._hvd = SimpleNamespace(allgather=lambda own, **_: mx.nd.tile(own, NUM_RANKS))
-    comm._exchange, comm._sets, comm.world_size = nullcontext, {tuple(range(NUM_RANKS)): None}, NUM_RANKS
+    comm._exchange, comm._sets, comm.world_size = nullcontext, {range(NUM_RANKS): None}, NUM_RANKS
     gathered = []
     for rank, only_on_rank_0 in ((1, True), (0, True), (1, False)):
         comm.rank = rank

@@ -104,7 +104,7 @@ class HorovodComm(Comm):
             hvd.init(process_sets=list(sets.values()))
         self._exchange = exchange
         self._hvd, self._compression, self._num_sharing = hvd, compression, num_sharing
-        self._sets = {**sets, tuple(range(size)): hvd.global_process_set}
+        self._sets = {**sets, range(size): hvd.global_process_set}
         self._turns = cycle(range(_MAX_IN_BACKGROUND))
         self._host_cache: dict[str, list[mx.nd.NDArray]] = {}
         self.rank, self.world_size = hvd.rank(), hvd.size()
@@ -196,7 +196,7 @@ class HorovodComm(Comm):
 
     @property
     def _all(self):
-        return self._sets[tuple(range(self.world_size))]
+        return self._sets[range(self.world_size)]
 
     def barrier(self):
         self.sum([0])

@@ -29,13 +29,14 @@ def check_finite(name: str | None, epoch: int) -> None:
 
 def describe_divergence(digests: Sequence[Mapping[str, int]], epoch: int) -> str:
     """Describe which ranks differ from the majority, and the first differing array; digests: by rank and array."""
-    usual = {name: Counter(d[name] for d in digests).most_common(1)[0] for name in digests[0]}
-    names = [n for n in usual if len({d[n] for d in digests}) > 1]
+    counts = {name: Counter(d[name] for d in digests) for name in digests[0]}
+    names = [n for n in counts if len(counts[n]) > 1]
+    usual = {n: counts[n].most_common(1)[0] for n in names}
     # Without a majority, the deviating rank is unknown and all are listed.
     has_most = all(2 * count > len(digests) for _, count in usual.values())
     ranks = [r for r, d in enumerate(digests) if not has_most or any(d[n] != usual[n][0] for n in names)]
     return (f'the ranks no longer agree after epoch {epoch + 1}: rank {", ".join(map(str, ranks))} of {len(digests)}, '
-            f'first in {names[0]} ({len(names)} of {len(usual)} arrays differ); memory or network of a rank corrupted '
+            f'first in {names[0]} ({len(names)} of {len(counts)} arrays differ); memory or network of a rank corrupted '
             'data silently; test the node, then resume from a checkpoint before this epoch')
 
 

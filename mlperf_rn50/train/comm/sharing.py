@@ -12,16 +12,19 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.launcher_env import launched_size
 
 
-def find_stages(rank: int, num_ranks: int, num_sharing: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ranks that share the GPU of a rank, leader first, and the leaders of all GPUs."""
+def find_stages(rank: int, num_ranks: int, num_sharing: int) -> tuple[range, range]:
+    """Return the ranks that share the GPU of a rank, leader first, and the leaders of all GPUs.
+
+    Each exchange calls this, and a range takes the same time for any number of ranks, also as a key of a dictionary.
+    """
     first = rank - rank % num_sharing
-    return tuple(range(first, min(first + num_sharing, num_ranks))), tuple(range(0, num_ranks, num_sharing))
+    return range(first, min(first + num_sharing, num_ranks)), range(0, num_ranks, num_sharing)
 
 
-def find_sets(num_ranks: int, num_sharing: int) -> list[tuple[int, ...]]:
+def find_sets(num_ranks: int, num_sharing: int) -> list[range]:
     """Return all sets of ranks that exchange arrays, the set of all ranks first."""
     stages = [s for rank in range(0, num_ranks, num_sharing) for s in find_stages(rank, num_ranks, num_sharing)]
-    return list(dict.fromkeys([tuple(range(num_ranks)), *(s for s in stages if len(s) > 1)]))
+    return list(dict.fromkeys([range(num_ranks), *(s for s in stages if len(s) > 1)]))
 
 
 def check_places(places: Sequence[tuple[str, int]], num_sharing: int) -> None:
