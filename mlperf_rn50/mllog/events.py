@@ -22,6 +22,7 @@ RUN_RESUMED = 'run_resumed'          # value: step; metadata: epoch_num, clock_s
 SGD_NESTEROV = 'sgd_opt_nesterov'    # value: true or false; not logged in the closed division
 INITIAL_WEIGHTS = 'initial_weights'  # value: source of the weights; metadata: notes
 TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second, "learning_rate"}; metadata: epoch_num
+LOSS_SCALE = 'loss_scale'            # value: new scale after a change; metadata: step, counted from 1 (0: the warm-up)
 
 _V05 = re.compile(r':::MLPv0\.5\.0 (?P<benchmark>[a-z]+) (?P<time>\d+\.\d+) \((?P<file>[^: ]+):(?P<line>\d+)\) '
                   r'(?P<key>[A-Za-z0-9_]+)\s?(?::\s+(?P<value>.+))?$')

@@ -230,6 +230,9 @@ class RunLog:
         self._event(events.TRACKED_STATS, {'throughput': float(images_per_s), 'learning_rate': float(learning_rate)},
                     epoch_num=epoch + 1)
 
+    def loss_scale(self, step: int, value: float) -> None:
+        self._event(events.LOSS_SCALE, value, step=step)
+
     def eval_start(self, epoch: int) -> None:
         self._event(keys.EVAL_START, kind=keys.INTERVAL_START, epoch_num=epoch + 1)
         self._tag(tags.EVAL_START, epoch)

@@ -96,6 +96,14 @@ class EpochDone(Event, frozen=True):
     learning_rate: float
 
 
+class LossScaleChanged(Event, frozen=True):
+    """Change of the float16 loss scale after a step, counted from 1; step 0: in the warm-up."""
+
+    step: int
+    before: float
+    now: float
+
+
 class RecordsRead(Event, frozen=True):
     """Bytes of records that each host read in an epoch; num_new_bytes: those it read for the first time."""
 

@@ -257,8 +257,10 @@ class StepReporter:
 
     def read(self, step: int, pending: PendingStep) -> bool:
         """Wait for a step, counted from 0, and report it; return whether a stop was requested, or raise RunFailed."""
-        run, plan = self._run, self._run.plan
+        run, plan, scale = self._run, self._run.plan, self._run.trainer.loss_scale.value
         loss, is_stop_requested = run.trainer.read(pending)
+        if run.trainer.loss_scale.value != scale:
+            run.sinks.handle(events.LossScaleChanged(step + 1, scale, run.trainer.loss_scale.value))
         if not math.isfinite(loss):
             run.trainer.settle()  # raises a different error if the cause is a lost rank
             raise RunFailed(f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), and '

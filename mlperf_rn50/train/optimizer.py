@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -85,7 +86,7 @@ class Optimizer:
     def __init__(self, params: Mapping[str, mx.gluon.Parameter], config: OptimizerConfig, num_buckets: int = 1):
         """Take initialised parameters by name, in forward order; backward computes their gradients in reverse."""
         self._config = config
-        self.tensors, self._state = _make_tensors(list(reversed(params.items())), config)
+        self.tensors, self._state = _make_tensors(list(params.items())[::-1], config)
         cuts = cut_buckets([t.weight.size * np.dtype(t.weight.dtype).itemsize for t in self.tensors],
                            [np.dtype(t.weight.dtype).name for t in self.tensors], num_buckets)
         self.buckets = [Bucket([self.tensors[i] for i in cut]) for cut in cuts]
@@ -221,8 +222,8 @@ def _by_dtype(weights: Sequence[mx.nd.NDArray]) -> list[list[mx.nd.NDArray]]:
 
 
 def _make_tensors(params: Sequence[tuple[str, mx.gluon.Parameter]],
-                  config: OptimizerConfig) -> tuple[list[Tensor], mx.nd.NDArray | None]:
-    """Return the tensors, and in float16 training all velocities and masters as one array of shape (2, elements).
+                  config: OptimizerConfig) -> tuple[list[Tensor], Any]:
+    """Return the tensors, and in float16 training all velocities and masters as one array, (2, elements); else None.
 
     With a single array, skipping a step takes a few operators instead of several per tensor. The float16 weights come
     first, so that the masters of each dtype are consecutive.

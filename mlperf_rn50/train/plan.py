@@ -45,10 +45,6 @@ class Plan:
         """Weight of an image in the loss of a rank, which is the mean over the rank's images of a step."""
         return 1 / (self.local_batch_size * self.config.train.gradient_accumulation_steps)
 
-    def rescale(self, step_in_epoch: int) -> float:
-        """Return the factor that converts a sum over ranks to the mean over the images of a step."""
-        return 1 / (self.loss_weight * self.train_shard().num_valid_global(step_in_epoch))
-
     def fraction(self, step_in_epoch: int) -> float:
         """Return the filled fraction of a global batch, below 1 only in the last step of an epoch."""
         return self.train_shard().num_valid_global(step_in_epoch) / self.global_batch_size

@@ -96,6 +96,8 @@ def start(session: Session, sinks: events.Sinks) -> TrainingRun:
     if resumption:
         _restore(session, trainer, resumption)
     else:
+        if config.train.precision == 'float16' and trainer.loss_scale.value != config.train.loss_scale:
+            sinks.handle(events.LossScaleChanged(0, config.train.loss_scale, trainer.loss_scale.value))
         sinks.handle(events.Built(plan, progress.seed, sorted(t.name for t in trainer.optimizer.tensors),
                                   count_parameters(trainer.net), count_flops(trainer.net, image_shape(config)), source,
                                   notes))

@@ -74,7 +74,7 @@ class Trainer:
     """Training on one rank.
 
     The loss of a rank is the mean over its full batch, so that float16 gradients do not shrink when the global
-    batch grows; padding has weight 0. The update rescales the sum over ranks to the mean over the images of the step.
+    batch grows; padding has weight 0. The update rescales the mean over ranks to the mean over the images of the step.
     """
 
     def __init__(self, plan: Plan, comm: Comm, seed: int, device_id: int | None,
@@ -147,15 +147,15 @@ class Trainer:
             return self._loss(self.net(batch.images), batch.labels, self._loss_weights(batch.num_valid))
 
     def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, stop_requested: bool) -> mx.nd.NDArray:
-        """Sum gradients over the ranks; return the array for PendingStep.sums. loss: shape (1,)."""
+        """Average gradients over the ranks; return the array for PendingStep.sums. loss: shape (1,)."""
         last = self.optimizer.tensors[-1].grad
         computed = last.copy()
         # The loss is summed first because it is ready before the gradients.
-        mean = loss * self._rescale(step_in_epoch)
+        mean = loss * (self._rescale(step_in_epoch) / self._comm.world_size)
         sums = mx.nd.concat(mean, mx.nd.full((1,), float(stop_requested), self.context), dim=0)
         sums = self._comm.sum_in_background(sums)
         for number, bucket in enumerate(self.optimizer.buckets):
-            self._comm.sum_gradients(bucket.grads, number)
+            self._comm.average_gradients(bucket.grads, number)
         self.timer.mark_step(computed, last.copy())
         return sums
 
@@ -174,7 +174,8 @@ class Trainer:
         return (self._positions < num_valid) * (self.loss_scale.value * self._plan.loss_weight)
 
     def _rescale(self, step_in_epoch: int) -> float:
-        return self._plan.rescale(step_in_epoch) / self.loss_scale.value
+        """Return the factor that converts a mean over ranks to the mean over the images of a step."""
+        return 1 / (self._plan.fraction(step_in_epoch) * self.loss_scale.value)
 
     def read(self, pending: PendingStep) -> tuple[float, bool]:
         """Wait for a step; return its mean loss and whether a stop was requested. Raise MXNetError if it failed."""
@@ -239,13 +240,18 @@ class Trainer:
             mx.nd.array(arrays[name], self.context, array.dtype).copyto(array)
 
     def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
-        """Run num_steps steps and an evaluation on synthetic images in the run's shapes, then restore everything."""
+        """Run num_steps steps and an evaluation on synthetic images in the run's shapes, then restore everything else.
+
+        Steps that overflow lower the loss scale and do not count, so that the run starts with a scale that fits.
+        """
         if not num_steps:
             return
-        before, scale = self.snapshot(), self.loss_scale
-        self.loss_scale = LossScale(scale.value)
-        for _ in range(num_steps):
+        before = self.snapshot()
+        while num_steps:
+            used = self.loss_scale.value
             self.read(self.step(batches, 0, 1e-3, False))
+            num_steps -= self.loss_scale.value >= used
+        self.loss_scale.num_finite_steps = 0
         self.average_statistics()
         self.fold()
         logits = self.eval_net(eval_batch.images)
@@ -253,5 +259,5 @@ class Trainer:
         self.settle()
         self._set(before)
         self.settle()
-        self.loss_scale, self.optimizer.last_lr = scale, None
+        self.optimizer.last_lr = None
         self.timer.take()

@@ -1,4 +1,4 @@
-"""The training loop with a made-up trainer: stops within an epoch."""
+"""The training loop with a made-up trainer: stops within an epoch, and changes of the loss scale."""
 from types import SimpleNamespace
 from typing import Any
 
@@ -6,16 +6,18 @@ import pytest
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.train import loop
+from mlperf_rn50.train import events, loop
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.options import CheckpointConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.schedule import LossScale
 
 
 class MadeUpTrainer:
     """Trainer whose results contain a stop request from a step on, counted from 0; it lists the steps read."""
 
-    def __init__(self, stops_at):
+    def __init__(self, stops_at, overflows_at):
+        self.loss_scale, self._overflows_at = LossScale(1024.0), overflows_at
         self.timer = SimpleNamespace(start=lambda: None)
         self._stops_at, self._num_pushed, self.read_steps = stops_at, 0, []
 
@@ -25,21 +27,23 @@ class MadeUpTrainer:
 
     def read(self, pending):
         self.read_steps.append(pending.step)
+        self.loss_scale.read(self.loss_scale.value, pending.step != self._overflows_at)
         return 1.0, pending.step >= self._stops_at
 
     def settle(self):
         pass
 
 
-def train_epoch(monkeypatch, stops_at, period_steps):
+def train_epoch(monkeypatch, stops_at, period_steps, overflows_at=None):
     """Train an epoch of ten steps of 8 images, the last with 4; return its result, the run, and the steps saved."""
     config = Config(data=DataConfig(num_train=76), train=TrainConfig(local_batch_size=8),
                     checkpoint=CheckpointConfig(period_steps=period_steps))
     progress = Progress(step=0, seed=1, world_size=1, best_top1=0.0, clock_s=0.0, global_batch_size=8, lr_batch_size=8,
                         num_train=76, result_index=0, nodes=[0])
+    handled: list[events.Event] = []
     run: Any = SimpleNamespace(
-        plan=make_plan(config, 1), progress=progress, trainer=MadeUpTrainer(stops_at), train_data=None,
-        sinks=SimpleNamespace(handle=lambda event: None), writer=SimpleNamespace(check=lambda: None),
+        plan=make_plan(config, 1), progress=progress, trainer=MadeUpTrainer(stops_at, overflows_at), train_data=None,
+        sinks=SimpleNamespace(handle=handled.append), handled=handled, writer=SimpleNamespace(check=lambda: None),
         position=SimpleNamespace(is_stop_requested=False), now_s=lambda: 0.0)
     saved: list[tuple[int, int]] = []
     monkeypatch.setattr(loop, 'save', lambda run: saved.append((progress.step, len(run.trainer.read_steps))))
@@ -61,3 +65,9 @@ def test_complete_epoch_counts_each_image_once(monkeypatch):
     is_stopped, run, saved = train_epoch(monkeypatch, stops_at=99, period_steps=4)
     assert not is_stopped and saved == [(4, 4), (8, 8)] and run.trainer.read_steps == list(range(10))
     assert run.progress.images == 76 and run.progress.images_per_s > 0
+
+
+def test_change_of_the_loss_scale_is_reported_once_with_its_step(monkeypatch):
+    _, run, _ = train_epoch(monkeypatch, stops_at=99, period_steps=0, overflows_at=5)
+    assert [e for e in run.handled if isinstance(e, events.LossScaleChanged)] == [
+        events.LossScaleChanged(step=6, before=1024.0, now=512.0)]

@@ -18,6 +18,7 @@ from mlperf_rn50.train.comm.rank_checks import check_finite
 from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.schedule import LossScale
 from mlperf_rn50.train.trainer import DETERMINISM, SmoothedCrossEntropy, Trainer, device_notes
 
 ENFORCED, AUTOTUNE = 'MXNET_ENFORCE_DETERMINISM', 'MXNET_CUDNN_AUTOTUNE_DEFAULT'
@@ -79,6 +80,17 @@ def test_loss_of_step_is_mean_over_its_images(small_training):
     expected = trainer.forward(batch).asnumpy().sum() * 8 / 4
     loss, is_stop_requested = trainer.read(trainer.step(iter([batch]), 2, 1e-9, True))
     assert loss == pytest.approx(expected, rel=1e-5) and is_stop_requested
+
+
+def test_warm_up_keeps_the_loss_scale_that_fits_and_restores_the_rest(small_training, monkeypatch):
+    trainer, batches = small_training
+    trainer.loss_scale, trainer.optimizer.last_lr, trainer._is_float16 = LossScale(1024.0), None, True
+    outcomes = [mx.nd.array([v]) for v in (0, 0, 1, 0, 1, 1)]
+    monkeypatch.setattr(trainer.optimizer, 'all_finite', lambda: outcomes.pop(0))
+    monkeypatch.setattr(trainer.optimizer, 'step', lambda *_: None)
+    before = trainer.digests()
+    trainer.warm_up(batches, next(batches), 3)
+    assert trainer.loss_scale == LossScale(128.0, 0) and trainer.digests() == before and not outcomes
 
 
 # Reads the parameters of a small graph in the main and a saver thread, and prints how many threads were started.

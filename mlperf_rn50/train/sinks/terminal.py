@@ -69,6 +69,9 @@ class Terminal:
                 info('epoch %d  Top-1 %.2f %%  Top-5 %.2f %%  of %d images (%s)  target %.2f %%  %.0f s',
                      event.epoch + 1, 100 * accuracy.top1, 100 * accuracy.top5, accuracy.num_images, self._dataset,
                      100 * self._target, event.time_s)
+            case events.LossScaleChanged():
+                info('loss scale %g -> %g after %s', event.before, event.now,
+                     f'step {event.step}' if event.step else 'the warm-up')
             case events.ReferenceFound() | events.Noted():
                 info('%s', event.text)
             case events.Compared():
