@@ -19,7 +19,7 @@ from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
 from mlperf_rn50.mllog.sidecar.telemetry import NodeTelemetry, find_telemetry, read_telemetry
 from mlperf_rn50.text import data_name, percent, short, thin
 
-_DEVICES = (('#a0764a', '-', 2.4), (INK, ':', 1.2), ('#5f8299', '-', 2.4), (INK, '--', 1))  # of telemetry.KINDS
+_DEVICES = (('#a0764a', '-', 2.4), (INK, ':', 1.2), ('#5f8299', '-', 2.4), (INK, '--', 1))  # styles of telemetry.KINDS
 _MINUTES = 'minutes since run_start'
 _MAX_CURVES, _MAX_MARKS = 60, 1000  # maximum per plot
 _MAX_POINTS = 200  # maximum learning rates per curve, and epochs marked in a telemetry plot

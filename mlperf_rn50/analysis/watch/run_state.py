@@ -29,7 +29,7 @@ class BandPoint:
 
 @dataclass(frozen=True)
 class RankTime:
-    """A rank's seconds per step since the last evaluation; wait_s covers exchanging gradients and waiting for others."""
+    """A rank's seconds per step since the last evaluation; wait_s covers gradient exchange and waiting for others."""
 
     rank: int
     host: str
