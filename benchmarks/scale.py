@@ -1,8 +1,8 @@
-"""Cost per rank of input preparation on 1,024 ranks, at batch 65,536 with ImageNet's counts; no image is decoded.
+"""Measure the time that one of 1,024 ranks takes to prepare input, at batch 65,536 and without decoding images.
 
-Measures the thread that feeds DALI, per step and at the start of an epoch (order, random numbers, requests to the
-reading threads), and the time to open the data. Uses synthetic indexes for empty files of the right size. Then times
-what each of 10,000 ranks computes for all of them: nodes and GPUs once, and with shuffle=node the order of every epoch.
+Measure the thread that feeds DALI (order, random numbers, requests to the reading threads), per step and at the start
+of an epoch, and the time to open the data: as many records as ImageNet, in empty files of the right size. Then time
+what each of 10,000 ranks computes for all ranks: nodes and GPUs once, and the order of every epoch with shuffle=node.
 Usage: .venv/bin/python benchmarks/scale.py [ROUNDS [EPOCHS]]
 """
 import statistics
@@ -22,27 +22,27 @@ from mlperf_rn50.data.verify import dump_manifest
 from mlperf_rn50.system.gpus import View, choose_gpus
 from mlperf_rn50.train.session import RankPlace, nodes_of
 
-DATA = DataConfig()  # ImageNet's counts
+DATA = DataConfig()  # the defaults have ImageNet's numbers of images and classes
 RANK, WORLD_SIZE, BATCH, RANKS_PER_NODE = 512, 1024, 65_536, 8
 SHARD = Shard(DATA.num_train, RANK, WORLD_SIZE, BATCH // WORLD_SIZE,
               nodes=tuple(r // RANKS_PER_NODE for r in range(WORLD_SIZE)))
 MANY_RANKS = 10_000
 RECORD_BYTES = 115_000
-STEP_S = 0.05  # a short step; within it, other threads read and draw ahead
+STEP_S = 0.05  # duration of a short step, in which other threads read data and draw random numbers
 ROUNDS, EPOCHS = (*map(int, sys.argv[1:]), *(3, 4)[len(sys.argv) - 1:])
-# The first bytes of a PNG of 500x375, which suffice for a crop.
+# The first bytes of a PNG image of 500x375 pixels. They contain the size, which is enough to choose a crop.
 IMAGE = np.frombuffer(b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\xf4\0\0\1\x77\x08\2\0\0\0', np.uint8)
 
 
 class NoImages(RecordFile):
-    """A file in which all records are the same image."""
+    """A record file that returns the same image for every record."""
 
     def read(self, position: int) -> Record:
         return Record(IMAGE, 0, position)
 
 
 def make_folder(folder: Path) -> None:
-    """Write a prepared folder with ImageNet's counts, without its images."""
+    """Write a prepared folder with as many records as ImageNet, but without images."""
     splits = {}
     for name, num in (('train', DATA.num_train), ('validation', DATA.num_val)):
         lengths = np.random.default_rng(0).integers(1, RECORD_BYTES // 2, num) * 4
@@ -56,7 +56,7 @@ def make_folder(folder: Path) -> None:
 
 
 def feeding_ms(records: RecordFile, seed: int) -> tuple[list[float], list[float]]:
-    """Return ms in the thread that feeds DALI for steps within epochs, and for the first steps of later epochs."""
+    """Return milliseconds per step of the thread that feeds DALI, within epochs and at the start of later epochs."""
     source, steps, starts = _read_ahead(lambda: records, DATA, train_requests(DATA, SHARD, seed, 0)), [], []
     next(source)  # the first step fills the queue
     # The source is ahead of training, so the first steps of an epoch are requested during the previous epoch.
@@ -78,7 +78,7 @@ def opening_s(folder: Path) -> float:
 
 
 def many_ranks_ms() -> list[tuple[str, float]]:
-    """Return ms for the nodes of all ranks, their GPUs, and an epoch's order with shuffle=node."""
+    """Return the milliseconds to find all ranks' nodes, choose their GPUs, and order an epoch with shuffle=node."""
     node_of = [r // RANKS_PER_NODE for r in range(MANY_RANKS)]
     hosts = [RankPlace(f'n{node}', 0, RANKS_PER_NODE, '') for node in node_of]
     views = [View(f'n{node}', tuple(f'GPU-{node}-{i}' for i in range(RANKS_PER_NODE))) for node in node_of]
