@@ -11,7 +11,7 @@ from mlperf_rn50.mllog import keys
 # run_stop or contradicts itself; running: no run_stop yet, and the log is still being written; unreadable: not a log.
 RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'running', 'unreadable']
 
-V05_TARGET, TARGET = 0.749, 0.759  # Top-1 required in the closed division: of v0.5, of later rounds
+V05_TARGET, TARGET = 0.749, 0.759  # Top-1 required in the closed division of v0.5, and of later rounds
 IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
 MAX_WARNINGS = 50  # maximum number of contradictions, and of other warnings
 
@@ -30,11 +30,11 @@ class FactSource:
 class LogWarning:
     line: int | None  # None for the whole file
     text: str
-    is_contradiction: bool = False  # contradicts a value that is used, which may thus be wrong
+    is_contradiction: bool = False  # the line contradicts a value that is used; this value may be wrong
 
 
 class Notes:
-    """Collector of warnings: one and a count for all lines of a kind, so that its memory does not grow with the log."""
+    """Collects the first warning of each kind, and counts its lines, so that the memory does not grow with the log."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[bool, str], LogWarning] = {}  # the first warning by (is_contradiction, summary)
@@ -128,7 +128,7 @@ class Run:
     warnings: tuple[LogWarning, ...] = ()  # contradictions first; one warning for all lines of a kind
 
     def fact(self, name: str) -> Any:
-        """Return a field; None if it is only implied by the lines of a log without run_stop, as more may follow."""
+        """Return a field; None if only lines of a log without run_stop imply it, because more lines may follow."""
         source = self.sources.get(name)
         is_cut = keys.RUN_STOP not in self.lines
         return None if is_cut and source and source.basis == 'implied' else getattr(self, name)

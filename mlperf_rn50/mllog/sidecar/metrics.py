@@ -43,7 +43,7 @@ class _StragglersRecord(msgspec.Struct):
 
 @dataclass(frozen=True)
 class NodeReads:
-    """Bytes of training records, with padding, that a node read; new ones are those that it read for the first time."""
+    """Bytes of training records, with padding, that a node read; new bytes are those read for the first time."""
 
     host: str
     path: Path
