@@ -60,7 +60,7 @@ def _summary(name: str) -> str:
 
 
 class _MainParser(Parser):
-    """Parser of the arguments before the command. Only its help imports all commands, because it lists them."""
+    """Parser of the arguments before the command. Only its help imports all commands, in order to list them."""
 
     def __init__(self) -> None:
         super().__init__('mlperf-rn50', _DESCRIPTION, _EPILOG,
@@ -111,7 +111,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def explain_missing(error: ModuleNotFoundError) -> UserError | None:
-    """Return an error that explains how to install a package; None for a module not in EXTRAS, which is a bug."""
+    """Return an error that explains how to install a package; None for a module not in EXTRAS, whose lack is a bug."""
     module = (error.name or '').partition('.')[0]
     for extra, packages in EXTRAS.items():
         if module in packages:
