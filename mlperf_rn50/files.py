@@ -49,7 +49,7 @@ def dump_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def regular_file(path: str, flags: int) -> int:
-    """Open a regular file, as the opener of open(); raise OSError for anything else; a pipe or device may block."""
+    """Open a regular file, as the opener of open(); raise OSError for others, such as a pipe, which may block."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
