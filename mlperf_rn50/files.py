@@ -24,7 +24,7 @@ def temporary_of(path: Path, kind: str = '') -> Path:
 
 
 def temporaries_in(folder: Path, name: str = '*') -> list[Path]:
-    """Return the temporary files that killed writers left in a folder; name: glob pattern of the intended names."""
+    """Return the temporary files that killed writers left in a folder; `name` is a glob pattern for the final names."""
     return sorted(folder.glob(f'.{name}.*.tmp'))
 
 

@@ -39,7 +39,7 @@ class Case:
 
 def make_cases(models: list[str], precisions: list[str], sources: list[str], batch_sizes: list[int],
                rank_counts: list[int]) -> list[Case]:
-    """Return all cases, bfloat16 last, because it changes the operators for the whole process."""
+    """Return all cases, those with bfloat16 last, because bfloat16 changes the operators for the whole process."""
     return [Case(m, p, s, b, n) for p in sorted(precisions, key=lambda p: p == 'bfloat16') for m in models
             for s in sources for b in batch_sizes for n in rank_counts]
 
@@ -61,7 +61,7 @@ def case_config(config: Config, case: Case) -> Config:
 
 
 def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: BenchSession) -> list[float]:
-    """Return each step's seconds after the warm-up. As in training, Python is up to STEPS_AHEAD steps ahead."""
+    """Return each step's seconds after warm-up. As in training, Python is STEPS_AHEAD steps ahead of the device."""
     num_steps = session.num_warmup + session.num
     pulses, stamps = deque[PendingStep](), [time.perf_counter()]
     for step in range(num_steps):

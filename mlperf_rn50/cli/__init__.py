@@ -194,7 +194,7 @@ def _main(argv: list[str]) -> int:
         _print_error(e)
         return _leave(e.exit_code)
     except Exception as e:
-        is_disk_fault = isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None  # no file name: output
+        is_disk_fault = isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None  # output has no name
         if is_disk_fault or isinstance(e, BrokenPipeError):
             raise
         explanation = explain_error(e)

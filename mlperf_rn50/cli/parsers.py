@@ -33,7 +33,7 @@ def config_parser(name: str = '', doc: str | None = None) -> jsonargparse.Argume
     return parser
 
 
-def _split(doc: str | None) -> tuple[str, str]:  # into description and epilog, at the first empty line
+def _split(doc: str | None) -> tuple[str, str]:  # (description, epilog), split at the first empty line
     description, _, epilog = (doc or '').partition('\n\n')
     return description.strip(), epilog.strip()
 

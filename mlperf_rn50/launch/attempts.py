@@ -36,7 +36,7 @@ class Attempt:
 
     run: int | None  # number of the run; None if no run began
     exit_code: int
-    end: str | None  # converged, aborted, failed or interrupted; None if the metrics have no end
+    end: str | None  # converged, aborted, failed or interrupted; None if metrics.jsonl has no end event
     gained: bool  # whether the attempt wrote a newer checkpoint
     can_resume: bool
 

@@ -1,6 +1,6 @@
 """MLLOG keys and values that readers of logs need, under their names in mlperf_logging.mllog.constants.
 
-They are copies, so that reports need no mlperf-logging, pandas and SciPy. A test compares them with the originals.
+They are copies, so that reports do not need mlperf-logging, pandas or SciPy. A test compares them with originals.
 """
 BLOCK_START = 'block_start'
 BLOCK_STOP = 'block_stop'

@@ -22,7 +22,7 @@ class FactSource:
 
     basis: Literal['logged', 'implied', 'described']
     text: str  # name of the key, lines or file
-    line: int | None = None  # number of a line in the log, or in path
+    line: int | None = None  # line number in `path` or, if that is None, in the log
     path: Path | None = None  # file of the description; None for the log
 
 
@@ -59,7 +59,7 @@ class Notes:
         self._kept, self._counts = {**other._kept, **self._kept}, other._counts + self._counts
 
     def warnings(self) -> tuple[LogWarning, ...]:
-        """Return contradictions, then the rest, each in the order of the log."""
+        """Return contradictions, then other warnings, both in the order of the log."""
         kept = sorted(self._kept.items(), key=lambda item: not item[0][0])
         return tuple(w if (count := self._counts[kind]) < 2 else
                      replace(w, text=f'{count} lines from line {w.line} on: {kind[1]}') for kind, w in kept)
@@ -105,7 +105,7 @@ class Run:
     num_ranks: int | None = None
     num_accelerators: int | None = None  # 0 for a run on CPUs
     accelerator: str | None = None  # model, from the system description
-    framework: str | None = None  # with version, from the system description
+    framework: str | None = None  # name and version, from the system description
     global_batch_size: int | None = None
     opt_name: str | None = None
     optimizer: Mapping[str, Any] = field(default_factory=dict)

@@ -106,11 +106,11 @@ def _check_resumes(log: RawLog) -> Iterator[Finding]:
         before_s = max([log.clock_s(m) or 0.0 for k, m in kept if epoch and k <= epoch and m.part <= part], default=0.0)
         if clock_s < before_s - SKEW_S:
             yield Finding(mark.line, f'run_resumed has clock_s {clock_s:.1f}, less than the {before_s:.1f} s that '
-                          'its checkpoint covers', 'run_resumed has a clock_s less than its checkpoint covers')
+                          'its checkpoint covers', 'run_resumed has a clock_s below the time its checkpoint covers')
         now_s = log.clock_s(mark._replace(part=part))
         if now_s is not None and 0 <= now_s < clock_s - SKEW_S:
             yield Finding(mark.line, f'run_resumed has clock_s {clock_s:.1f}, more than the {now_s:.1f} s since '
-                          'run_start', 'run_resumed has a clock_s more than the time since run_start')
+                          'run_start', 'run_resumed has a clock_s above the time since run_start')
 
 
 def misplaced(log: RawLog) -> Iterator[Finding]:

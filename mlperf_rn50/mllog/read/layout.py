@@ -1,4 +1,4 @@
-"""Numbers of nodes, ranks and accelerators of a run, and its batch size, as logged, described or implied by lines."""
+"""A run's numbers of nodes, ranks and accelerators, and its batch size: logged, described, or implied by log lines."""
 import re
 
 from mlperf_rn50.mllog import events, keys

@@ -13,8 +13,8 @@ _SAME_EVENT_S = 2.0  # maximum time between the lines that several ranks write f
 _DUPLICATE = f'duplicates within {_SAME_EVENT_S:g} s, as written by several ranks; the first is used'
 _MAX_EPOCH = 10**6
 _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps')
-INPUT_BATCH_SIZE = 'input_batch_size'  # v0.5, images per step of one accelerator
-RUN_FINAL = 'run_final'  # v0.5, after run_stop
+INPUT_BATCH_SIZE = 'input_batch_size'  # in v0.5: images per step of one accelerator
+RUN_FINAL = 'run_final'  # in v0.5: follows run_stop
 _ONCE = frozenset([keys.INIT_STOP, keys.RUN_START, keys.RUN_STOP])  # some logs repeat the other single keys
 _SINGLE = _ONCE | {  # one value per run, for any number of ranks
     keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_STATUS, keys.SUBMISSION_PLATFORM,
@@ -186,7 +186,7 @@ class RawLog:
         elif key == keys.BLOCK_STOP:
             self.last_block_stop = mark
         elif self.format == 'MLPv0.5.0' and key in (keys.EVAL_START, keys.EVAL_STOP) and event.value is None:
-            if key == keys.EVAL_START:  # without an epoch; the accuracy before or after eval_stop has it
+            if key == keys.EVAL_START:  # has no epoch; the accuracy before or after eval_stop has one
                 self._open_eval = [mark]
             elif self._open_eval:
                 self._open_eval = [self._open_eval[0], mark]

@@ -30,8 +30,8 @@ class Energy:
     """Energy of the devices in a run's nodes; None if it was not measured."""
 
     seconds: float  # on the run's clock
-    cpu_joules: float | None = None  # of all CPU packages in all nodes
-    gpu_joules: float | None = None  # of all GPUs in all nodes, used or not
+    cpu_joules: float | None = None  # energy of all CPU packages in all nodes
+    gpu_joules: float | None = None  # energy of all GPUs in all nodes, used or not
     reasons: Mapping[str, str] = field(default_factory=dict)  # why energy is missing, by kind
     nodes: Mapping[str, Mapping[str, Devices]] = field(default_factory=dict)  # by host and kind
 
@@ -54,7 +54,7 @@ class _Session:
 
     def __init__(self) -> None:
         self.readings: dict[str, dict[str, Readings]] = {}
-        self.start: tuple[float, float] | None = None  # run_start on the node's clock, and on the run's
+        self.start: tuple[float, float] | None = None  # time of run_start on the node's clock, and on the run's clock
         self.last_s = 0.0
 
     def add(self, record: TelemetryRecord) -> None:
