@@ -25,7 +25,7 @@ def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while cache == 'warm' and f.read(2**24):
             pass
-    # The count read_bytes covers only storage, not the page cache.
+    # read_bytes counts only reads from storage, not from the page cache.
     start, before = time.perf_counter(), proc_number('io', 'read_bytes:')
     batches = train_batches(config, plan.train_shard(), 0, 0, session.device_id)
     seconds = session.time(lambda: next(batches).images.wait_to_read())

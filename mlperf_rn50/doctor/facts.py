@@ -31,7 +31,7 @@ _BYTES_PER_PARAMETER = 8  # a float32 weight and its float32 momentum
 
 
 def _data_facts(config: Config, rank: int) -> dict:
-    """Describe the data set that this rank reads, and check a sample of its records; each rank checks others."""
+    """Describe the data set that this rank reads, and check a sample of its records, which depends on the rank."""
     folder = Path(config.data.dir)
     try:
         manifest = load_manifest(folder)
@@ -160,7 +160,7 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
 
 
 def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], list[Check]]:
-    """Gather and check the facts of all ranks; without has_config, config requires only a device and a precision."""
+    """Gather and check the facts of all ranks; without has_config, only device and precision of config count."""
     rows = gather_facts(config, has_config, comm)
     if not has_config:
         return rows, check_facts(rows, config.train.device, config.train.precision)

@@ -1,7 +1,7 @@
 """Decoding of log lines in the three formats of the rounds into events, and encoding of 0.6.0 lines.
 
 Keys are official (mlperf_logging.mllog.constants, mlperf_compliance.tags) or this program's own, which the checkers
-ignore. Epoch numbers are as on the line: v0.5 counts from 0, the other formats count from 1.
+ignore. Epoch numbers stay as logged: v0.5 counts from 0, the other formats count from 1.
 """
 import json
 import re
@@ -58,7 +58,7 @@ def _seconds(value: Any, ticks_per_s: float = 1.0) -> float:
 
 
 def decode_events(line: str) -> list[LogEvent | ValueError]:
-    """Return the events on a line, which several processes or a progress bar may share; an error for a torn event."""
+    """Return the events on a line that several processes or a progress bar may share; a torn event becomes an error."""
     if line.startswith(':::MLLOG ') and '\r' not in line and line.find(':::ML', 1) < 0:  # the usual case
         return [_try_decode(line)]
     decoded = []
@@ -125,5 +125,5 @@ def encode_v06(event: LogEvent) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text of a log without control characters, because a log is not trusted and must not steer a terminal."""
+    """Replace control characters in text of a log, because a log is not trusted and must not control a terminal."""
     return text if text.isprintable() else ''.join(c if c.isprintable() else '?' for c in text)
