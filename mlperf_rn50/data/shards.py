@@ -82,7 +82,7 @@ class Shard:
         return np.split(np.argsort(nodes, kind='stable'), np.bincount(nodes).cumsum()[:-1])
 
     def positions_of(self, ranks: np.ndarray) -> np.ndarray:
-        """Positions that these ranks have in an epoch. Both are in ascending order; padded ones are included. int64."""
+        """Positions of these ranks in an epoch, padded ones included; ranks and positions are ascending. int64."""
         return np.add.outer(np.arange(0, self.num_positions, self.world_size), ranks).ravel()
 
     def node_positions(self, node: int) -> np.ndarray:
