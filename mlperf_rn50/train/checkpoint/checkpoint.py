@@ -112,7 +112,7 @@ def put_aside(paths: Sequence[Path]) -> None:
 def rewind(folder: Path, path: Path, progress: Progress, arrays: Mapping[str, np.ndarray]) -> None:
     """Make the state of a resumed run the newest checkpoint of a folder; raise CheckpointError on failure.
 
-    The resumed step precedes the newest checkpoint if the batch is larger now, or if an older checkpoint was resumed.
+    The resumed step may precede the newest checkpoint, if the batch is larger now or an older checkpoint was resumed.
     """
     if not is_checkpoint_name(path.name) or progress.step < step_of(path):
         save(folder, progress, arrays, keep=len(list_checkpoints(folder)) + 1)
