@@ -66,7 +66,7 @@ def _fill(records: list[Record], request: Request, data: DataConfig, where: str)
 
 def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig,
                 requests: Iterator[Request]) -> Iterator[Inputs]:
-    """Yield inputs for endless requests in order. Besides one batch per read thread, prefetch_depth are kept ready."""
+    """Yield inputs for endless requests in order; read ahead one batch per read thread, and prefetch_depth more."""
     records, pool = open_records(), ThreadPoolExecutor(data.read_threads, 'read')
     cache = RecordCache(records.read, data.record_cache_mib << 20)
 
@@ -124,7 +124,7 @@ def eval_requests(shard: Shard) -> Iterator[Request]:
 
 
 def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None) -> Iterator[Batch]:
-    """Return endless training batches, starting at a global step. The first one requested opens the files."""
+    """Return endless training batches, starting at a global step. Requesting the first one opens the files."""
     num_valid = (shard.num_valid(step, micro) for _, step, micro in train_steps(shard, first_step))
     if config.data.synthetic:
         return _make_synthetic(config, shard, device_id)(num_valid)

@@ -130,7 +130,7 @@ def run_pipeline(pipe: Pipeline) -> Any:
 
 
 def synthetic_inputs(batch_size: int) -> Inputs:
-    """Return a batch that repeats one synthetic JPEG, uncropped, of 500 by 375 pixels, the usual size in ImageNet."""
+    """Return a batch that repeats one uncropped synthetic JPEG of 500 by 375 pixels, the usual size in ImageNet."""
     noise = np.random.default_rng(0).integers(0, 256, (47, 63, 3), np.uint8)
     encoded = io.BytesIO()
     Image.fromarray(noise).resize((500, 375)).save(encoded, 'JPEG', quality=95)
@@ -139,7 +139,7 @@ def synthetic_inputs(batch_size: int) -> Inputs:
 
 def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool, device_id: int | None,
                is_warm: bool) -> tuple[Pipeline, Iterator[int]]:
-    """Build a pipeline. Return it, and an item for each synthetic batch that it will return before those of source.
+    """Build a pipeline. Return it, and an item for each synthetic batch that it will return before source's batches.
 
     With is_warm, the pipeline runs once on synthetic images, so that nvJPEG and DALI make their first allocations.
     This run consumes only the prefetched batches, which are synthetic, so nothing is read from source.
@@ -154,7 +154,7 @@ def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_tra
 
 
 def keeps_outputs(pipe: Any) -> bool:
-    """Return whether DALI leaves outputs unchanged while they are referenced, like the dynamic executor of DALI 2."""
+    """Return whether DALI leaves outputs unchanged while they are referenced, as DALI 2's dynamic executor does."""
     return bool(getattr(pipe, 'exec_dynamic', False)) and hasattr(TensorCPU, '__dlpack__')
 
 

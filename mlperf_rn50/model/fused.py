@@ -1,7 +1,7 @@
 """Fused BatchNorm operators that the installed MXNet provides and that a network uses.
 
 CPU builds have BatchNormReLU. NVIDIA's builds have BatchNorm with act_type=relu, and BatchNormAddRelu for the end of a
-residual unit. Both have kernels only for float16 with channels last. For other inputs, the former aborts the process
+residual unit. Both NVIDIA operators need float16 with channels last. For other inputs, the former aborts the process
 and the latter silently omits sum and ReLU (batch_norm.cu and batch_norm_add_relu.cu of NVIDIA's MXNet). NVIDIA's builds
 also fuse separate operators of a network's graph automatically, unless MXNET_USE_FUSION=0.
 """

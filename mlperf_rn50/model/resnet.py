@@ -15,7 +15,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.model.fused import PLAIN, Fusion
 from mlperf_rn50.model.options import ModelConfig
 
-# Units of each stage, and is_bottleneck, by depth.
+# Number of units in each stage, and whether they are bottlenecks, by depth.
 STAGES: dict[int, tuple[tuple[int, ...], bool]] = {
     18: ((2, 2, 2, 2), False), 34: ((3, 4, 6, 3), False),
     50: ((3, 4, 6, 3), True), 101: ((3, 4, 23, 3), True), 152: ((3, 8, 36, 3), True)}
@@ -193,7 +193,7 @@ class ResidualUnit(nn.HybridBlock):
         shortcut = x if self.shortcut is None else self.shortcut(x)
         if self.end is not None:
             return self.end(self.body(x), shortcut)
-        # On a CPU, Activation stays in oneDNN's layout; relu would not (a third of the step time with bfloat16).
+        # On a CPU, Activation stays in oneDNN's layout; relu would not, which costs a third of a bfloat16 step.
         return F.Activation(self.body(x) + shortcut, act_type='relu')
 
 

@@ -21,7 +21,7 @@ SETTINGS = {
     # cuDNN times its convolutions once and uses the fastest within a workspace of 1 GB. Source: MXNet 1.9.1.
     'MXNET_CUDNN_AUTOTUNE_DEFAULT': '1',
     'HOROVOD_CYCLE_TIME': '0.1',  # gradients wait at most 0.1 ms for their exchange (5 ms on CPUs)
-    'HOROVOD_NUM_NCCL_STREAMS': '1',  # so that each exchange has the full bandwidth; from v0.7 only
+    'HOROVOD_NUM_NCCL_STREAMS': '1',  # so that each exchange has the full bandwidth; only in v0.7
     # Excludes Open MPI's own InfiniBand transport, which deadlocked with NCCL on 96 nodes. Source: NVIDIA's submission
     # for v1.1; Horovod 0.28.1, runner/mpi_run.py.
     'OMPI_MCA_btl': '^openib',

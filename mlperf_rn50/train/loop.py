@@ -25,7 +25,7 @@ from mlperf_rn50.train.trainer import Norms, PendingStep
 from mlperf_rn50.train.watchdog.position import Position
 from mlperf_rn50.train.watchdog.signals import catch
 
-# Maximum steps that the loop is ahead of the device: enough to keep the device busy, few enough to limit memory.
+# Number of steps that the loop runs ahead of the device: enough to keep the device busy, few enough to limit memory.
 STEPS_AHEAD = 2
 
 
@@ -46,10 +46,10 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
     """Train until the target is reached, the epochs are used up, or a stop is requested; raise UserError on failure.
 
     Args:
-        config: configuration, not yet checked; a resumed run's comes from its run folder.
+        config: the configuration, not yet checked; that of a resumed run was read from its run folder.
         resume: the run to resume, with its checkpoints folder or a single checkpoint; None starts a new run.
         is_elastic: True if a resumed run may have a different number of ranks.
-        allowed: configuration keys that may change at a resume, in addition to the keys of changes.FREE.
+        allowed: configuration keys that may change on resume, in addition to the keys of changes.FREE.
     """
     check_values(config)
     catch(position.request_stop)
@@ -89,14 +89,14 @@ def train_to_target(run: TrainingRun) -> Outcome:
             run.sinks.handle(events.Ended('failed', None, 0.0, run.progress.best_top1, 0.0))
         raise
     except StorageError:
-        run.writer.finish()  # removes an unfinished checkpoint; an error of the writer names the cause better
+        run.writer.finish()  # waits until an unfinished checkpoint is removed; the writer's own error replaces this one
         raise
 
 
 def run_epochs(run: TrainingRun) -> Outcome:
     """Run epochs until the target is reached or the run ends for a different reason."""
     plan, progress = run.plan, run.progress
-    first_epoch = progress.step // plan.steps_per_epoch  # of a block, see Plan.block_epochs
+    first_epoch = progress.step // plan.steps_per_epoch  # first epoch of a block (see Plan.block_epochs)
     for epoch in range(first_epoch, plan.max_epochs):
         if train_epoch(run, epoch, is_block_start=epoch == first_epoch):
             return end(run, 'interrupted', None)
@@ -205,7 +205,7 @@ def is_checkpoint_due(run: TrainingRun) -> bool:
 
 
 def save(run: TrainingRun) -> None:
-    """Take a checkpoint; training waits only for the copy in memory."""
+    """Take a checkpoint; training waits only until the arrays have been copied in memory."""
     run.sinks.handle(events.Saving())
     trainer, progress = run.trainer, run.progress
     trainer.average_statistics()
@@ -256,7 +256,7 @@ class StepReporter:
         return self._run.plan.config.run.tensorboard and self._is_due(step)
 
     def read(self, step: int, pending: PendingStep) -> bool:
-        """Wait for a step, counted from 0, and report it; return whether a stop was requested, or raise RunFailed."""
+        """Report a step, counted from 0, once it is done; return whether a stop was requested, or raise RunFailed."""
         run, plan, scale = self._run, self._run.plan, self._run.trainer.loss_scale.value
         loss, is_stop_requested = run.trainer.read(pending)
         if run.trainer.loss_scale.value != scale:
@@ -280,6 +280,6 @@ class StepReporter:
 
 
 def _read_norms(norms: Norms) -> tuple[float, dict[str, float]]:
-    """Return the norm of the gradient of the mean loss, and LARS's trust ratio by tensor."""
+    """Return the gradient norm of the mean loss, and LARS's trust ratio for each tensor."""
     ratios = {n: float(r) for names, values in norms.trust_ratios for n, r in zip(names, values.asnumpy())}
     return norms.rescale * math.sqrt(float(norms.squared.asnumpy().sum())), ratios

@@ -77,7 +77,7 @@ def _clear_caches(session: Session, sinks: events.Sinks) -> tuple[bool, str]:
 
 
 def start(session: Session, sinks: events.Sinks) -> TrainingRun:
-    """Build and warm up everything, then start the clock; raise UserError for unusable inputs."""
+    """Build and warm up the network and data pipelines, then start the clock; raise UserError for unusable inputs."""
     plan, progress, comm, position = session.plan, session.progress, session.comm, session.position
     config, resumption = plan.config, session.resumption
     if not resumption:

@@ -23,7 +23,7 @@ from mlperf_rn50.train.step_timer import StepTimer
 
 
 class SmoothedCrossEntropy(HybridBlock):
-    """Weighted cross entropy per image; the target spreads `smoothing` evenly over all classes."""
+    """Weighted cross entropy per image; the fraction `smoothing` of the target is spread evenly over all classes."""
 
     def __init__(self, smoothing: float):
         super().__init__()
@@ -37,7 +37,7 @@ class SmoothedCrossEntropy(HybridBlock):
         return loss * weights
 
 
-# Variables for bit-identical results on a GPU: deterministic algorithms, not chosen by autotuning from measured times.
+# Variables for bit-identical results on a GPU: deterministic algorithms only, and no choice by measured times.
 DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': '0'}
 
 
@@ -53,7 +53,7 @@ def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Norms:
-    """Gradient norms of a step, not yet computed; squared: sums of squares, float32, shape (tensors,)."""
+    """Gradient norms of a step, not yet computed; squared: sum of squares per tensor, float32, (tensors,)."""
 
     rescale: float
     squared: mx.nd.NDArray
@@ -90,7 +90,7 @@ class Trainer:
         trained = {n: p for n, p in params.items() if p.grad_req != 'null'}
         self._statistics = {n: p.data() for n, p in sorted(params.items()) if p.grad_req == 'null'}
         self._num_micro = config.train.gradient_accumulation_steps
-        # Gradients that a pass overwrites instead of adding to, each with its sum over the passes.
+        # Gradients that each pass overwrites instead of accumulating, and the arrays in which this class sums them.
         self._manual_sums: list[tuple[mx.nd.NDArray, mx.nd.NDArray]] = []
         if self._num_micro > 1:
             is_overwriting = runs_nvidias_kernels(config)
@@ -203,7 +203,7 @@ class Trainer:
         self.timer.drain()
 
     def _live_arrays(self) -> dict[str, mx.nd.NDArray]:
-        """Return the arrays of a checkpoint, not copied, by the names that they have there."""
+        """Return the arrays that a checkpoint contains, without copying them, by their names in the checkpoint."""
         weights = {t.name: t.weight for t in self.optimizer.tensors}
         return {**{f'model/{n}': a for n, a in {**weights, **self._statistics}.items()},
                 **{f'optimizer/{n}': a for n, a in self.optimizer.state().items()}}
@@ -212,7 +212,7 @@ class Trainer:
         return {n: a.shape for n, a in self._live_arrays().items()}
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Copy all arrays of a checkpoint; they are equal on all ranks after average_statistics."""
+        """Return copies of the arrays that a checkpoint contains; after average_statistics, all ranks have the same."""
         self.settle()
         return {n: a.asnumpy() for n, a in self._live_arrays().items()}
 
@@ -240,7 +240,7 @@ class Trainer:
             mx.nd.array(arrays[name], self.context, array.dtype).copyto(array)
 
     def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
-        """Run num_steps steps and an evaluation on synthetic images in the run's shapes, then restore everything else.
+        """Run num_steps steps and an evaluation on synthetic images of the run's shapes; restore all but the loss scale.
 
         Steps that overflow lower the loss scale and do not count, so that the run starts with a scale that fits.
         """

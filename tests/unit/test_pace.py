@@ -66,8 +66,8 @@ def test_diverging_rank_of_three_is_named_with_the_first_array():
 def test_rank_slower_than_the_median_is_a_straggler():
     assert find_stragglers(times(1, 1.14, 1, 1)) == []
     [straggler] = find_stragglers(times(1, 1, 1.25, 1))
-    assert straggler.startswith('rank 2 on h2 (cores 0-3) is slow: 125 ms a step to compute, the median is 100')
-    assert '10% of each step is lost' in straggler
+    assert straggler.startswith('rank 2 on h2 (cores 0-3) is slow: it computes for 125 ms per step (median 100 ms)')
+    assert 'lose 10% of each step' in straggler
 
 
 @pytest.mark.parametrize('seconds, slow', [((1, 2, 1, 3, 1), ['3', '1']), ((1, 1.2), ['1']), ((5,), [])])

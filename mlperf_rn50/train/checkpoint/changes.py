@@ -19,7 +19,7 @@ FREE = frozenset((
     'train.local_batch_size', 'train.global_batch_size', 'train.eval_batch_size', 'train.num_warmup_steps',
     'train.max_epochs', 'train.target_accuracy'))
 
-# The default of the first key changed from false to null when the second was added. Older checkpoints lack the second.
+# The default of fused_bn_relu changed from false to null when fused_bn_add_relu was added, which old checkpoints lack.
 _FORMER_DEFAULT, _ADDED_WITH_IT = ('model.fused_bn_relu', False, None), 'fused_bn_add_relu'
 
 

@@ -20,7 +20,7 @@ def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:
 
 
 def check_finite(name: str | None, epoch: int) -> None:
-    """Raise RunFailed if an array, given by name, is not finite. All ranks must call this after check_agreement."""
+    """Raise RunFailed if a non-finite array exists (`name`, else None). All ranks call this after check_agreement."""
     if name:
         raise RunFailed(f'{name} holds values that are not finite after epoch {epoch + 1}, which a ReLU may hide from '
                         'the loss; resume from a checkpoint before this epoch')
@@ -30,7 +30,7 @@ def describe_divergence(digests: Sequence[Mapping[str, int]], epoch: int) -> str
     """Describe which ranks differ from the majority, and the first differing array; digests: by rank and array."""
     usual = {name: Counter(d[name] for d in digests).most_common(1)[0] for name in digests[0]}
     names = [n for n in usual if len({d[n] for d in digests}) > 1]
-    # Without a majority, the deviating rank is unknown and all are listed.
+    # Without a majority, the deviating rank is unknown, so all ranks are listed.
     has_most = all(2 * count > len(digests) for _, count in usual.values())
     ranks = [r for r, d in enumerate(digests) if not has_most or any(d[n] != usual[n][0] for n in names)]
     return (f'the ranks no longer agree after epoch {epoch + 1}: rank {", ".join(map(str, ranks))} of {len(digests)}, '
@@ -51,5 +51,5 @@ def find_stragglers(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
 def _describe_straggler(rank: Mapping[str, Any], usual_s: float) -> str:
     own_ms, usual_ms = (1000 * s / rank['num_steps'] for s in (rank['compute_s'], usual_s))
     lost = (rank['compute_s'] - usual_s) / (rank['data_s'] + rank['compute_s'] + rank['wait_s'])
-    return (f'rank {rank["rank"]} on {rank["host"]} (cores {rank["cores"]}) is slow: {own_ms:.0f} ms a step to '
-            f'compute, the median is {usual_ms:.0f}; all ranks wait for it, {lost:.0%} of each step is lost')
+    return (f'rank {rank["rank"]} on {rank["host"]} (cores {rank["cores"]}) is slow: it computes for {own_ms:.0f} '
+            f'ms per step (median {usual_ms:.0f} ms); all ranks wait for it and lose {lost:.0%} of each step')

@@ -56,7 +56,7 @@ class MlperfLog:
 
 
 def render_changes(event: events.Resumed) -> dict[str, dict[str, list[Any]]]:
-    """Return the changed configuration keys of a resumed run with [before, now] for each; {} without changes."""
+    """Return each changed configuration key of a resumed run with its values [before, now]; {} without changes."""
     return {'changed': {c.key: [c.before, c.now] for c in event.changes}} if event.changes else {}
 
 

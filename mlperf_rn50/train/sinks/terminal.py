@@ -10,7 +10,7 @@ from mlperf_rn50.files import LineFile
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 
-_PLAIN_PERIOD_S = 30.0  # between two progress lines if stderr is not a terminal
+_PLAIN_PERIOD_S = 30.0  # time between two progress lines if stderr is not a terminal
 
 
 class _LogFile(logging.Handler):
@@ -125,7 +125,7 @@ class Terminal:
 
 
 class EpochProgress:
-    """Progress of one epoch, counted from 0 and shown from 1; first_step: steps of the epoch done before a resume."""
+    """Progress of one epoch, numbered from 0 here but from 1 in the output; first_step: steps done before a resume."""
 
     def __init__(self, console: logging.Logger, epoch: int, num_steps: int, first_step: int):
         self._console, self._epoch, self._num_steps = console, epoch, num_steps
