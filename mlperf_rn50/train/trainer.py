@@ -240,9 +240,9 @@ class Trainer:
             mx.nd.array(arrays[name], self.context, array.dtype).copyto(array)
 
     def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
-        """Run num_steps steps and an evaluation on synthetic images of the run's shapes; restore all but the loss scale.
+        """Run num_steps steps and an evaluation on synthetic images of the run's shapes, then restore the network.
 
-        Steps that overflow lower the loss scale and do not count, so that the run starts with a scale that fits.
+        Steps that overflow lower the loss scale and do not count. The run starts with that scale.
         """
         if not num_steps:
             return
