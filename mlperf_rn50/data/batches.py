@@ -176,7 +176,7 @@ def _make_synthetic(config: Config, shard: Shard, device_id: int | None) -> Call
     """Return a function like that of _build_batches, which repeats one batch of random images on the device."""
     data, side, size = config.data, config.data.image_size, shard.local_batch_size
     channels = 4 if data.pad_to_4_channels else 3
-    shape = (size, channels, side, side) if config.model.layout == 'NCHW' else (size, side, side, channels)
+    shape = (size, side, side, channels) if config.model.layout == 'NHWC' else (size, channels, side, side)
     dtype = 'float16' if config.train.precision == 'float16' else 'float32'
     random = np.random.default_rng(shard.rank)
     context = device_context(device_id)
