@@ -35,7 +35,8 @@ class DataConfig:
         mean: mean of each channel, on a scale of 0 to 255.
         std: standard deviation of each channel, on a scale of 0 to 255.
         decoder: JPEG decoder: cpu, or mixed (nvJPEG; needs train.device=gpu).
-        hw_decoder_load: fraction of the images decoded by the GPU's JPEG hardware (A100 and later; decoder=mixed).
+        hw_decoder_load: fraction of the images decoded by the GPU's JPEG hardware (A100 and later; decoder=mixed);
+            null selects 0 for crop=random_resized in training, which decodes only the crop, otherwise 0.65.
         hybrid_huffman_threshold: image size above which the GPU decodes the Huffman codes (decoder=mixed), pixels.
         preallocate_width_hint: image width for which JPEG hardware memory is reserved (decoder=mixed); 0: on demand.
         preallocate_height_hint: image height for which JPEG hardware memory is reserved (decoder=mixed); 0: on demand.
@@ -71,7 +72,7 @@ class DataConfig:
     mean: tuple[float, float, float] = option((123.675, 116.28, 103.53), bounds.FINITE, '0..255')
     std: tuple[float, float, float] = option((58.395, 57.12, 57.375), ABOVE_0, '0..255')
     decoder: Literal['cpu', 'mixed'] = 'cpu'
-    hw_decoder_load: float = option(0.65, FRACTION, 'fraction')
+    hw_decoder_load: float | None = option(None, FRACTION, 'fraction')
     hybrid_huffman_threshold: int = option(1_000_000, bounds.INT32_FROM_0, 'pixels')
     preallocate_width_hint: int = option(0, UP_TO_65535, 'pixels')
     preallocate_height_hint: int = option(0, UP_TO_65535, 'pixels')
