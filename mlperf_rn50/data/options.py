@@ -46,7 +46,8 @@ class DataConfig:
         num_threads: number of DALI threads per rank.
         read_threads: number of threads per rank that read records from storage.
         record_cache_mib: memory per rank to cache encoded training images, and as much for validation; 0 for none.
-        prefetch_depth: number of batches kept ready.
+        prefetch_depth: number of batches kept ready, in training multiplied by input_batch_multiplier.
+        input_batch_multiplier: number of training batches that DALI prepares at once, for small batches on a GPU.
         pad_to_4_channels: add a channel of zeros to images, for speed on tensor cores and with bfloat16 on a CPU.
     """
 
@@ -83,6 +84,7 @@ class DataConfig:
     read_threads: int = option(4, ABOVE_0, 'threads')
     record_cache_mib: int = option(0, FROM_0, 'MiB')
     prefetch_depth: int = option(2, ABOVE_0, 'batches')
+    input_batch_multiplier: int = option(1, ABOVE_0, 'batches')
     pad_to_4_channels: bool = False
 
 
