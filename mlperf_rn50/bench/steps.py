@@ -19,6 +19,7 @@ from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.data.batches import Batch, train_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape, image_size_of
 from mlperf_rn50.train.loop import STEPS_AHEAD
 from mlperf_rn50.train.plan import Plan, make_plan
@@ -57,7 +58,7 @@ def case_config(config: Config, case: Case) -> Config:
     result = replace(config, data=data, train=train, model=model,
                      run=replace(config.run, num_nodes=None, ranks_per_node=None))
     check_values(result)
-    return result
+    return with_layout(result)
 
 
 def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: BenchSession) -> list[float]:

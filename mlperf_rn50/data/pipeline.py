@@ -70,7 +70,9 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
     side = data.image_size
     decoding = {'device': data.decoder, 'output_type': types.RGB}
     if data.decoder == 'mixed':
-        decoding |= {'hw_decoder_load': data.hw_decoder_load, 'hybrid_huffman_threshold': data.hybrid_huffman_threshold,
+        # DALI long had no hardware decoding of crops (pull request 2175), and NVIDIA's submission for v1.1 avoids it.
+        load = data.hw_decoder_load if data.hw_decoder_load is not None else 0.0 if 'shapes' in given else 0.65
+        decoding |= {'hw_decoder_load': load, 'hybrid_huffman_threshold': data.hybrid_huffman_threshold,
                      'preallocate_width_hint': data.preallocate_width_hint,
                      'preallocate_height_hint': data.preallocate_height_hint,
                      'device_memory_padding': data.device_memory_padding_mib << 20,
@@ -91,7 +93,7 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
     return fn.crop_mirror_normalize(
         images, crop=[side, side], mirror=given['mirrors'], mean=list(data.mean), std=list(data.std),
         dtype=types.FLOAT16 if config.train.precision == 'float16' else types.FLOAT,
-        output_layout='CHW' if config.model.layout == 'NCHW' else 'HWC', pad_output=data.pad_to_4_channels)
+        output_layout='HWC' if config.model.layout == 'NHWC' else 'CHW', pad_output=data.pad_to_4_channels)
 
 
 def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool,

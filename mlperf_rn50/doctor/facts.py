@@ -16,6 +16,7 @@ from mlperf_rn50.data.verify import check_sample, check_size
 from mlperf_rn50.doctor.checks import Check, Facts, check_facts, own_facts
 from mlperf_rn50.doctor.gpu_stack import mxnet_facts, one_line
 from mlperf_rn50.errors import ConfigError, DataError, UserError
+from mlperf_rn50.model.fused import layout_warnings, with_layout
 from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.environment import package_versions
 from mlperf_rn50.train.comm.device import device_id_of
@@ -131,7 +132,8 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
     if device_id is not None and not problem:
         free, total = mx.context.gpu_memory_info(device_id)
         used = total - free
-    return {'what': what, 'problem': problem, 'seconds': time.monotonic() - start, 'used_bytes': used}
+    return {'what': what, 'problem': problem, 'warnings': layout_warnings(config),
+            'seconds': time.monotonic() - start, 'used_bytes': used}
 
 
 def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
@@ -161,6 +163,7 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
 
 def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], list[Check]]:
     """Gather and check the facts of all ranks; without has_config, only device and precision of config count."""
+    config = with_layout(config)
     rows = gather_facts(config, has_config, comm)
     if not has_config:
         return rows, check_facts(rows, config.train.device, config.train.precision)

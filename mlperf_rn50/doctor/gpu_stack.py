@@ -202,6 +202,8 @@ def check_trial(rows: Sequence[Facts]) -> Check:
             return Check(name, 'failed', f'{row["trial"]["what"]} on {row["host"]}: {problem}', fix)
     if len(tried) < len(rows):
         return Check(name, 'not needed', f'no GPU for a trial on {hosts_of([r for r in rows if not r["trial"]])}')
+    if warnings := [text for r in tried for text in r['trial']['warnings']]:
+        return Check(name, 'warning', warnings[0])
     seconds, used = (max(r['trial'][key] for r in tried) for key in ('seconds', 'used_bytes'))
     return Check(name, 'ok', f'a training pass and an evaluation ran on every rank in at most {seconds:.0f} s; '
                  f'afterwards, up to {used / 1e9:.1f} GB of a GPU were in use')

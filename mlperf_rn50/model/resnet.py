@@ -4,7 +4,7 @@ Parameters have the names of MLPerf's weights_initialization events (conv0_weigh
 Source: He et al. 2015 (https://arxiv.org/abs/1512.03385) with the v1.5 stride; initialisation as in MLPerf's MXNet
 submissions.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -204,6 +204,7 @@ class ResNet(nn.HybridBlock):
                  fusion: Fusion = PLAIN, image_size: int | None = None):
         """in_channels: 4 if padded, else 3. image_size: side of all images, so that 1x1 maps become rows; None: any."""
         super().__init__(prefix='')
+        config = replace(config, layout=config.layout or 'NCHW')
         make, stem = _Layers(config, is_folded, fusion), Layer(7, 2, STAGE_CHANNELS[0], True)
         side = side_after(side_after(image_size or 0, stem.stride), 2)  # side of the first unit's input; 0: any
         with self.name_scope():

@@ -150,7 +150,7 @@ class Classifier(nn.HybridBlock):
 
 def image_shape(config: Config) -> tuple[int, int, int]:
     channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
-    return (channels, side, side) if config.model.layout == 'NCHW' else (side, side, channels)
+    return (side, side, channels) if config.model.layout == 'NHWC' else (channels, side, side)
 
 
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:

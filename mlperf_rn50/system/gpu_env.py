@@ -16,7 +16,7 @@ SETTINGS = {
     'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD': '25',  # several segments, so that the gradient exchange overlaps
     # MXNet captures a graph with the addresses of its arrays, and again only when its temporary space moves (MXNet
     # 1.9.1, src/executor/cuda_graphs.h). DALI batches and Horovod sums are created outside the graph; graphs with
-    # them are untested. 0 is MXNet's default; some later recipes set 1.
+    # them are untested. 0 is MXNet's default; users may export 1, as NVIDIA's submission for v1.1 does.
     'MXNET_ENABLE_CUDA_GRAPHS': '0',
     # cuDNN times its convolutions once and uses the fastest within a workspace of 1 GB. Source: MXNet 1.9.1.
     'MXNET_CUDNN_AUTOTUNE_DEFAULT': '1',

@@ -13,6 +13,7 @@ import mxnet as mx
 
 from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, RunFailed, StorageError
+from mlperf_rn50.model.fused import layout_warnings
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_present
@@ -67,7 +68,7 @@ def train_in(session: Session, warnings: Sequence[str] = ()) -> Outcome:
     """Train in a run folder whose lock is held."""
     sinks = open_sinks(session)
     try:
-        for text in warnings:
+        for text in [*warnings, *layout_warnings(session.plan.config)]:
             sinks.handle(events.Warned(text))
         return train_to_target(start(session, sinks))
     except mx.MXNetError as e:

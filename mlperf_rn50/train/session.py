@@ -15,6 +15,7 @@ from mlperf_rn50.data.batches import Batch
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.files import writing
 from mlperf_rn50.locks import FileLock
+from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.system.launcher_env import say
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
@@ -140,10 +141,12 @@ def load_resumption(comm: Comm, run: RunFolder, path: Path) -> checkpoint.Loaded
 
 
 def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Progress]:
-    """Return plan and progress of a new run; rank 0 draws the seed (unless configured) and claims the run number."""
+    """Return plan and progress of a new run; rank 0 claims the run number and selects what is null, seed and layout."""
     plan = make_plan(config, comm.world_size)
     drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
-    seed, index = from_rank_0(comm, lambda: [drawn, new_run(Path(config.run.dir)).index])
+    seed, layout, index = from_rank_0(comm, lambda: [drawn, with_layout(config).model.layout,
+                                                     new_run(Path(config.run.dir)).index])
+    plan = replace(plan, config=replace(config, model=replace(config.model, layout=layout)))
     plan, batch = _complete(plan, seed, nodes), plan.global_batch_size
     return plan, Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index, list(nodes),
                           config=to_tree(plan.config))

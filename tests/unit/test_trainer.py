@@ -22,7 +22,7 @@ from mlperf_rn50.train.schedule import LossScale
 from mlperf_rn50.train.trainer import DETERMINISM, SmoothedCrossEntropy, Trainer, device_notes
 
 ENFORCED, AUTOTUNE = 'MXNET_ENFORCE_DETERMINISM', 'MXNET_CUDNN_AUTOTUNE_DEFAULT'
-GPU = Config(train=TrainConfig(local_batch_size=4, device='gpu'))
+GPU = Config(model=ModelConfig(layout='NCHW'), train=TrainConfig(local_batch_size=4, device='gpu'))
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
@@ -125,7 +125,7 @@ def test_reading_weights_starts_no_threads():
     ({}, f'{ENFORCED}=1 and {AUTOTUNE}=0'), ({ENFORCED: '1', AUTOTUNE: '1'}, f'{AUTOTUNE}=0'), (DETERMINISM, None)])
 def test_gpu_note_on_reproducibility_depends_on_environment(environ, missing):
     fused, *note = device_notes(GPU, environ)
-    assert fused == 'fused operators: none'
+    assert fused == 'layout NCHW; fused operators: none'
     assert note == ([] if missing is None else [
         f'results are not reproducible to the bit; on a GPU this requires {missing}'])
     assert device_notes(replace(GPU, train=TrainConfig(local_batch_size=4)), environ) == []
