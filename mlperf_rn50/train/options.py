@@ -117,13 +117,15 @@ class CheckpointConfig:
     """Checkpoints from which a run can be resumed.
 
     Args:
-        period_epochs: epochs between two checkpoints; 0 writes one only at a stop request.
+        period_epochs: epochs between two checkpoints; 0 disables them. A stop request always writes one.
         period_steps: steps between two additional checkpoints; 0 disables them.
+        period_s: write an additional checkpoint if none was written for this long; 0 disables these.
         keep: number of newest checkpoints to keep.
     """
 
     period_epochs: int = option(1, FROM_0, 'epochs')
     period_steps: int = option(0, FROM_0, 'steps')
+    period_s: float = option(600.0, FROM_0, 's')
     keep: int = option(2, ABOVE_0, 'checkpoints')
 
 

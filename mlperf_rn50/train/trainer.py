@@ -62,7 +62,12 @@ class Norms:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """Results of a step, not yet computed. sums: mean loss, number of stop requests; is_finite: (1,), float16 only."""
+    """Results of a step, not yet computed.
+
+    Args:
+        sums: mean loss, number of stop requests, and number of ranks for which a checkpoint is due.
+        is_finite: shape (1,), float16 only.
+    """
 
     sums: mx.nd.NDArray
     loss_scale: float
@@ -116,7 +121,7 @@ class Trainer:
         self._comm.broadcast(self._live_arrays())
 
     def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, stop_requested: bool,
-             with_norms: bool = False) -> PendingStep:
+             with_norms: bool = False, checkpoint_due: bool = False) -> PendingStep:
         """Push one optimizer step, with one batch per pass, to MXNet's engine without waiting for it."""
         loss = 0.0
         for _ in range(self._num_micro):
@@ -132,7 +137,7 @@ class Trainer:
         for grad, total in self._manual_sums:
             grad[:] = total
             total[:] = 0
-        sums = self.exchange(loss, step_in_epoch, stop_requested)
+        sums = self.exchange(loss, step_in_epoch, stop_requested, checkpoint_due)
         return self.update(sums, step_in_epoch, lr, with_norms)
 
     def take_bytes(self) -> tuple[int, int]:
@@ -146,13 +151,15 @@ class Trainer:
         with autograd.record():
             return self._loss(self.net(batch.images), batch.labels, self._loss_weights(batch.num_valid))
 
-    def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, stop_requested: bool) -> mx.nd.NDArray:
+    def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, stop_requested: bool,
+                 checkpoint_due: bool = False) -> mx.nd.NDArray:
         """Average gradients over the ranks; return the array for PendingStep.sums. loss: shape (1,)."""
         last = self.optimizer.tensors[-1].grad
         computed = last.copy()
         # The loss is summed first because it is ready before the gradients.
         mean = loss * (self._rescale(step_in_epoch) / self._comm.world_size)
-        sums = mx.nd.concat(mean, mx.nd.full((1,), float(stop_requested), self.context), dim=0)
+        flags = [mx.nd.full((1,), float(flag), self.context) for flag in (stop_requested, checkpoint_due)]
+        sums = mx.nd.concat(mean, *flags, dim=0)
         sums = self._comm.sum_in_background(sums)
         for number, bucket in enumerate(self.optimizer.buckets):
             self._comm.average_gradients(bucket.grads, number)
@@ -177,13 +184,16 @@ class Trainer:
         """Return the factor that converts a mean over ranks to the mean over the images of a step."""
         return 1 / (self._plan.fraction(step_in_epoch) * self.loss_scale.value)
 
-    def read(self, pending: PendingStep) -> tuple[float, bool]:
-        """Wait for a step; return its mean loss and whether a stop was requested. Raise MXNetError if it failed."""
-        loss, num_requests = (float(v) for v in pending.sums.asnumpy())
+    def read(self, pending: PendingStep) -> tuple[float, bool, bool]:
+        """Wait for a step; return its mean loss, and whether a rank requested a stop, or had a checkpoint due.
+
+        Raise MXNetError if the step failed.
+        """
+        loss, num_stops, num_due = (float(v) for v in pending.sums.asnumpy())
         self.timer.check()
         if pending.is_finite is not None:
             self.loss_scale.read(pending.loss_scale, bool(pending.is_finite.asscalar()))
-        return loss, num_requests > 0
+        return loss, num_stops > 0, num_due > 0
 
     def average_statistics(self) -> None:
         """Average running statistics over ranks in place, which is valid after any step because updates are linear."""

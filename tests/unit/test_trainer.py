@@ -74,12 +74,13 @@ def test_padding_does_not_contribute_to_loss(small_training):
     assert not losses[1][3:].any() and losses[0].all()
 
 
-def test_loss_of_step_is_mean_over_its_images(small_training):
+def test_results_of_step_are_mean_loss_over_its_images_and_flags(small_training):
     trainer, batches = small_training
     batch = replace(next(batches), num_valid=4)
     expected = trainer.forward(batch).asnumpy().sum() * 8 / 4
-    loss, is_stop_requested = trainer.read(trainer.step(iter([batch]), 2, 1e-9, True))
-    assert loss == pytest.approx(expected, rel=1e-5) and is_stop_requested
+    for flags in ((True, False), (False, True)):
+        loss, *received = trainer.read(trainer.step(iter([batch]), 2, 1e-9, flags[0], checkpoint_due=flags[1]))
+        assert loss == pytest.approx(expected, rel=1e-5) and tuple(received) == flags
 
 
 def test_warm_up_keeps_the_loss_scale_that_fits_and_restores_the_rest(small_training, monkeypatch):
