@@ -15,6 +15,7 @@ from mlperf_rn50.model.fused import fusion_text, runs_nvidias_kernels
 from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.rank_checks import device_digests
 from mlperf_rn50.train.evaluate import correct_counts
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.plan import Plan
@@ -62,12 +63,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """Results of a step, not yet computed.
-
-    Args:
-        sums: mean loss, number of stop requests, and number of ranks for which a checkpoint is due.
-        is_finite: shape (1,), float16 only.
-    """
+    """Results of a step, not yet computed. sums: result of exchange(); is_finite: (1,), float16 only."""
 
     sums: mx.nd.NDArray
     loss_scale: float
@@ -153,7 +149,7 @@ class Trainer:
 
     def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, stop_requested: bool,
                  checkpoint_due: bool = False) -> mx.nd.NDArray:
-        """Average gradients over the ranks; return the array for PendingStep.sums. loss: shape (1,)."""
+        """Average gradients over ranks; return mean loss, number of stop requests, and ranks with a checkpoint due."""
         last = self.optimizer.tensors[-1].grad
         computed = last.copy()
         # The loss is summed first because it is ready before the gradients.
@@ -185,10 +181,7 @@ class Trainer:
         return 1 / (self._plan.fraction(step_in_epoch) * self.loss_scale.value)
 
     def read(self, pending: PendingStep) -> tuple[float, bool, bool]:
-        """Wait for a step; return its mean loss, and whether a rank requested a stop, or had a checkpoint due.
-
-        Raise MXNetError if the step failed.
-        """
+        """Return a step's mean loss, and whether a stop was requested or a checkpoint due; raise MXNetError."""
         loss, num_stops, num_due = (float(v) for v in pending.sums.asnumpy())
         self.timer.check()
         if pending.is_finite is not None:
@@ -230,12 +223,18 @@ class Trainer:
         return {n: p.data().copy() for n, p in self.net.collect_params().items()}
 
     def digests(self) -> dict[str, int]:
-        """Return the CRC-32 of every array of a snapshot, by name."""
+        """Return the CRC-32 of every array of a snapshot, by name; on a GPU, digests that need no copy to the host."""
+        if self.context.device_type == 'gpu':
+            return device_digests(self._live_arrays())
         return {n: zlib.crc32(a.asnumpy().view(np.uint8).ravel()) for n, a in self._live_arrays().items()}
 
     def find_non_finite(self) -> str | None:
         """Return the name of the first array of a snapshot that contains a NaN or an infinity."""
-        return next((n for n, a in self._live_arrays().items() if npz.find_non_finite({n: a.asnumpy()})), None)
+        arrays = self._live_arrays()
+        if self.context.device_type == 'gpu':  # where this is faster than a copy to the host; on a CPU, it is slower
+            flags = mx.nd.concat(*(mx.nd.multi_all_finite(a, num_arrays=1) for a in arrays.values()), dim=0)
+            return next((n for n, is_finite in zip(arrays, flags.asnumpy()) if not is_finite), None)
+        return next((n for n, a in arrays.items() if npz.find_non_finite({n: a.asnumpy()})), None)
 
     def restore(self, arrays: Mapping[str, np.ndarray] | None) -> None:
         """Restore rank 0's snapshot on all ranks; the other ranks pass None."""
