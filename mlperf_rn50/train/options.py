@@ -97,7 +97,7 @@ class CommConfig:
 
     Args:
         compression: none, or fp16 (exchange gradients in 16 bits).
-        num_buckets: number of parts in which gradients are exchanged, each as soon as it has been computed.
+        num_buckets: parts in which gradients are exchanged, at least one per dtype, each as soon as it is computed.
         stall_limit_s: end a run if a rank gives no sign of life for this long in training; 0 disables the limit.
         start_limit_s: stall limit while the ranks connect and before the first step; 0 disables it.
         eval_limit_s: stall limit in an evaluation; 0 disables it.
