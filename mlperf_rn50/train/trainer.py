@@ -155,8 +155,7 @@ class Trainer:
         # The loss is summed first because it is ready before the gradients.
         mean = loss * (self._rescale(step_in_epoch) / self._comm.world_size)
         flags = [mx.nd.full((1,), float(flag), self.context) for flag in (stop_requested, checkpoint_due)]
-        sums = mx.nd.concat(mean, *flags, dim=0)
-        sums = self._comm.sum_in_background(sums)
+        sums = self._comm.sum_in_background(mx.nd.concat(mean, *flags, dim=0))
         for number, bucket in enumerate(self.optimizer.buckets):
             self._comm.average_gradients(bucket.grads, number)
         self.timer.mark_step(computed, last.copy())
@@ -265,6 +264,7 @@ class Trainer:
         self.fold()
         logits = self.eval_net(eval_batch.images)
         correct_counts(logits, eval_batch.labels, eval_batch.num_valid).wait_to_read()
+        self.digests()
         self.settle()
         self._set(before)
         self.settle()
