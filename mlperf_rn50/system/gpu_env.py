@@ -13,7 +13,6 @@ SETTINGS = {
     # CUDA then numbers GPUs like nvidia-smi and NVML; by default, 0 is the fastest. Source: CUDA C++ Programming Guide.
     'CUDA_DEVICE_ORDER': 'PCI_BUS_ID',
     'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD': '999',  # the whole forward pass runs as one segment
-    'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD': '25',  # several segments, so that the gradient exchange overlaps
     # MXNet captures a graph with the addresses of its arrays, and again only when its temporary space moves (MXNet
     # 1.9.1, src/executor/cuda_graphs.h). DALI batches and Horovod sums are created outside the graph; graphs with
     # them are untested. 0 is MXNet's default; users may export 1, as NVIDIA's submission for v1.1 does.

@@ -110,8 +110,9 @@ def run_epochs(run: TrainingRun) -> Outcome:
                 save(run)
                 return end(run, 'aborted', None)
             first_epoch = epoch + 1
-        is_stop_requested = run.comm.sum([run.position.is_stop_requested])[0] > 0
-        if is_stop_requested or is_checkpoint_due(run):
+        num_stops, num_due = run.comm.sum([run.position.is_stop_requested, is_time_checkpoint_due(run)])
+        is_stop_requested = num_stops > 0
+        if is_stop_requested or num_due > 0 or is_checkpoint_due(run):
             save(run)
         if is_stop_requested and epoch + 1 < plan.max_epochs:
             return end(run, 'interrupted', None)
@@ -131,16 +132,16 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
         run.writer.check()
         lr = plan.learning_rate(step)
         pushed = trainer.step(run.train_data, step % plan.steps_per_epoch, lr, run.position.is_stop_requested,
-                              reporter.has_norms(step + 1))
+                              reporter.has_norms(step + 1), is_time_checkpoint_due(run))
         progress.step, progress.last_lr = step + 1, lr
         pending.append((step, pushed))
-        is_stop_requested = False
-        while len(pending) > (STEPS_AHEAD if step < last - 1 else 0):
-            is_stop_requested |= reporter.read(*pending.popleft())
+        num_ahead = STEPS_AHEAD if step < last - 1 else 0
+        requests = [reporter.read(*pending.popleft()) for _ in range(len(pending) - num_ahead)]
         # After the last step, run_epochs handles stop requests and checkpoints.
-        if step < last - 1 and (is_stop_requested or is_step_checkpoint_due(run)):
-            while pending:  # a checkpoint contains only steps with a checked loss
-                is_stop_requested |= reporter.read(*pending.popleft())
+        if step < last - 1 and (any(map(any, requests)) or is_step_checkpoint_due(run)):
+            # A checkpoint contains only steps with a checked loss.
+            requests += [reporter.read(*pending.popleft()) for _ in range(len(pending))]
+            is_stop_requested = any(is_stop for is_stop, _ in requests)
             if is_stop_requested:
                 progress.add_training((step + 1 - first) * plan.global_batch_size, reporter.elapsed_s())
             save(run)
@@ -198,8 +199,14 @@ def is_step_checkpoint_due(run: TrainingRun) -> bool:
     return bool(period) and run.progress.step % period == 0
 
 
+def is_time_checkpoint_due(run: TrainingRun) -> bool:
+    """Check whether period_s have passed on this rank's clock since the last checkpoint; clocks of ranks may differ."""
+    period = run.plan.config.checkpoint.period_s
+    return bool(period) and run.now_s() - run.progress.clock_s >= period
+
+
 def is_checkpoint_due(run: TrainingRun) -> bool:
-    """Check whether a checkpoint is due at the end of an epoch."""
+    """Check whether a checkpoint is due at the end of an epoch by its steps or epochs."""
     period = run.plan.config.checkpoint.period_epochs
     epochs = run.progress.step // run.plan.steps_per_epoch
     return bool(period) and epochs % period == 0 or is_step_checkpoint_due(run)
@@ -256,10 +263,10 @@ class StepReporter:
         """Check whether the report of a step, counted from 1, contains the norms of its gradients."""
         return self._run.plan.config.run.tensorboard and self._is_due(step)
 
-    def read(self, step: int, pending: PendingStep) -> bool:
-        """Report a step, counted from 0, once it is done; return whether a stop was requested, or raise RunFailed."""
+    def read(self, step: int, pending: PendingStep) -> tuple[bool, bool]:
+        """Report a step, counted from 0, once it is done; return the flags of Trainer.read, or raise RunFailed."""
         run, plan, scale = self._run, self._run.plan, self._run.trainer.loss_scale.value
-        loss, is_stop_requested = run.trainer.read(pending)
+        loss, *flags = run.trainer.read(pending)
         if run.trainer.loss_scale.value != scale:
             run.sinks.handle(events.LossScaleChanged(step + 1, scale, run.trainer.loss_scale.value))
         if not math.isfinite(loss):
@@ -277,7 +284,7 @@ class StepReporter:
             sum(self._losses) / len(self._losses), norm, ratios))
         if is_due:
             self._losses.clear()
-        return is_stop_requested
+        return flags[0], flags[1]
 
 
 def _read_norms(norms: Norms) -> tuple[float, dict[str, float]]:

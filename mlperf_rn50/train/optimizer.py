@@ -4,7 +4,6 @@ mx.optimizer.LARS is not used because it corrects the momentum only for the firs
 al. 2017 (https://arxiv.org/abs/1708.03888), with the momentum scaled by lr_now / lr_previous as in Goyal et al. 2017
 (https://arxiv.org/abs/1706.02677, section 3).
 """
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -247,10 +246,13 @@ def _make_tensors(params: Sequence[tuple[str, mx.gluon.Parameter]],
 
 
 def cut_buckets(num_bytes: Sequence[int], kinds: Sequence[str], num_buckets: int) -> list[list[int]]:
-    """Return each bucket's tensor indices: at most num_buckets parts of similar size, each split by dtype. Pure."""
-    total, before, stretches = sum(num_bytes), 0, [0] * len(num_bytes)
-    for i, n in enumerate(num_bytes):
-        stretches[i] = math.floor(num_buckets * before / total)
-        before += n
-    keys = list(zip(stretches, kinds))
-    return [[i for i, k in enumerate(keys) if k == key] for key in dict.fromkeys(keys)]
+    """Return each bucket's tensor indices. Each dtype has its share of num_buckets by size, at least one. Pure."""
+    buckets: dict[tuple[str, int], list[int]] = {}
+    for kind in dict.fromkeys(kinds):
+        indices = [i for i, k in enumerate(kinds) if k == kind]
+        total, before = sum(num_bytes[i] for i in indices), 0
+        num_parts = max(1, num_buckets * total // sum(num_bytes))
+        for i in indices:
+            buckets.setdefault((kind, num_parts * before // total), []).append(i)
+            before += num_bytes[i]
+    return sorted(buckets.values(), key=max)  # the order in which the backward pass completes them

@@ -15,6 +15,7 @@ from mlperf_rn50.model.fused import fusion_text, runs_nvidias_kernels
 from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.rank_checks import device_digests
 from mlperf_rn50.train.evaluate import correct_counts
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.plan import Plan
@@ -62,7 +63,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """Results of a step, not yet computed. sums: mean loss, number of stop requests; is_finite: (1,), float16 only."""
+    """Results of a step, not yet computed. sums: result of exchange(); is_finite: (1,), float16 only."""
 
     sums: mx.nd.NDArray
     loss_scale: float
@@ -116,7 +117,7 @@ class Trainer:
         self._comm.broadcast(self._live_arrays())
 
     def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, stop_requested: bool,
-             with_norms: bool = False) -> PendingStep:
+             with_norms: bool = False, checkpoint_due: bool = False) -> PendingStep:
         """Push one optimizer step, with one batch per pass, to MXNet's engine without waiting for it."""
         loss = 0.0
         for _ in range(self._num_micro):
@@ -132,7 +133,7 @@ class Trainer:
         for grad, total in self._manual_sums:
             grad[:] = total
             total[:] = 0
-        sums = self.exchange(loss, step_in_epoch, stop_requested)
+        sums = self.exchange(loss, step_in_epoch, stop_requested, checkpoint_due)
         return self.update(sums, step_in_epoch, lr, with_norms)
 
     def take_bytes(self) -> tuple[int, int]:
@@ -146,14 +147,15 @@ class Trainer:
         with autograd.record():
             return self._loss(self.net(batch.images), batch.labels, self._loss_weights(batch.num_valid))
 
-    def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, stop_requested: bool) -> mx.nd.NDArray:
-        """Average gradients over the ranks; return the array for PendingStep.sums. loss: shape (1,)."""
+    def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, stop_requested: bool,
+                 checkpoint_due: bool = False) -> mx.nd.NDArray:
+        """Average gradients over ranks; return mean loss, number of stop requests, and ranks with a checkpoint due."""
         last = self.optimizer.tensors[-1].grad
         computed = last.copy()
         # The loss is summed first because it is ready before the gradients.
         mean = loss * (self._rescale(step_in_epoch) / self._comm.world_size)
-        sums = mx.nd.concat(mean, mx.nd.full((1,), float(stop_requested), self.context), dim=0)
-        sums = self._comm.sum_in_background(sums)
+        flags = [mx.nd.full((1,), float(flag), self.context) for flag in (stop_requested, checkpoint_due)]
+        sums = self._comm.sum_in_background(mx.nd.concat(mean, *flags, dim=0))
         for number, bucket in enumerate(self.optimizer.buckets):
             self._comm.average_gradients(bucket.grads, number)
         self.timer.mark_step(computed, last.copy())
@@ -177,13 +179,13 @@ class Trainer:
         """Return the factor that converts a mean over ranks to the mean over the images of a step."""
         return 1 / (self._plan.fraction(step_in_epoch) * self.loss_scale.value)
 
-    def read(self, pending: PendingStep) -> tuple[float, bool]:
-        """Wait for a step; return its mean loss and whether a stop was requested. Raise MXNetError if it failed."""
-        loss, num_requests = (float(v) for v in pending.sums.asnumpy())
+    def read(self, pending: PendingStep) -> tuple[float, bool, bool]:
+        """Return a step's mean loss, and whether a stop was requested or a checkpoint due; raise MXNetError."""
+        loss, num_stops, num_due = (float(v) for v in pending.sums.asnumpy())
         self.timer.check()
         if pending.is_finite is not None:
             self.loss_scale.read(pending.loss_scale, bool(pending.is_finite.asscalar()))
-        return loss, num_requests > 0
+        return loss, num_stops > 0, num_due > 0
 
     def average_statistics(self) -> None:
         """Average running statistics over ranks in place, which is valid after any step because updates are linear."""
@@ -220,12 +222,18 @@ class Trainer:
         return {n: p.data().copy() for n, p in self.net.collect_params().items()}
 
     def digests(self) -> dict[str, int]:
-        """Return the CRC-32 of every array of a snapshot, by name."""
+        """Return the CRC-32 of every array of a snapshot, by name; on a GPU, digests that need no copy to the host."""
+        if self.context.device_type == 'gpu':
+            return device_digests(self._live_arrays())
         return {n: zlib.crc32(a.asnumpy().view(np.uint8).ravel()) for n, a in self._live_arrays().items()}
 
     def find_non_finite(self) -> str | None:
         """Return the name of the first array of a snapshot that contains a NaN or an infinity."""
-        return next((n for n, a in self._live_arrays().items() if npz.find_non_finite({n: a.asnumpy()})), None)
+        arrays = self._live_arrays()
+        if self.context.device_type == 'gpu':  # where this is faster than a copy to the host; on a CPU, it is slower
+            flags = mx.nd.concat(*(mx.nd.multi_all_finite(a, num_arrays=1) for a in arrays.values()), dim=0)
+            return next((n for n, is_finite in zip(arrays, flags.asnumpy()) if not is_finite), None)
+        return next((n for n, a in arrays.items() if npz.find_non_finite({n: a.asnumpy()})), None)
 
     def restore(self, arrays: Mapping[str, np.ndarray] | None) -> None:
         """Restore rank 0's snapshot on all ranks; the other ranks pass None."""
@@ -256,6 +264,7 @@ class Trainer:
         self.fold()
         logits = self.eval_net(eval_batch.images)
         correct_counts(logits, eval_batch.labels, eval_batch.num_valid).wait_to_read()
+        self.digests()
         self.settle()
         self._set(before)
         self.settle()
