@@ -1,8 +1,8 @@
-"""One trial of a recipe on part of CIFAR-10: 20,000 training images, evaluated on 5,000 other training images.
+"""Try a recipe on part of CIFAR-10: train on 20,000 of the training images, and evaluate on 5,000 others.
 
-Trains on 80,000 images (4 epochs) with launch/configs/cifar10_cpu.yaml and the options, in bfloat16, which takes about
-as many epochs as float32. The official validation images are not used.
-Usage: .venv/bin/python benchmarks/cifar10_search.py NAME [OPTIONS of mlperf-rn50 train]    (runs in logs/run/NAME)
+Train for 4 epochs with launch/configs/cifar10_cpu.yaml and the given options, in bfloat16, which needs about as many
+epochs as float32. The official validation images are not used.
+Usage: .venv/bin/python benchmarks/cifar10_search.py NAME [OPTIONS of mlperf-rn50 train]    (run folder: logs/run/NAME)
 """
 import os
 import subprocess
@@ -23,7 +23,7 @@ OPTIONS = {'data.dir': DATA, 'data.num_train': NUM_TRAIN, 'data.num_val': NUM_HE
 
 
 def prepare() -> None:
-    """Pack this part of the data set unless it exists."""
+    """Pack the training and evaluation images into DATA unless DATA exists."""
     if not (DATA / 'manifest.json').exists():
         whole = cifar10(None)
         DATA.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def main(name: str, options: list[str]) -> None:
                RUNS / name, *given, *options]
     done = subprocess.run([str(c) for c in command], cwd=ROOT, env={**os.environ, **HUGE_PAGES})
     lines = read_metrics(RUNS / name)
-    if lines[-1].get('status') != 'aborted':  # the target of 100 % is out of reach
+    if lines[-1].get('status') != 'aborted':  # a complete run aborts, because it cannot reach the target of 100 %
         sys.exit(done.returncode or 1)
     top1 = next(m['num_top1'] / m['num_images'] for m in reversed(lines) if m['event'] == 'eval')
     print(f'{name}: Top-1 {100 * top1:.2f} % of {NUM_HELD} held-out images, {lines[-1]["images_per_s"]:.0f} images/s')

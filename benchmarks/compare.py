@@ -1,13 +1,13 @@
-"""Comparison with PyTorch in alternating runs on 2 threads: medians and their ratio to the fastest; shared helpers.
+"""Compare mlperf-rn50 with PyTorch in alternating runs on 2 threads; print medians and ratios. Also has shared helpers.
 
-torch trains with the same configuration: network, batch, schedule, augmentation and momentum rule. Both evaluate after
-every epoch. The time of torch excludes network creation, compilation by the first step and evaluation, and array
-loading. The time of mlperf-rn50 is from run_start to run_stop.
+PyTorch uses the same network, batch, schedule, augmentation and momentum rule. Both evaluate after every epoch.
+The time of PyTorch excludes loading the arrays, creating the network, and compiling it in a trial step and evaluation.
+The time of mlperf-rn50 is from run_start to run_stop.
 
 Usage: .venv/bin/python benchmarks/compare.py step [OPTIONS]          images/s: ResNet-50, 224x224, batch 32
-       .venv/bin/python benchmarks/compare.py rate CONFIG [OPTIONS]   images/s of some training steps per round
+       .venv/bin/python benchmarks/compare.py rate CONFIG [OPTIONS]   images/s of 12 training steps per round
        .venv/bin/python benchmarks/compare.py target CONFIG [OPTIONS] complete runs: epochs, Top-1, seconds
-CONFIG: launch/configs/cifar10_cpu.yaml (hours) or digits_cpu.yaml. OPTIONS: see --help
+CONFIG: launch/configs/cifar10_cpu.yaml (takes hours) or launch/configs/digits_cpu.yaml. OPTIONS: see --help
 """
 import argparse
 import io
@@ -24,10 +24,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON, TORCH_PYTHON = ROOT / '.venv/bin/python', ROOT / 'benchmarks/.venv/bin/python'
-HUGE_PAGES = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}  # as the launchers set it
+HUGE_PAGES = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}  # the launchers also set this
 BOUND = {**HUGE_PAGES, 'OMP_PROC_BIND': 'close'}
 NAME = 'mlperf-rn50'
-# Options and environment of torch's variants. Of the settings without additional libraries, BOUND helped torch most.
+# Options and environment variables of each torch variant. BOUND is the fastest setting without additional libraries.
 SIDES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     'torch eager': ((), {}), 'torch compiled': (('--compile',), {}),
     'torch eager, huge pages, bound': ((), BOUND), 'torch compiled, huge pages, bound': (('--compile',), BOUND)}
@@ -49,28 +49,28 @@ def bench(*arguments: object) -> dict:
 
 
 def precision_options(precision: str) -> list[str]:
-    """Return the network options of mlperf-rn50 for a precision on a CPU."""
+    """Return the data and model options of mlperf-rn50 for training in a precision on a CPU."""
     return ['--data.pad_to_4_channels', str(precision == 'bfloat16').lower(), '--model.fused_bn_relu', 'true']
 
 
 def torch_sides(run: Callable[..., dict], *arguments: object) -> dict[str, Callable[..., dict]]:
-    """Return a function for each torch variant."""
+    """Return, for each torch variant, a function that calls run with the options and variables of this variant."""
     return {name: partial(run, *arguments, *options, **variables) for name, (options, variables) in SIDES.items()}
 
 
 def peer(*words: object, **variables: str) -> dict:
-    """Return the output of torch_peer.py."""
+    """Run torch_peer.py with these arguments; return its output."""
     return run_json([TORCH_PYTHON, ROOT / 'benchmarks/torch_peer.py', *words], **variables)
 
 
 def read_metrics(run_dir: Path) -> list[dict]:
-    """Return the metrics of a run, or one empty record if the file is missing."""
+    """Return the records of a run's metrics.jsonl, or one empty record if this file is missing."""
     path = run_dir / 'metrics.jsonl'
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [{}]
 
 
 def train(config: object, *options: object) -> list[dict]:
-    """Train with the launcher; return the metrics."""
+    """Train with launch/local.sh; return the records of metrics.jsonl."""
     with tempfile.TemporaryDirectory() as folder:
         command = ['launch/local.sh', '--ranks-per-node', 1, '--config', config, '--run-dir', folder, *options]
         done = subprocess.run([str(c) for c in command], cwd=ROOT, capture_output=True, text=True)
@@ -89,7 +89,7 @@ def train_program(config: Path, precision: str, seed: int) -> dict:
 
 
 def dump_arrays(folder: Path, out: Path) -> None:
-    """Write decoded images and labels of a prepared folder as {train,validation}_{images,labels}.npy."""
+    """Write the decoded images and the labels of a prepared folder to {train,validation}_{images,labels}.npy."""
     import numpy as np
     from PIL import Image
 
@@ -111,7 +111,7 @@ def load_recipe(config: Path) -> dict:
 
 
 def train_torch(config: Path, precision: str, *options: object, seed: int = 0, **variables: str) -> dict:
-    """Train with the same configuration in torch; with --steps, only some steps."""
+    """Train a configuration with torch; with --steps among the options, time only that many steps."""
     recipe = load_recipe(config)
     data = ROOT / recipe['data']['dir']
     arrays = data.with_name(f'{data.name}_arrays')
@@ -123,7 +123,7 @@ def train_torch(config: Path, precision: str, *options: object, seed: int = 0, *
 
 
 def compare(title: str, sides: dict[str, Callable[[], dict]], rounds: int, target: float | None = None) -> None:
-    """Measure every side `rounds` times in turn; compare the first with the fastest of the others."""
+    """Measure all sides in turn, `rounds` times; print medians and the ratio of the first side to the fastest other."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, measure in sides.items():
@@ -137,7 +137,7 @@ def compare(title: str, sides: dict[str, Callable[[], dict]], rounds: int, targe
 
 
 def compare_targets(config: Path, precision: str, seeds: Sequence[int], names: Sequence[str]) -> None:
-    """Train each side to the target with each seed, in turn."""
+    """Train each named side to the target with each seed; print the medians."""
     sides = {NAME: partial(train_program, config, precision), **torch_sides(train_torch, config, precision)}
     results: dict[str, list[dict]] = {name: [] for name in names}
     for seed in seeds:
@@ -159,14 +159,14 @@ def main() -> None:
     parser.add_argument('what', choices=['step', 'rate', 'target'])
     parser.add_argument('config', nargs='?', type=lambda p: Path(p).resolve())
     parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
-    parser.add_argument('--rounds', type=int, default=3, help='for step and rate (default 3)')
-    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], help='for target (default 0 1 2)')
+    parser.add_argument('--rounds', type=int, default=3, help='measurements per side, for step and rate (default 3)')
+    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], help='of runs, for target (default 0 1 2)')
     parser.add_argument('--sides', nargs='+', choices=[NAME, *SIDES], default=[],
-                        help='mlperf-rn50 first (default: all; target: torch with huge pages and bound threads)')
+                        help='mlperf-rn50 first (default: all, but for target only the torch sides with huge pages)')
     options = parser.parse_args()
     config, precision = options.config, options.precision
     if (options.what == 'step') != (config is None):
-        parser.error('CONFIG: expected for rate and target')
+        parser.error('CONFIG: required for rate and target, not allowed for step')
     if options.what == 'target':
         compare_targets(config, precision, options.seeds, options.sides or [NAME, *list(SIDES)[2:]])
         return

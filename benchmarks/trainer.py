@@ -1,8 +1,8 @@
-"""Training with mlperf-rn50 against the bare Gluon step of the same network.
+"""Compare the images/s of training with mlperf-rn50 and of a bare Gluon step of the same network.
 
-mlperf-rn50: photos through the pipeline, schedule, log, progress and Horovod of one rank, images/s of steps 11 to 30.
-Bare step: network, loss, backward and gluon.Trainer on one batch in memory, also with huge pages.
-Usage: python benchmarks/trainer.py [ROUNDS | bare]    (bare: one measurement as JSON)
+mlperf-rn50 trains on photos with input pipeline, schedule, log, progress and Horovod on one rank; steps 11 to 30 count.
+The bare step has network, loss, backward pass and gluon.Trainer, on one batch in memory. Both use huge pages.
+Usage: python benchmarks/trainer.py [ROUNDS | bare]    (bare prints a single result as JSON)
 """
 import json
 import statistics

@@ -4,7 +4,7 @@
 # Example: launch/docker.sh --image mlperf_rn50:cu117 --mount /data --ranks-per-node 4
 #              --config launch/configs/c4140_v100_1node.yaml
 #   --image IMAGE   default mlperf_rn50:cpu
-#   --mount DIR     additional folder to mount at the same path, such as the data
+#   --mount DIR     additional folder to mount at the same path, such as the data folder
 # All other options are passed to launch/local.sh. MLPERF_RN50_DOCKER sets the engine (default: docker, else podman).
 
 set -euo pipefail
@@ -37,6 +37,6 @@ if command -v nvidia-smi >/dev/null; then
     esac
     options+=(--ulimit memlock=-1)
 fi
-# Use shared memory of the host and the ids of the user. Allow `docker stop` more than 10 s, for a checkpoint.
+# Use the host's shared memory and the user's ids. Let `docker stop` wait longer than 10 s, for a checkpoint.
 exec "$engine" run --rm --network host --ipc host --user "$(id -u):$(id -g)" --env HOME=/tmp --stop-timeout 630 \
     --workdir "$PWD" "${options[@]}" --entrypoint /opt/mlperf_rn50/launch/local.sh "$image" "${rest[@]}"

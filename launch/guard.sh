@@ -29,7 +29,7 @@ guard_here() {
 ranks() {
     grep -lsz "^MLPERF_RN50_JOB=$job\$" /proc/[0-9]*/environ | cut -d/ -f3
 }
-# Signals only ranks that catch USR1, which would kill a starting rank. A later request reaches that rank.
+# Signals only ranks that catch USR1, because it would kill a starting rank. A later request reaches that rank.
 ask_to_stop() {
     local pid
     for pid in $(ranks); do

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Sets up .venv with pinned packages and a Horovod built for the pinned MXNet; completed steps are skipped. Needs no root.
 # Usage: launch/setup.sh [--check | --help]
-#   --check: only check that all libraries resolve, and (GPU variants: only with a driver) import.
+#   --check: only check that all libraries resolve and, except for GPU variants without a driver, import.
 #   MLPERF_RN50_VARIANT=cpu|cu112|cu117|ngc: the MXNet build (default: the one in .venv, or cpu); ngc uses the MXNet,
 #     Python, Horovod, DALI and Open MPI of NVIDIA's MXNet container, and adds missing packages.
 #   MLPERF_RN50_EXTRAS: additional packages (default demo,export,test; ngc: demo,export,pytest).
-# Needs g++, make, and Python 3.11 or uv, which installs it; cu112 and cu117 also need nvcc of CUDA 11; ngc needs none.
+# Needs, except for ngc, g++, make, and Python 3.11 or uv, which installs Python; cu112 and cu117 also nvcc of CUDA 11.
 # Downloads 0.8 GB (cpu) or 3.2 GB (cu112, cu117) from PyPI to pip's cache; .venv takes 2.2 GB (cpu). The Horovod wheel,
 # 15 MB (cpu), is kept in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50. Without HOME and XDG_CACHE_HOME both caches are in
 # .venv/.cache. An interrupted set-up can be resumed, and a second one waits for the first. Logs are in .venv/.setup.
@@ -15,7 +15,7 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 lock=launch/requirements.lock
 packages=.venv/lib/python3.11/site-packages
 state=.venv/.setup # variant and path of .venv, completed steps, logs
-[ -n "${HOME:-}" ] || export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$PWD/.venv/.cache}" # pip's cache as well
+[ -n "${HOME:-}" ] || export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$PWD/.venv/.cache}" # for pip's cache too
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/mlperf_rn50
 scratch='' partial='' build=''
 
@@ -45,7 +45,7 @@ read_state() {
     extras=${MLPERF_RN50_EXTRAS-$extras}
     key=$(cat setup.cfg launch/requirements*.lock launch/setup*.sh | sha256sum | cut -c1-16)-$variant-$extras
 }
-# Prints why .venv must be created again, if so.
+# Prints the reason if .venv must be created again.
 flaw() {
     if [ ! -x .venv/bin/python ]; then
         echo 'its Python is missing'
@@ -290,7 +290,7 @@ set_up_training_packages() {
 
 # These characters are special in PATH, in shebang lines of programs in .venv, or in CMake.
 [[ $PWD != *[$'\n:"$`\\']* ]] ||
-    fail "${PWD@Q}: got a path with one of : \" \$ \` \\ or a line break, expected none, for PATH, programs of .venv and CMake; move the checkout"
+    fail "${PWD@Q}: got a path with one of : \" \$ \` \\ or a line break, expected none; PATH, programs of .venv or CMake misread it; move the checkout"
 case ${1:-} in
     '') ;;
     --check)
@@ -311,6 +311,6 @@ trap 'stop 129' HUP
 trap 'stop 130' INT
 trap 'stop 143' TERM
 take_lock
-read_state # another set-up may have changed it
+read_state # another set-up may have changed the state
 ! is_set_up || exit 0
 set_up

@@ -15,7 +15,7 @@ print(sys.executable)' </dev/null 2>/dev/null && return
     fail "MLPERF_RN50_VARIANT=ngc: got no python3 in PATH with mxnet, horovod and nvidia.dali, expected NVIDIA's \
 container, such as nvcr.io/nvidia/mxnet:24.06-py3; elsewhere use cpu, cu112 or cu117"
 }
-# An environment that falls back on the container's packages; without pip, as Ubuntu's Python has no ensurepip.
+# Makes a .venv that also finds the container's packages. It has no pip, because Ubuntu's Python has no ensurepip.
 make_container_venv() {
     local python
     python=$(find_container_python)
@@ -28,7 +28,7 @@ for folder in site.getsitepackages():
     mkdir "$state"
     echo "$variant $PWD/.venv" >"$state/made"
 }
-# Writes the pins for packages that the container lacks, or has in a version too old for setup.cfg, and its NumPy.
+# Writes pins for the container's NumPy, and for packages that the container lacks or that are too old for setup.cfg.
 write_container_pins() {
     .venv/bin/python - launch/requirements_ngc.lock >"$state/pins" <<'PYTHON'
 import re
@@ -51,8 +51,8 @@ with open(sys.argv[1]) as f:
 PYTHON
     lock=$state/pins
 }
-# Wrappers for programs of the container. With links, mpirun would look for its installation in .venv, also on other
-# hosts.
+# Creates wrappers for programs of the container. With links, mpirun would look for its installation in .venv, also on
+# other hosts.
 link_container_programs() {
     local name path
     for name in mpirun horovodrun; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains a list of layouts, nodes x ranks, with several seeds each, into logs/<study>/<nodes>x<ranks>/result_<k>.txt.
+# Trains each layout (nodes x ranks) of a list with several seeds; the logs are logs/<study>/<layout>/result_<k>.txt.
 # Usage: launch/sweep.sh --study NAME --layouts '1x4 2x4 4x4' --config FILE [OPTIONS...]
 # Example: launch/sweep.sh --study c4140 --layouts '1x4 2x4 4x4 8x4' --seeds 5 --weak --hostfile hosts
 #              --config launch/configs/c4140_v100_1node.yaml

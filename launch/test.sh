@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up the environment and runs linters, type checks and tests. Each call of pytest reports the tests it left out.
-# The last line states time and memory.
+# The last line of the output states time and memory.
 # Usage: launch/test.sh [--all | --ngc | --gpu] [PYTEST OPTIONS...]
 #   without an option: quick tests; they need only launch/setup.sh, and no root
 #   --all: additionally slow tests, real hosts, Slurm, containers and a browser (root; tests/install.sh installs them),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command in the image, after adding a name for the current user if it has none, because ssh and sshd need one.
 # Usage: launch/user.sh COMMAND...
-# Clusters start containers as any user. The image also looks up names in /var/lib/extrausers, which anyone can write.
+# Clusters start containers under any id. The image also looks up names in /var/lib/extrausers, which anyone can write.
 # Groups below 500, such as 0, are not looked up there, so the group of the entry does not matter.
 
 set -euo pipefail

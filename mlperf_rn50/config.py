@@ -38,7 +38,7 @@ class RunConfig:
         clear_caches: flush the page cache of every node before initialisation; needs root.
         log_v06: also write a log in the 0.6.0 format, result_<k>_v0.6.txt.
         metrics_period_steps: number of steps between two lines of metrics.jsonl.
-        telemetry: measure the load of every node once a second, in telemetry_<k>_<host>.jsonl; short: --telemetry true.
+        telemetry: write the load of every node once a second to telemetry_<k>_<host>.jsonl; short: --telemetry true.
         tensorboard: also write losses, learning rates, norms and times for TensorBoard, in tensorboard/.
         reference: run folders or published trees whose evaluations the run is compared with; [] selects published
             run sets with the same recipe, on ImageNet only.
@@ -129,7 +129,7 @@ def check_values(c: Config) -> None:
 
 
 def _check_together(c: Config) -> None:
-    """Raise ConfigError for conflicting values of several sections."""
+    """Raise ConfigError for values in different sections that conflict."""
     t, d, is_open = c.train, c.data, c.run.submission_division == 'open'
     require((c.run.ranks_per_node or c.run.ranks_per_device) % c.run.ranks_per_device == 0,
             f'run.ranks_per_node: got {c.run.ranks_per_node}, expected a multiple of '

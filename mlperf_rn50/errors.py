@@ -57,7 +57,7 @@ def nearest(word: str, known: Sequence[str]) -> str:
 
 
 def option_error(message: str, parser: ArgumentParser) -> ConfigError:
-    """Convert a message of a parser to a one-line error with the nearest option or the missing arguments."""
+    """Convert a parser's message to a one-line error that names the nearest option or the missing arguments."""
     text, help_ = ' '.join(message.split()), f'; see {parser.prog} --help'
     if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
         known = list(parser._option_string_actions)

@@ -24,7 +24,7 @@ def temporary_of(path: Path, kind: str = '') -> Path:
 
 
 def temporaries_in(folder: Path, name: str = '*') -> list[Path]:
-    """Return the temporary files that killed writers left in a folder; name: glob pattern of the intended names."""
+    """Return the temporary files that killed writers left in a folder; `name` is a glob pattern for the final names."""
     return sorted(folder.glob(f'.{name}.*.tmp'))
 
 
@@ -49,7 +49,7 @@ def dump_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def regular_file(path: str, flags: int) -> int:
-    """Open a regular file, as the opener of open(); raise OSError for anything else; a pipe or device may block."""
+    """Open a regular file, as the opener of open(); raise OSError for others, such as a pipe, which may block."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):

@@ -9,9 +9,9 @@ import msgspec
 
 from mlperf_rn50.files import MAX_LINE_BYTES, numbered_lines, regular_file
 
-_MAX_LINES = 1 << 22  # read from one file
-_MAX_LOOK_BYTES = 1 << 26  # read in one call of Tail.read
-_LAST_BYTES = 64  # before the read position, which Tail keeps to detect a replaced file
+_MAX_LINES = 1 << 22  # maximum number of lines read from one file
+_MAX_LOOK_BYTES = 1 << 26  # maximum number of bytes read in one call of Tail.read
+_LAST_BYTES = 64  # number of bytes before the read position that Tail keeps to detect a replaced file
 T = TypeVar('T')
 
 
@@ -24,7 +24,7 @@ def decode(content: bytes | str, kind: type[T]) -> T | None:
 
 
 def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[int, T]]:
-    """Yield (number, value) of each complete line that has the mark and the type; yield nothing for a missing file."""
+    """Yield (number, value) of each complete line with the mark and of the type; yield nothing for a missing file."""
     try:
         for number, line in itertools.islice(numbered_lines(path), _MAX_LINES):
             if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:

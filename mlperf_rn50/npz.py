@@ -37,7 +37,7 @@ def check_finite(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Return the array of a member, after a comparison of its header with the size of the member."""
+    """Return the array of a member; raise ValueError if its header does not match its size."""
     name = member.filename
     with archive.open(member) as f:
         version = np.lib.format.read_magic(f)

@@ -22,7 +22,7 @@ sed -u 's/^\[[0-9]*\]<stdout>://' <"$folder/out" &
 "$here/.venv/bin/horovodrun" --gloo -np "$num_ranks" -H "$slots" --disable-cache "$@" \
     >"$folder/out" 2>"$folder/err" &
 horovodrun=$!
-trap 'kill -TERM "$horovodrun"' TERM # then it kills its ranks after 5 s; stop requests come from launch/guard.sh
+trap 'kill -TERM "$horovodrun"' TERM # it kills the ranks 5 s later; stop requests come from launch/guard.sh
 while kill -0 "$horovodrun" 2>/dev/null; do
     code=0
     wait "$horovodrun" || code=$?

@@ -8,6 +8,6 @@ slots=$1
 shift
 IFS=, read -r -a hosts <<<"$slots"
 num_nodes=${#hosts[@]} ranks_per_node=${slots##*:}
-export SLURM_CPU_BIND=none # launch/bind.sh binds
+export SLURM_CPU_BIND=none # launch/bind.sh binds the ranks
 exec srun --mpi=pmix --nodes "$num_nodes" --ntasks $((num_nodes * ranks_per_node)) --ntasks-per-node "$ranks_per_node" \
     --kill-on-bad-exit=1 --export=ALL "$@"

@@ -1,6 +1,6 @@
 """Execute mpirun or orted with SIGTERM blocked.
 
-scancel sends SIGTERM to them too, and they would kill the ranks. Open MPI unblocks all signals in the ranks.
+scancel sends SIGTERM to both programs too, and they would kill the ranks. Open MPI unblocks all signals in the ranks.
 """
 import os
 import signal

@@ -31,7 +31,7 @@ def predict_s(rows: list[dict[str, Any]], num_bytes: int) -> float:
 def _time(session: BenchSession, arrays: list[mx.nd.NDArray]) -> dict[str, float]:
     """Time the exchange of some arrays; return columns for a result row."""
     def exchange() -> None:
-        session.comm.sum_gradients(arrays)
+        session.comm.average_gradients(arrays)
         mx.nd.waitall()
     session.comm.barrier()
     seconds, num_bytes = session.time(exchange), sum(4 * a.size for a in arrays)

@@ -17,7 +17,7 @@ GEMM_SIDES = (512, 1024, 2048, 4096)
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of a network; side is the side of its input in pixels."""
+    """A convolution of a network; `side` is the width and height of its input in pixels."""
 
     in_channels: int
     channels: int
@@ -32,7 +32,7 @@ class Convolution:
 
 
 def convolutions(config: Config) -> Counter[Convolution]:
-    """Return a ResNet's convolutions with their counts. CPU training computes those to 1x1 maps as matrix products."""
+    """Count a ResNet's convolutions. CPU training computes those with 1x1 outputs as matrix products."""
     channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
     counts = Counter([Convolution(channels, 64, side, 7, 2)])
     side = side_after(side_after(side, 2), 2)
@@ -57,7 +57,7 @@ def _native(channels: int, side: int, batch_size: int, precision: str, context: 
 
 
 def measure_convolution(c: Convolution, batch_size: int, precision: str, session: BenchSession) -> tuple[float, float]:
-    """Return a convolution's forward and backward seconds; backward in the first layer is only for the weights."""
+    """Return a convolution's forward and backward seconds; in the first layer, backward skips the input's gradient."""
     context = session.context
     x = _native(c.in_channels, c.side, batch_size, precision, context)
     w = cast(mx.nd.random.normal(shape=(c.channels, c.in_channels, c.kernel, c.kernel), ctx=context), precision)

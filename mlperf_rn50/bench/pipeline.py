@@ -9,6 +9,7 @@ from mlperf_rn50.bench.measure import BenchSession, ResultTable, proc_number
 from mlperf_rn50.data.batches import train_batches
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import regular_file
+from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.train.plan import make_plan
 
 CACHES = ('cold', 'warm')
@@ -25,7 +26,7 @@ def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while cache == 'warm' and f.read(2**24):
             pass
-    # The count read_bytes covers only storage, not the page cache.
+    # read_bytes counts only reads from storage, not from the page cache.
     start, before = time.perf_counter(), proc_number('io', 'read_bytes:')
     batches = train_batches(config, plan.train_shard(), 0, 0, session.device_id)
     seconds = session.time(lambda: next(batches).images.wait_to_read())
@@ -41,7 +42,7 @@ def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
 def bench_pipeline(session: BenchSession, threads: list[int], batch_sizes: list[int], caches: list[str],
                    node_images_per_s: float | None) -> list[ResultTable]:
     """Measure all cases and compute storage bandwidths for node_images_per_s (None: speed of the fastest case)."""
-    config = session.config
+    config = with_layout(session.config)
     if config.data.synthetic:
         raise ConfigError('data.synthetic: got true, expected false; bench data reads files from data.dir')
     cases = [(replace(session, config=replace(config, data=replace(config.data, num_threads=num_threads),

@@ -19,6 +19,7 @@ from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.data.batches import Batch, train_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape, image_size_of
 from mlperf_rn50.train.loop import STEPS_AHEAD
 from mlperf_rn50.train.plan import Plan, make_plan
@@ -39,13 +40,13 @@ class Case:
 
 def make_cases(models: list[str], precisions: list[str], sources: list[str], batch_sizes: list[int],
                rank_counts: list[int]) -> list[Case]:
-    """Return all cases, bfloat16 last, because it changes the operators for the whole process."""
+    """Return all cases, those with bfloat16 last, because bfloat16 changes the operators for the whole process."""
     return [Case(m, p, s, b, n) for p in sorted(precisions, key=lambda p: p == 'bfloat16') for m in models
             for s in sources for b in batch_sizes for n in rank_counts]
 
 
 def case_config(config: Config, case: Case) -> Config:
-    """Return the configuration of a case. Synthetic images have the network's design size unless one is configured."""
+    """Return the configuration of a case. Synthetic images have a configured size or the network's design size."""
     is_synthetic = case.source == 'synthetic'
     data = replace(config.data, synthetic=is_synthetic)
     if is_synthetic and data.image_size == DataConfig.image_size:
@@ -57,11 +58,11 @@ def case_config(config: Config, case: Case) -> Config:
     result = replace(config, data=data, train=train, model=model,
                      run=replace(config.run, num_nodes=None, ranks_per_node=None))
     check_values(result)
-    return result
+    return with_layout(result)
 
 
 def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: BenchSession) -> list[float]:
-    """Return each step's seconds after the warm-up. As in training, Python is up to STEPS_AHEAD ahead of the device."""
+    """Return each step's seconds after warm-up. As in training, Python is STEPS_AHEAD steps ahead of the device."""
     num_steps = session.num_warmup + session.num
     pulses, stamps = deque[PendingStep](), [time.perf_counter()]
     for step in range(num_steps):
@@ -172,7 +173,7 @@ def _scaling_tables(rows: list[dict[str, Any]]) -> list[ResultTable]:
 
 
 def scaling_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return real and ideal throughput by number of ranks. Ideal is the first row's throughput per rank times ranks."""
+    """Return real and ideal throughput by number of ranks. Ideal is the first row's throughput, scaled linearly."""
     each = rows[0]['images_per_s'] / rows[0]['num_ranks']
     return [{'num_ranks': r['num_ranks'], 'num_hosts': r['num_hosts'], 'ideal': each * r['num_ranks'],
              'real': r['images_per_s'], 'efficiency': r['images_per_s'] / (each * r['num_ranks'])} for r in rows]

@@ -60,7 +60,7 @@ def _summary(name: str) -> str:
 
 
 class _MainParser(Parser):
-    """Parser of the arguments before the command. Only its help imports all commands, because it lists them."""
+    """Parser of the arguments before the command. Only its help imports all commands, in order to list them."""
 
     def __init__(self) -> None:
         super().__init__('mlperf-rn50', _DESCRIPTION, _EPILOG,
@@ -111,7 +111,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def explain_missing(error: ModuleNotFoundError) -> UserError | None:
-    """Return an error that explains how to install a package; None for a module not in EXTRAS, which is a bug."""
+    """Return an error that explains how to install a package; None for a module not in EXTRAS, whose lack is a bug."""
     module = (error.name or '').partition('.')[0]
     for extra, packages in EXTRAS.items():
         if module in packages:
@@ -194,7 +194,7 @@ def _main(argv: list[str]) -> int:
         _print_error(e)
         return _leave(e.exit_code)
     except Exception as e:
-        is_disk_fault = isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None  # no file name: output
+        is_disk_fault = isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None  # output has no name
         if is_disk_fault or isinstance(e, BrokenPipeError):
             raise
         explanation = explain_error(e)

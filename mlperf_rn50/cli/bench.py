@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
     for name, least in (('warmup_steps', 0), ('steps', 1)):
         if options[name] < least:
             raise ConfigError(f'--{name.replace("_", "-")}: got {options[name]}, expected {least} or more')
-    if not options.config:  # the configuration has no default for this key
+    if not options.config:  # train.local_batch_size has no default
         argv = [*argv, '--train.local_batch_size=32']
     config = resolve_config(Path(options.config) if options.config else None, argv, parser)
     if options.kind in ('train', 'ops') and options.precisions:

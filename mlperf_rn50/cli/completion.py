@@ -6,7 +6,7 @@ examples:
   mlperf-rn50 completion fish > ~/.config/fish/completions/mlperf-rn50.fish
   source <(mlperf-rn50 completion bash)                  (only in this shell)
 
-The folder must exist. The script matches this version of the program; print it again after an update.
+The folder of the file must exist. The script matches this version of the program; print it again after an update.
 """
 from argparse import SUPPRESS, ArgumentParser, _SubParsersAction
 from collections.abc import Sequence

@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.options import parse_options
     parser = make_parser()
     options = parse_options(parser, argv)
-    if not (options.config or options.resume):  # the key has no default; any value will do, because nothing is trained
+    if not (options.config or options.resume):  # local_batch_size has no default; any value works without training
         argv = ['--train.local_batch_size=1', *argv]
     config, _ = load_config(options, argv, parser)
     return in_rank(lambda position: _examine(config, options, position), config)

@@ -1,4 +1,4 @@
-"""Parsers and option types of the commands. Help comes from the docstring of a command."""
+"""Parsers and option types of the commands. The docstring of a command is its help."""
 from __future__ import annotations
 
 import math
@@ -33,7 +33,7 @@ def config_parser(name: str = '', doc: str | None = None) -> jsonargparse.Argume
     return parser
 
 
-def _split(doc: str | None) -> tuple[str, str]:  # description and epilog, separated by an empty line
+def _split(doc: str | None) -> tuple[str, str]:  # (description, epilog), split at the first empty line
     description, _, epilog = (doc or '').partition('\n\n')
     return description.strip(), epilog.strip()
 

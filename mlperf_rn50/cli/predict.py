@@ -50,7 +50,7 @@ def make_parser() -> Parser:
     add('--target', metavar='TOP1', type=fraction, help='Top-1 target as a fraction (default: as in the source)')
     add('--system', metavar='NAME', help='system to use if SOURCE has several (default: the one with the fewest nodes)')
     add('--format', choices=['table', 'markdown', 'json'], default='table', help='output format (default: table)')
-    add('--out', metavar='DIR', help='folder for prediction.json, prediction.md and a plot (SVG, PNG; light, dark)')
+    add('--out', metavar='DIR', help='folder for prediction.json, prediction.md and a plot (SVG, PNG; light and dark)')
     add('--validate', nargs='?', const=True, metavar='TREE',
         help='print the prediction errors for the systems in TREE, a tree of logs (default: the published systems)')
     return parser

@@ -26,7 +26,7 @@ def make_parser() -> Parser:
              'cifar10: archive (.tar.gz or .tgz) or folder (default: download)')
     add('--ground-truth', metavar='FILE',
         help='imagenet: file with the synsets of the validation images, if these are not in a folder per synset')
-    add('--name', help='folder: name of the data set, shown with its accuracy')
+    add('--name', help='folder: name of the data set, shown next to accuracies')
     add('--resize-shorter', type=int, metavar='PIXELS',
         help='new length of the shorter side; resized images are encoded again (default: unchanged files)')
     add('--workers', type=int, metavar='N', help='processes, or threads with --verify (default: number of cores)')

@@ -38,7 +38,7 @@ def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool =
             run_dir: Path | None = None) -> int:
     """Run this rank's part of a command, with a watchdog if a launcher started it.
 
-    Unless can_stop is set, a stop request ends the program at once; run_dir None means run.dir of the configuration.
+    Unless can_stop is set, a stop request ends the program at once. run_dir is by default run.dir of the configuration.
     """
     launched_rank(), launched_local()  # report invalid launcher variables before anything starts
     # MXNet reads OMP_NUM_THREADS once, on import. If unset, MXNet starts a spinning thread per core.
@@ -51,6 +51,6 @@ def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool =
             return program(position)
     limits_s = {phase: getattr(config.comm, key) for phase, key in PHASES.items()}
     folder = stalled_folder(run_dir or Path(config.run.dir), dict(os.environ))
-    # A stop request during start-up takes effect after the first step: train() unblocks the signals.
+    # A stop request during start-up takes effect after the first step, because train() unblocks the signals there.
     signal.pthread_sigmask(signal.SIG_BLOCK if can_stop else signal.SIG_UNBLOCK, STOP_SIGNALS)
     return run_watched(program, config.comm.stall_limit_s, limits_s, folder, can_stop)

@@ -9,7 +9,7 @@ examples:
 A folder selects its newest run, which may start later. No file is locked, and only --html writes files, so a run on
 other machines can be followed through a shared folder. Output to a pipe has one line per event of a run.
 
-exit codes: 0 all runs are over, or Ctrl-C, 2 invalid arguments
+exit codes: 0 all runs are over, or Ctrl-C was pressed, 2 invalid arguments
 """
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class SavedWeights(NamedTuple):
         return f'{self.path}: {d.model["name"]}, {kind} of its run, {d.epoch} epochs on {d.data["dataset"]}'
 
     def config(self, argv: Sequence[str], parser: ArgumentParser | None = None) -> Config:
-        """Return the stored configuration, changed by options; DataError if it is invalid, ConfigError if they are."""
+        """Apply options to the stored configuration; DataError if it is invalid, ConfigError for invalid options."""
         from mlperf_rn50.options import resolve_tree
         tree, where = self.description.tree(), f'{self.path.with_suffix(".json")}'
         try:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import count, islice, repeat
 from typing import Any, NamedTuple
 
 import imagesize
@@ -64,9 +64,9 @@ def _fill(records: list[Record], request: Request, data: DataConfig, where: str)
     return dataclasses.replace(inputs, **changed)
 
 
-def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig,
-                requests: Iterator[Request]) -> Iterator[Inputs]:
-    """Yield inputs for endless requests in order. Besides one batch per read thread, prefetch_depth are kept ready."""
+def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, requests: Iterator[Request],
+                num_ready: int) -> Iterator[Inputs]:
+    """Yield inputs for endless requests in order; read ahead one batch per read thread, and num_ready more."""
     records, pool = open_records(), ThreadPoolExecutor(data.read_threads, 'read')
     cache = RecordCache(records.read, data.record_cache_mib << 20)
 
@@ -80,11 +80,18 @@ def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig,
     try:
         for request in requests:
             pending.append(pool.submit(read, request))
-            if len(pending) > data.prefetch_depth + data.read_threads:
+            if len(pending) > num_ready + data.read_threads:
                 yield pending.popleft().result()
     finally:
         # Do not wait, because an abandoned generator may be closed by one of these threads.
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _join(parts: list[Inputs]) -> Inputs:
+    """Return the inputs of one pipeline run for several batches; byte counts are those of the first."""
+    names = ('labels', 'anchors', 'shapes', 'mirrors')
+    return dataclasses.replace(parts[0], images=[image for part in parts for image in part.images],
+                               **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def train_steps(shard: Shard, first_step: int) -> Iterator[tuple[int, int, int]]:
@@ -124,7 +131,7 @@ def eval_requests(shard: Shard) -> Iterator[Request]:
 
 
 def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None) -> Iterator[Batch]:
-    """Return endless training batches, starting at a global step. The first one requested opens the files."""
+    """Return endless training batches, starting at a global step. Requesting the first one opens the files."""
     num_valid = (shard.num_valid(step, micro) for _, step, micro in train_steps(shard, first_step))
     if config.data.synthetic:
         return _make_synthetic(config, shard, device_id)(num_valid)
@@ -152,22 +159,32 @@ def synthetic_batches(config: Config, shard: Shard, device_id: int | None) -> It
 
 def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Request], shard: Shard, config: Config,
                    is_training: bool, device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
-    """Build a pipeline for requests. Return a function that yields the next batches, given their num_valid."""
-    sizes: deque[tuple[int, int]] = deque()  # num_bytes and num_new_bytes of each input inside the pipeline
+    """Build a pipeline for requests. Return a function that yields the next batches, given their num_valid.
+
+    A run of the pipeline returns one or several batches, which are cut without a copy.
+    """
+    sizes: deque[tuple[int, int]] = deque()  # num_bytes and num_new_bytes of each batch inside the pipeline
+    num_joined, size = config.data.input_batch_multiplier if is_training else 1, shard.local_batch_size
 
     def source() -> Iterator[Inputs]:
-        for inputs in _read_ahead(open_records, config.data, requests):
-            sizes.append((inputs.num_bytes, inputs.num_new_bytes))
-            yield inputs
-    pipe, left_over = build_warm(source(), shard.local_batch_size, config, is_training, device_id,
+        inputs = _read_ahead(open_records, config.data, requests, num_joined * config.data.prefetch_depth)
+        while parts := list(islice(inputs, num_joined)):
+            sizes.extend((part.num_bytes, part.num_new_bytes) for part in parts)
+            yield _join(parts)
+    pipe, left_over = build_warm(source(), num_joined * size, config, is_training, device_id,
                                  is_warm=device_id is not None and config.train.num_warmup_steps > 0)
     context, is_kept = device_context(device_id), keeps_outputs(pipe)
+
+    cut: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque()  # batches of the last run that are not used yet
 
     def batches(num_valid: Iterable[int]) -> Iterator[Batch]:
         for _ in left_over:  # the first call discards the remaining synthetic batches
             run_pipeline(pipe)
         for valid in num_valid:
-            images, labels = (to_mxnet(output, is_kept, context) for output in run_pipeline(pipe))
+            if not cut:
+                images, labels = (to_mxnet(output, is_kept, context) for output in run_pipeline(pipe))
+                cut.extend((images[i:i + size], labels[i:i + size]) for i in range(0, num_joined * size, size))
+            images, labels = cut.popleft()
             yield Batch(images, labels.reshape((-1,)), valid, *sizes.popleft())
     return batches
 
@@ -176,7 +193,7 @@ def _make_synthetic(config: Config, shard: Shard, device_id: int | None) -> Call
     """Return a function like that of _build_batches, which repeats one batch of random images on the device."""
     data, side, size = config.data, config.data.image_size, shard.local_batch_size
     channels = 4 if data.pad_to_4_channels else 3
-    shape = (size, channels, side, side) if config.model.layout == 'NCHW' else (size, side, side, channels)
+    shape = (size, side, side, channels) if config.model.layout == 'NHWC' else (size, channels, side, side)
     dtype = 'float16' if config.train.precision == 'float16' else 'float32'
     random = np.random.default_rng(shard.rank)
     context = device_context(device_id)

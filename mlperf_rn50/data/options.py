@@ -35,7 +35,8 @@ class DataConfig:
         mean: mean of each channel, on a scale of 0 to 255.
         std: standard deviation of each channel, on a scale of 0 to 255.
         decoder: JPEG decoder: cpu, or mixed (nvJPEG; needs train.device=gpu).
-        hw_decoder_load: fraction of the images decoded by the GPU's JPEG hardware (A100 and later; decoder=mixed).
+        hw_decoder_load: fraction of the images decoded by the GPU's JPEG hardware (A100 and later; decoder=mixed);
+            null selects 0 for crop=random_resized in training, which decodes only the crop, otherwise 0.65.
         hybrid_huffman_threshold: image size above which the GPU decodes the Huffman codes (decoder=mixed), pixels.
         preallocate_width_hint: image width for which JPEG hardware memory is reserved (decoder=mixed); 0: on demand.
         preallocate_height_hint: image height for which JPEG hardware memory is reserved (decoder=mixed); 0: on demand.
@@ -45,7 +46,8 @@ class DataConfig:
         num_threads: number of DALI threads per rank.
         read_threads: number of threads per rank that read records from storage.
         record_cache_mib: memory per rank to cache encoded training images, and as much for validation; 0 for none.
-        prefetch_depth: number of batches kept ready.
+        prefetch_depth: number of batches kept ready, in training multiplied by input_batch_multiplier.
+        input_batch_multiplier: number of training batches that DALI prepares at once, for small batches on a GPU.
         pad_to_4_channels: add a channel of zeros to images, for speed on tensor cores and with bfloat16 on a CPU.
     """
 
@@ -71,7 +73,7 @@ class DataConfig:
     mean: tuple[float, float, float] = option((123.675, 116.28, 103.53), bounds.FINITE, '0..255')
     std: tuple[float, float, float] = option((58.395, 57.12, 57.375), ABOVE_0, '0..255')
     decoder: Literal['cpu', 'mixed'] = 'cpu'
-    hw_decoder_load: float = option(0.65, FRACTION, 'fraction')
+    hw_decoder_load: float | None = option(None, FRACTION, 'fraction')
     hybrid_huffman_threshold: int = option(1_000_000, bounds.INT32_FROM_0, 'pixels')
     preallocate_width_hint: int = option(0, UP_TO_65535, 'pixels')
     preallocate_height_hint: int = option(0, UP_TO_65535, 'pixels')
@@ -82,6 +84,7 @@ class DataConfig:
     read_threads: int = option(4, ABOVE_0, 'threads')
     record_cache_mib: int = option(0, FROM_0, 'MiB')
     prefetch_depth: int = option(2, ABOVE_0, 'batches')
+    input_batch_multiplier: int = option(1, ABOVE_0, 'batches')
     pad_to_4_channels: bool = False
 
 

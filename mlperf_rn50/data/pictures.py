@@ -15,7 +15,7 @@ from mlperf_rn50.data.pipeline import build_pipeline, whole_images
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import read_bytes
 
-# DALI decodes these formats with any bit depth, colours, alpha (dropped), orientation and frames (only the first).
+# DALI decodes these formats with any bit depth, colours and orientation; it drops alpha and later frames.
 _NATIVE_FORMATS = ('JPEG', 'PNG')
 _backend: Any = dali_backend  # DALI creates its content at run time, where type checkers cannot see it
 # Older releases of DALI ignore the EXIF orientation.

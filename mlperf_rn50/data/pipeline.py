@@ -70,7 +70,9 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
     side = data.image_size
     decoding = {'device': data.decoder, 'output_type': types.RGB}
     if data.decoder == 'mixed':
-        decoding |= {'hw_decoder_load': data.hw_decoder_load, 'hybrid_huffman_threshold': data.hybrid_huffman_threshold,
+        # DALI long had no hardware decoding of crops (pull request 2175), and NVIDIA's submission for v1.1 avoids it.
+        load = data.hw_decoder_load if data.hw_decoder_load is not None else 0.0 if 'shapes' in given else 0.65
+        decoding |= {'hw_decoder_load': load, 'hybrid_huffman_threshold': data.hybrid_huffman_threshold,
                      'preallocate_width_hint': data.preallocate_width_hint,
                      'preallocate_height_hint': data.preallocate_height_hint,
                      'device_memory_padding': data.device_memory_padding_mib << 20,
@@ -91,7 +93,7 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
     return fn.crop_mirror_normalize(
         images, crop=[side, side], mirror=given['mirrors'], mean=list(data.mean), std=list(data.std),
         dtype=types.FLOAT16 if config.train.precision == 'float16' else types.FLOAT,
-        output_layout='CHW' if config.model.layout == 'NCHW' else 'HWC', pad_output=data.pad_to_4_channels)
+        output_layout='HWC' if config.model.layout == 'NHWC' else 'CHW', pad_output=data.pad_to_4_channels)
 
 
 def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool,
@@ -130,7 +132,7 @@ def run_pipeline(pipe: Pipeline) -> Any:
 
 
 def synthetic_inputs(batch_size: int) -> Inputs:
-    """Return a batch that repeats one synthetic JPEG, uncropped, of 500 by 375 pixels, the usual size in ImageNet."""
+    """Return a batch that repeats one uncropped synthetic JPEG of 500 by 375 pixels, the usual size in ImageNet."""
     noise = np.random.default_rng(0).integers(0, 256, (47, 63, 3), np.uint8)
     encoded = io.BytesIO()
     Image.fromarray(noise).resize((500, 375)).save(encoded, 'JPEG', quality=95)
@@ -139,7 +141,7 @@ def synthetic_inputs(batch_size: int) -> Inputs:
 
 def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool, device_id: int | None,
                is_warm: bool) -> tuple[Pipeline, Iterator[int]]:
-    """Build a pipeline. Return it, and an item for each synthetic batch that it will return before those of source.
+    """Build a pipeline. Return it, and an item for each synthetic batch that it will return before source's batches.
 
     With is_warm, the pipeline runs once on synthetic images, so that nvJPEG and DALI make their first allocations.
     This run consumes only the prefetched batches, which are synthetic, so nothing is read from source.
@@ -154,7 +156,7 @@ def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_tra
 
 
 def keeps_outputs(pipe: Any) -> bool:
-    """Return whether DALI leaves outputs unchanged while they are referenced, like the dynamic executor of DALI 2."""
+    """Return whether DALI leaves outputs unchanged while they are referenced, as DALI 2's dynamic executor does."""
     return bool(getattr(pipe, 'exec_dynamic', False)) and hasattr(TensorCPU, '__dlpack__')
 
 

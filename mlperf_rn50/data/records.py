@@ -161,11 +161,11 @@ class RecordFile:
         return _parse_record(_payload(frames, where), where)
 
     def place(self, position: int) -> tuple[int, int, int]:
-        """Return the file descriptor, and start and length in bytes of the record at a position in the index."""
+        """Return the file descriptor, and the start and length in bytes of the record at a position in the index."""
         return self._file.fileno(), int(self._starts[position]), int(self._lengths[position])
 
     def num_bytes(self, positions: np.ndarray) -> int:
-        """Return the total size in bytes of the records at some positions in the index."""
+        """Return the total size in bytes of the records at these positions in the index."""
         return int(self._lengths[positions].sum())
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class RecordFile:
 
 
 class RecordCache:
-    """A cache of the first records up to a total size. DALI's own image cache works only with DALI's readers."""
+    """A cache for the records read first, up to a total size. DALI's own image cache works only with DALI's readers."""
 
     def __init__(self, read: Callable[[int], Record], max_bytes: int):
         self._read, self._free_bytes = read, max_bytes

@@ -1,7 +1,7 @@
 """Assignment of samples to ranks, and the number of steps per epoch. Pure arithmetic: no files, no frameworks.
 
 An epoch is a permutation of all training samples that depends only on (seed, epoch), cut into global batches. A global
-batch is cut into micro-batches of world_size * local_batch_size positions (one without gradient accumulation). Of each
+batch is cut into micro-batches of world_size * local_batch_size positions, one for each forward pass. Of each
 micro-batch, rank r takes position r and every world_size-th position after it. The last global batch is padded at its
 end with samples from the start of the permutation, which have no weight in the loss. All ranks therefore take the same
 number of steps, each sample counts once per epoch, and a step's samples do not depend on the number of ranks.
@@ -73,7 +73,7 @@ class Shard:
         return int(np.count_nonzero(self.positions(step, micro) < self.num_samples))
 
     def samples(self, order: np.ndarray, step: int, micro: int = 0) -> np.ndarray:
-        """Select this rank's values from an array with a value for each position of an epoch, such as epoch_order."""
+        """Select this rank's values from an array with a value for each position of an epoch, as from epoch_order."""
         return order[self.positions(step, micro)]
 
     def ranks_of_nodes(self) -> list[np.ndarray]:
@@ -82,7 +82,7 @@ class Shard:
         return np.split(np.argsort(nodes, kind='stable'), np.bincount(nodes).cumsum()[:-1])
 
     def positions_of(self, ranks: np.ndarray) -> np.ndarray:
-        """Positions of some ranks, given in ascending order, in an epoch; ascending, padded ones included. int64."""
+        """Positions of these ranks in an epoch, padded ones included; ranks and positions are ascending. int64."""
         return np.add.outer(np.arange(0, self.num_positions, self.world_size), ranks).ravel()
 
     def node_positions(self, node: int) -> np.ndarray:

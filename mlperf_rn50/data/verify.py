@@ -1,4 +1,4 @@
-"""Verification of a prepared folder with its manifest, indexes and image records, and the format of the checksums.
+"""Verification of a prepared folder (manifest, indexes and image records), and the format of its checksums.
 
 manifest.json contains SHA-256 digests of itself and of every file; <split>.crc.npy contains the CRC-32 of each record.
 Older folders have no record checksums; their whole-file SHA-256 detects a difference but does not locate it.
@@ -27,7 +27,7 @@ _REPAIR = 'copy the folder from an intact source, or prepare it again in an empt
 
 
 def checksums_path(rec_path: Path) -> Path:
-    """Return the path of the CRC-32 of each record with its framing: .npy, uint32, in the order of the index."""
+    """Return the path of a .npy with the CRC-32 of each record and its framing; uint32, in the order of the index."""
     return rec_path.with_suffix('.crc.npy')
 
 
@@ -64,7 +64,7 @@ def check_size(rec_path: Path, entry: dict[str, Any]) -> None:
 
 
 def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, seed: int) -> int:
-    """Check the last and some random records of a split; return how many. Raise DataError if one does not match."""
+    """Check a split's last record and some random ones; return their number. Raise DataError if one does not match."""
     path, checksums = checksums_path(records.path), None
     if 'crc_sha256' in entry:  # missing in older folders
         if problem := _file_problem(path, entry['crc_sha256']):
@@ -143,7 +143,7 @@ def _verify_records(rec_path: Path, index: np.ndarray, num_workers: int) -> tupl
 
 
 def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> Iterator[tuple[bool, str]]:
-    """Yield whether a file is intact and a line to print, for the files of a split."""
+    """For each file of a split, yield whether it is intact, and a line to print."""
     paths = {'index_sha256': index_path(rec_path), 'idx_sha256': rec_path.with_suffix('.idx'),
              'crc_sha256': checksums_path(rec_path)}
     problems = {key: _file_problem(path, entry[key]) for key, path in paths.items() if key in entry}

@@ -1,4 +1,4 @@
-"""Input and result of a check of the doctor: facts about all ranks, and one line of output about them."""
+"""Types and helpers of the doctor's checks: the facts about all ranks that a check reads, and its result."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

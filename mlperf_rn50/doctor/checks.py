@@ -1,4 +1,4 @@
-"""Checks of the facts that doctor/facts.py gathers for each rank. All but own_facts and code_digest are pure."""
+"""Checks of the facts that doctor/facts.py gathers on each rank. Pure, except own_facts and code_digest."""
 import hashlib
 import os
 import platform

@@ -16,6 +16,7 @@ from mlperf_rn50.data.verify import check_sample, check_size
 from mlperf_rn50.doctor.checks import Check, Facts, check_facts, own_facts
 from mlperf_rn50.doctor.gpu_stack import mxnet_facts, one_line
 from mlperf_rn50.errors import ConfigError, DataError, UserError
+from mlperf_rn50.model.fused import layout_warnings, with_layout
 from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.environment import package_versions
 from mlperf_rn50.train.comm.device import device_id_of
@@ -31,7 +32,7 @@ _BYTES_PER_PARAMETER = 8  # a float32 weight and its float32 momentum
 
 
 def _data_facts(config: Config, rank: int) -> dict:
-    """Describe the data set that this rank reads, and check a sample of its records; each rank checks others."""
+    """Describe the data set that this rank reads, and check a sample of its records, which depends on the rank."""
     folder = Path(config.data.dir)
     try:
         manifest = load_manifest(folder)
@@ -77,7 +78,7 @@ def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
     for _ in range(4):
         comm.barrier()
         start = time.monotonic()
-        comm.sum_gradients([array])
+        comm.average_gradients([array])
         array.wait_to_read()
         times.append(time.monotonic() - start)
     return sorted(times[1:])[1]
@@ -131,7 +132,8 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
     if device_id is not None and not problem:
         free, total = mx.context.gpu_memory_info(device_id)
         used = total - free
-    return {'what': what, 'problem': problem, 'seconds': time.monotonic() - start, 'used_bytes': used}
+    return {'what': what, 'problem': problem, 'warnings': layout_warnings(config),
+            'seconds': time.monotonic() - start, 'used_bytes': used}
 
 
 def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
@@ -160,10 +162,11 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
 
 
 def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], list[Check]]:
-    """Gather facts on rank 0 and check them there; without has_config, config requires only a device and a precision.
+    """Gather the facts of all ranks and check them, on rank 0; both results are empty on other ranks.
 
-    Both results are empty on other ranks.
+    Without has_config, only device and precision of config count.
     """
+    config = with_layout(config)
     rows = gather_facts(config, has_config, comm)
     if comm.rank:
         return [], []

@@ -22,9 +22,9 @@ _LIBRARIES = {
          'libcusolver.so.11', 'libnvrtc.so.11.2', 'libcuda.so.1'),
     12: ('libcudart.so.12', 'libcublas.so.12', 'libcudnn.so.9', 'libnccl.so.2', 'libcufft.so.11', 'libcurand.so.10',
          'libcusolver.so.11', 'libnvrtc.so.12', 'libcuda.so.1')}
-_OLDEST_DRIVERS = {11: 450, 12: 525}  # by CUDA version, for all its programs on any Linux
-# Drivers that NVIDIA's container needs: the first for any card; for data centre cards, one of the others is enough with
-# the compatibility package.
+_OLDEST_DRIVERS = {11: 450, 12: 525}  # by CUDA version, for all programs of the version on any Linux
+# NVIDIA's container needs the first driver or a newer one; on data centre cards, one of the others is enough if the
+# compatibility package is used.
 _CONTAINER_DRIVER, _DATA_CENTRE_DRIVERS = 545, ((470, 57), (525, 85), (535, 86))
 _DATA_CENTRE = re.compile(r'(NVIDIA )?(Tesla|(GH|GB|[PVTAHLB])\d+\w*\b)')
 _CONTAINER = "NVIDIA's container"
@@ -80,7 +80,7 @@ def cuda_libraries(major: int) -> dict[str, str | None]:
 
 
 def _numbers(version: str) -> tuple[int, int]:
-    """Return the first two numbers of a version; 0 for missing ones."""
+    """Return the first two numbers of a version; a missing number is 0."""
     first, second = [*map(int, re.findall(r'\d+', version)), 0, 0][:2]
     return first, second
 
@@ -104,7 +104,7 @@ def driver_problem(mxnet: Mapping[str, Any], packages: Mapping[str, str], name: 
     """Return (problem, fix) if a driver cannot run MXNet and DALI.
 
     Args:
-        cuda_driver: CUDA version of libcuda as 12020, '' if unknown; CUDA's compatibility package has a newer one.
+        cuda_driver: libcuda's CUDA version, such as 12020; '' if unknown. CUDA's compatibility package has a newer one.
     """
     series, release = _numbers(version)
     if mxnet['kind'] != 'container':
@@ -202,6 +202,8 @@ def check_trial(rows: Sequence[Facts]) -> Check:
             return Check(name, 'failed', f'{row["trial"]["what"]} on {row["host"]}: {problem}', fix)
     if len(tried) < len(rows):
         return Check(name, 'not needed', f'no GPU for a trial on {hosts_of([r for r in rows if not r["trial"]])}')
+    if warnings := [text for r in tried for text in r['trial']['warnings']]:
+        return Check(name, 'warning', warnings[0])
     seconds, used = (max(r['trial'][key] for r in tried) for key in ('seconds', 'used_bytes'))
     return Check(name, 'ok', f'a training pass and an evaluation ran on every rank in at most {seconds:.0f} s; '
                  f'afterwards, up to {used / 1e9:.1f} GB of a GPU were in use')

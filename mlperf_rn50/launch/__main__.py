@@ -27,15 +27,15 @@ from mlperf_rn50.system.mpi_session import SHARED_MEMORY, no_room, tmp_dir
 from mlperf_rn50.train.watchdog.signals import SignalQueue
 
 _MIN_FREE_BYTES = 16 << 20  # free space that the files of Open MPI and DALI need on this machine
-# The launcher waits _GRACE_S longer than the start limit, because the ranks enforce the limit once they run.
+# The launcher waits _GRACE_S longer than the start limit, because ranks that already run enforce it themselves.
 _START_LIMIT, _GRACE_S = 'comm.start_limit_s', 120.0
 _KEYS = ('run.num_nodes', 'run.ranks_per_node', _START_LIMIT, 'train.device')
-_LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # for launch/engines/openmpi.sh, launch/bind.sh
+_LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # folder of launch/engines/openmpi.sh or bind.sh
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """A running launch script; here is the path of the checkout."""
+    """A running launch script; `here` is the path of the checkout."""
 
     here: Path
     script: Path
@@ -115,7 +115,7 @@ class Launcher:
                 process.terminate()
             for process in guards:
                 process.wait()
-            self.signals.discard(HOST_LOST)  # it belongs to the finished job
+            self.signals.discard(HOST_LOST)  # it concerns the job that has ended
 
     def run(self) -> int:
         """Run the launcher and return its exit code."""
@@ -130,7 +130,7 @@ class Launcher:
         with folder_lock(layout.run_dir):
             code = Supervisor(world, self.options, layout, bool(self.options.hosts), batch_job, token).run_all()
         if self.options.ranks_per_device > 1:
-            with closing(SignalQueue(LAUNCHER_SIGNALS)) as signals:  # which an earlier stop request does not end
+            with closing(SignalQueue(LAUNCHER_SIGNALS)) as signals:  # new, without earlier stop requests
                 replace(self, signals=signals).start_ranks(replace(layout, ranks_per_node=1), f'{token}-m',
                                                            [str(self.here / 'launch/mps.sh'), 'stop'], device)
         return requeue(code, layout.run_dir, report) if self.engine.in_slurm else code

@@ -12,7 +12,7 @@ from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
 from mlperf_rn50.train.watchdog.host_failures import append_line
 
 MAX_STUCK = 3  # consecutive attempts without a newer checkpoint, after which the launcher gives up
-# Failures of a host in such attempts before --elastic excludes the host; has an effect only if less than MAX_STUCK.
+# After this many failures of a host in such attempts, --elastic excludes it. Only a value below MAX_STUCK has effect.
 MAX_FAILURES = 2
 _MAX_PAUSE_S = 60.0
 _ATTEMPTS = 'attempts.jsonl'
@@ -32,12 +32,12 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class Attempt:
-    """Result of an attempt."""
+    """Result of an attempt, which is one start of the ranks."""
 
-    run: int | None  # its number; None if no run began
+    run: int | None  # number of the run; None if no run began
     exit_code: int
-    end: str | None  # converged, aborted, failed or interrupted; None if the metrics have no end
-    gained: bool  # whether it wrote a newer checkpoint
+    end: str | None  # converged, aborted, failed or interrupted; None if metrics.jsonl has no end event
+    gained: bool  # whether the attempt wrote a newer checkpoint
     can_resume: bool
 
 
@@ -107,7 +107,7 @@ def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: 
 
 
 def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, num_stuck: int) -> NextStep:
-    """Decide what follows an attempt; num_stuck counts consecutive ones without a newer checkpoint, with this one."""
+    """Decide what follows an attempt; num_stuck: attempts in a row, up to this one, without a newer checkpoint."""
     if attempt.end is not None:
         return NextStep('end', _ENDS[attempt.end])
     if is_stop_requested:
@@ -122,12 +122,12 @@ def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, num_stu
 
 
 def stuck_text(num_stuck: int) -> str:
-    """Return the message for giving up."""
+    """Return the message that says why the launcher gives up."""
     return f'{num_stuck} consecutive attempts wrote no newer checkpoint; not restarted'
 
 
 def pause_s(num_stuck: int) -> float:
-    """Return the pause before the next attempt: 0 after a gain, otherwise 5 s, doubled with each attempt."""
+    """Return the pause before the next attempt: 0 after a newer checkpoint, else 5 s, doubled with each attempt."""
     return min(_MAX_PAUSE_S, 5.0 * 2 ** (num_stuck - 1)) if num_stuck else 0.0
 
 
@@ -148,6 +148,6 @@ def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
 
 
 def stuck_attempts(folder: Path, job: str) -> int:
-    """Count the most recent consecutive attempts of a job that gained nothing."""
+    """Count the most recent consecutive attempts of a job that wrote no newer checkpoint."""
     attempts = [a for _, a in read_lines(folder / _ATTEMPTS, _Record) if a.job == job]
     return next((i for i, a in enumerate(reversed(attempts)) if a.gained or a.end in OVER), len(attempts))

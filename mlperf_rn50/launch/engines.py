@@ -26,7 +26,7 @@ class Engine:
     in_slurm: bool = False
 
 
-# mpirun and srun forward SIGUSR1 to their ranks and wait for them; mpirun kills them 1 s after SIGTERM.
+# mpirun and srun forward SIGUSR1 to their ranks and wait for their end. mpirun kills its ranks 1 s after SIGTERM.
 # horovodrun forwards only SIGTERM, and kills the ranks 5 s later.
 ENGINES: Mapping[str, Engine] = {
     'local': Engine('openmpi.sh'),
@@ -89,5 +89,5 @@ def environment(options: Options, env: Mapping[str, str], job: str, device: str)
 
 
 def plain_output(stream: TextIO, env: Mapping[str, str]) -> dict[str, str]:
-    """Return NO_COLOR for the ranks unless the launcher writes to a terminal; mpirun always gives them one."""
+    """Return NO_COLOR for the ranks unless the launcher writes to a terminal; mpirun always gives ranks one."""
     return {} if stream.isatty() or env.get('FORCE_COLOR') else {'NO_COLOR': '1'}

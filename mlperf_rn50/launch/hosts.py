@@ -12,8 +12,8 @@ from mlperf_rn50.files import read_text
 
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 _SSH_LIMIT_S = 10
-_MAX_BYTES = 1 << 20  # of a hostfile
-_MAX_CONNECTIONS = 64  # simultaneous connections with ssh
+_MAX_BYTES = 1 << 20  # maximum size of a hostfile
+_MAX_CONNECTIONS = 64  # maximum number of simultaneous ssh connections
 
 
 @dataclass(frozen=True)

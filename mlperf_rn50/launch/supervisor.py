@@ -15,9 +15,9 @@ from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
 from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure, read_failures
 from mlperf_rn50.train.watchdog.signals import SignalQueue
 
-_DOCTOR = 'd'  # suffix of the job name of an attempt's doctor
+_DOCTOR = 'd'  # appended to an attempt's job name for its doctor
 _WAIT_LIMIT_S = 60.0  # maximum wait for silent hosts before a restart
-_RETRY_S = 2.0  # between checks for silent hosts
+_RETRY_S = 2.0  # pause between checks for silent hosts
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Supervisor:
     has_ssh: bool  # whether the hosts can be probed
     batch_job: str  # name that is the same for all starts of a requeued job
     token: str
-    _stuck: dict[str, RunPlace] = field(default_factory=dict)  # layouts by job, since the newest checkpoint
+    _stuck: dict[str, RunPlace] = field(default_factory=dict)  # layout of each job since the newest checkpoint
     _num_jobs: int = 0
 
     def run_all(self) -> int:
@@ -103,7 +103,7 @@ class Supervisor:
                       f'{" ".join(train_options)}')
 
     def _has_lost_host(self, code: int) -> bool:
-        """Return whether the loss of a host interrupted a run, as a guard then sends a stop request to the ranks."""
+        """Return whether a lost host, not the user, interrupted a run; guards then send a stop request to the ranks."""
         if self.world.signals.is_requested or not self.has_ssh:
             return False
         return code == EXIT_FAILED or bool(self.world.silent(self.layout.hosts))
@@ -140,7 +140,7 @@ class Supervisor:
         return not has_failed_rank and not (self.has_ssh and self.world.silent(self.layout.hosts))
 
     def _record(self, job: str, attempt: Attempt) -> int:
-        """Record an attempt; return how many of the latest attempts in a row had no gain, also before a requeue."""
+        """Record an attempt; return the number of latest attempts without a newer checkpoint, also before a requeue."""
         if attempt.end or not self.world.signals.is_requested:  # a stop request is not a failure
             attempts.note_attempt(self.layout.run_dir, self.batch_job, attempt)
         self._stuck = {} if attempt.gained else {**self._stuck, job: self.layout}
@@ -211,7 +211,7 @@ def name_of(failure: Failure, hosts: Sequence[str], ranks_per_node: int) -> str:
 
 
 def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
-    """Return the hosts that failed in MAX_FAILURES attempts, with the last cause; none if all hosts did."""
+    """Return the hosts that failed in MAX_FAILURES attempts, with the last cause; return none if all hosts did."""
     bad = {h: [f.cause for f in failures if f.host == h][-1] for h in hosts
            if len({f.job for f in failures if f.host == h}) >= attempts.MAX_FAILURES}
     return bad if len(bad) < len(hosts) else {}

@@ -52,7 +52,7 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
         if name in _SWEEP_OPTIONS:
             raise ConfigError(f'{name}: the sweep sets this option; remove it')
         if name in _LAYOUT_OPTIONS:
-            raise ConfigError(f"{name}: layouts have different values; set the first layout's in the configuration")
+            raise ConfigError(f"{name}: layouts have different values; configure that of the first layout")
     if not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', o.study):
         raise ConfigError(f'--study: got {o.study!r}, expected a name for the folder in logs/')
     if not o.layouts.strip():
@@ -64,7 +64,7 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
 
 
 def plan_sweep(o: Namespace, values: Sequence[str]) -> list[SweepLayout]:
-    """Return batch and learning rate of each layout, given the configured values of _LAYOUT_OPTIONS."""
+    """Return the batch size and learning rate of each layout, given the configured values of _LAYOUT_OPTIONS."""
     local_batch, global_batch, base_lr, warmup_epochs = values
     try:
         table = parse_lr_table(Path(o.lr_table).read_text()) if o.lr_table else None

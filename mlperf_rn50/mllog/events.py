@@ -1,7 +1,7 @@
 """Decoding of log lines in the three formats of the rounds into events, and encoding of 0.6.0 lines.
 
 Keys are official (mlperf_logging.mllog.constants, mlperf_compliance.tags) or this program's own, which the checkers
-ignore. Epoch numbers are as on the line: v0.5 counts from 0, the other formats count from 1.
+ignore. Epoch numbers stay as logged: v0.5 counts from 0, the other formats count from 1.
 """
 import json
 import re
@@ -22,6 +22,7 @@ RUN_RESUMED = 'run_resumed'          # value: step; metadata: epoch_num, clock_s
 SGD_NESTEROV = 'sgd_opt_nesterov'    # value: true or false; not logged in the closed division
 INITIAL_WEIGHTS = 'initial_weights'  # value: source of the weights; metadata: notes
 TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second, "learning_rate"}; metadata: epoch_num
+LOSS_SCALE = 'loss_scale'            # value: new scale after a change; metadata: step, counted from 1 (0: the warm-up)
 
 _V05 = re.compile(r':::MLPv0\.5\.0 (?P<benchmark>[a-z]+) (?P<time>\d+\.\d+) \((?P<file>[^: ]+):(?P<line>\d+)\) '
                   r'(?P<key>[A-Za-z0-9_]+)\s?(?::\s+(?P<value>.+))?$')
@@ -57,7 +58,7 @@ def _seconds(value: Any, ticks_per_s: float = 1.0) -> float:
 
 
 def decode_events(line: str) -> list[LogEvent | ValueError]:
-    """Return the events on a line, which several processes or a progress bar may share; an error for a torn event."""
+    """Return the events on a line that several processes or a progress bar may share; a torn event becomes an error."""
     if line.startswith(':::MLLOG ') and '\r' not in line and line.find(':::ML', 1) < 0:  # the usual case
         return [_try_decode(line)]
     decoded = []
@@ -124,5 +125,5 @@ def encode_v06(event: LogEvent) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text of a log without control characters, because a log is not trusted and must not steer a terminal."""
+    """Replace control characters in text of a log, because a log is not trusted and must not control a terminal."""
     return text if text.isprintable() else ''.join(c if c.isprintable() else '?' for c in text)

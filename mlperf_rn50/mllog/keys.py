@@ -1,6 +1,6 @@
 """MLLOG keys and values that readers of logs need, under their names in mlperf_logging.mllog.constants.
 
-They are copied so that reports work without mlperf-logging, which requires pandas and SciPy. A test compares them.
+They are copies, so that reports do not need mlperf-logging, pandas or SciPy. A test compares them with originals.
 """
 BLOCK_START = 'block_start'
 BLOCK_STOP = 'block_stop'

@@ -1,4 +1,4 @@
-"""Rulesets and rounds. This module has few imports, because the command line loads it to list them."""
+"""Rulesets and rounds. This module has few imports, because the parsers of commands load it."""
 from argparse import ArgumentTypeError
 
 from mlperf_rn50.errors import nearest

@@ -11,7 +11,7 @@ from mlperf_rn50.mllog import keys
 # run_stop or contradicts itself; running: no run_stop yet, and the log is still being written; unreadable: not a log.
 RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'running', 'unreadable']
 
-V05_TARGET, TARGET = 0.749, 0.759  # Top-1 required in the closed division: of v0.5, of later rounds
+V05_TARGET, TARGET = 0.749, 0.759  # Top-1 required in the closed division of v0.5, and of later rounds
 IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
 MAX_WARNINGS = 50  # maximum number of contradictions, and of other warnings
 
@@ -22,7 +22,7 @@ class FactSource:
 
     basis: Literal['logged', 'implied', 'described']
     text: str  # name of the key, lines or file
-    line: int | None = None  # number of a line in the log, or in path
+    line: int | None = None  # line number in `path` or, if that is None, in the log
     path: Path | None = None  # file of the description; None for the log
 
 
@@ -30,11 +30,11 @@ class FactSource:
 class LogWarning:
     line: int | None  # None for the whole file
     text: str
-    is_contradiction: bool = False  # contradicts a value that is used, which may thus be wrong
+    is_contradiction: bool = False  # the line contradicts a value that is used; this value may be wrong
 
 
 class Notes:
-    """Collector of warnings: one and a count for all lines of a kind, so that its memory does not grow with the log."""
+    """Collects the first warning of each kind, and counts its lines, so that the memory does not grow with the log."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[bool, str], LogWarning] = {}  # the first warning by (is_contradiction, summary)
@@ -59,7 +59,7 @@ class Notes:
         self._kept, self._counts = {**other._kept, **self._kept}, other._counts + self._counts
 
     def warnings(self) -> tuple[LogWarning, ...]:
-        """Return contradictions, then the rest, each in the order of the log."""
+        """Return contradictions, then other warnings, both in the order of the log."""
         kept = sorted(self._kept.items(), key=lambda item: not item[0][0])
         return tuple(w if (count := self._counts[kind]) < 2 else
                      replace(w, text=f'{count} lines from line {w.line} on: {kind[1]}') for kind, w in kept)
@@ -105,7 +105,7 @@ class Run:
     num_ranks: int | None = None
     num_accelerators: int | None = None  # 0 for a run on CPUs
     accelerator: str | None = None  # model, from the system description
-    framework: str | None = None  # with version, from the system description
+    framework: str | None = None  # name and version, from the system description
     global_batch_size: int | None = None
     opt_name: str | None = None
     optimizer: Mapping[str, Any] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Run:
     warnings: tuple[LogWarning, ...] = ()  # contradictions first; one warning for all lines of a kind
 
     def fact(self, name: str) -> Any:
-        """Return a field; None if it is only implied by the lines of a log without run_stop, as more may follow."""
+        """Return a field; None if only lines of a log without run_stop imply it, because more lines may follow."""
         source = self.sources.get(name)
         is_cut = keys.RUN_STOP not in self.lines
         return None if is_cut and source and source.basis == 'implied' else getattr(self, name)

@@ -1,8 +1,8 @@
-"""Log of a run with all events that the rules require, in every vocabulary.
+"""Writer of the log of a run: all events that the rules require, in the formats of all rounds.
 
 Only rank 0 writes. The official libraries mlperf-logging (:::MLLOG) and mlperf-compliance (:::MLPv0.5.0) write to one
-file. 0.6.0 lines (:::MLL) go to a second file, because the 0.6.0 checker rejects the other lines. Methods take epochs
-that count from 0, and log them as each format counts.
+file. 0.6.0 lines (:::MLL) go to a second file, because the 0.6.0 checker rejects the other lines. Methods take epoch
+numbers that start at 0, and convert them for each format.
 """
 import logging
 import os
@@ -18,7 +18,7 @@ from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.files import LineFile
 from mlperf_rn50.mllog import events
 
-# If this variable is set at import, the v0.5 package writes lines with a value only to the file that it names.
+# If this variable is set at import, the v0.5 package writes lines with a value only to the file named there.
 os.environ.pop('COMPLIANCE_FILE', None)
 
 from mlperf_compliance import mlperf_log as v05  # noqa: E402
@@ -63,7 +63,7 @@ class RunLog:
     """The log of a run; with path None, as on ranks other than 0, nothing is written."""
 
     def __init__(self, path: Path | None, v06_path: Path | None, is_resumed: bool = False):
-        """Create the files (FileExistsError if one exists), or open a resumed run's files; StorageError on failure."""
+        """Create new files (FileExistsError if one exists), or open those of a resumed run; StorageError on failure."""
         self._is_open = path is not None
         self._sink, self._v06 = _Sink(path, not is_resumed), _Sink(v06_path, not is_resumed)
         self._has_v06 = v06_path is not None
@@ -163,7 +163,7 @@ class RunLog:
             self._event(keys.WEIGHTS_INITIALIZATION, None, tensor=name)
 
     def initial_weights(self, source: str, notes: Sequence[str]) -> None:
-        """Log that the weights were loaded instead of drawn, which only the open division permits."""
+        """Log that the weights were loaded instead of drawn at random, which only the open division permits."""
         self._event(events.INITIAL_WEIGHTS, source, notes=list(notes))
 
     def init_stop(self) -> None:
@@ -229,6 +229,9 @@ class RunLog:
         self._event(keys.EPOCH_STOP, kind=keys.INTERVAL_END, epoch_num=epoch + 1)
         self._event(events.TRACKED_STATS, {'throughput': float(images_per_s), 'learning_rate': float(learning_rate)},
                     epoch_num=epoch + 1)
+
+    def loss_scale(self, step: int, value: float) -> None:
+        self._event(events.LOSS_SCALE, value, step=step)
 
     def eval_start(self, epoch: int) -> None:
         self._event(keys.EVAL_START, kind=keys.INTERVAL_START, epoch_num=epoch + 1)

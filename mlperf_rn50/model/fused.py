@@ -1,13 +1,13 @@
 """Fused BatchNorm operators that the installed MXNet provides and that a network uses.
 
 CPU builds have BatchNormReLU. NVIDIA's builds have BatchNorm with act_type=relu, and BatchNormAddRelu for the end of a
-residual unit. Both have kernels only for float16 with channels last. For other inputs, the former aborts the process
+residual unit. Both NVIDIA operators need float16 with channels last. For other inputs, the former aborts the process
 and the latter silently omits sum and ReLU (batch_norm.cu and batch_norm_add_relu.cu of NVIDIA's MXNet). NVIDIA's builds
 also fuse separate operators of a network's graph automatically, unless MXNET_USE_FUSION=0.
 """
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mxnet as mx
 from mxnet.gluon import nn
@@ -47,6 +47,7 @@ class Fusion:
 
 
 PLAIN = Fusion()
+_MAX_ROWS = 880_801
 
 
 def has_norm_relu() -> bool:
@@ -85,9 +86,32 @@ def runs_nvidias_kernels(config: Config) -> bool:
     return _suits_kernels(config) and (has_norm_relu() or has_norm_add_relu())
 
 
+def with_layout(config: Config) -> Config:
+    """Return a configuration with a layout; if none is configured, NHWC where NVIDIA's kernels run, otherwise NCHW."""
+    nhwc, nchw = (replace(config, model=replace(config.model, layout=layout)) for layout in ('NHWC', 'NCHW'))
+    is_fast = config.model.name.startswith('resnet') and runs_nvidias_kernels(nhwc)
+    return config if config.model.layout else nhwc if is_fast else nchw
+
+
+def layout_warnings(config: Config) -> list[str]:
+    """Return a warning if a network has the layout NHWC but NVIDIA's kernels do not run.
+
+    MXNet 1.9.1 then describes each pixel to cuDNN as a row (cudnn_batch_norm-inl.h). PyTorch does not use cuDNN's
+    BatchNorm to train on more than 880,801 rows (Normalization.cpp).
+    """
+    if config.model.layout != 'NHWC' or runs_nvidias_kernels(config):
+        return []
+    side = config.data.image_size
+    num_images = _MAX_ROWS // (-(-side // 2)) ** 2  # the first BatchNorm has the most rows, a quarter of the pixels
+    return [f"model.layout: got NHWC without NVIDIA's kernels, expected NCHW; cuDNN's BatchNorm is slow on it and "
+            f'supports at most {_MAX_ROWS:,} rows in training, which is {num_images:,} images of {side} pixels per '
+            'rank; set model.layout to null']
+
+
 def fusion_text(config: Config, environ: Mapping[str, str]) -> str:
-    """Return the log text about the fused operators of a ResNet."""
+    """Return the log text about the layout and the fused operators of a ResNet."""
     fusion = fusion_of(config)
     is_fused_later = (runs_nvidias_kernels(config) and None in (fusion.norm_relu, fusion.norm_add_relu)
                       and environ.get('MXNET_USE_FUSION') != '0')
-    return str(fusion) + '; MXNet fuses the plain operators automatically unless MXNET_USE_FUSION=0' * is_fused_later
+    later = '; MXNet fuses the plain operators automatically unless MXNET_USE_FUSION=0' * is_fused_later
+    return f'layout {config.model.layout}; {fusion}{later}'

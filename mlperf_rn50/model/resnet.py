@@ -4,7 +4,7 @@ Parameters have the names of MLPerf's weights_initialization events (conv0_weigh
 Source: He et al. 2015 (https://arxiv.org/abs/1512.03385) with the v1.5 stride; initialisation as in MLPerf's MXNet
 submissions.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.model.fused import PLAIN, Fusion
 from mlperf_rn50.model.options import ModelConfig
 
-# Units of each stage, and is_bottleneck, by depth.
+# Number of units in each stage, and whether they are bottlenecks, by depth.
 STAGES: dict[int, tuple[tuple[int, ...], bool]] = {
     18: ((2, 2, 2, 2), False), 34: ((3, 4, 6, 3), False),
     50: ((3, 4, 6, 3), True), 101: ((3, 4, 23, 3), True), 152: ((3, 8, 36, 3), True)}
@@ -193,7 +193,7 @@ class ResidualUnit(nn.HybridBlock):
         shortcut = x if self.shortcut is None else self.shortcut(x)
         if self.end is not None:
             return self.end(self.body(x), shortcut)
-        # On a CPU, Activation stays in oneDNN's layout; relu would not (a third of the step time with bfloat16).
+        # On a CPU, Activation stays in oneDNN's layout; relu would not, which costs a third of a bfloat16 step.
         return F.Activation(self.body(x) + shortcut, act_type='relu')
 
 
@@ -204,6 +204,7 @@ class ResNet(nn.HybridBlock):
                  fusion: Fusion = PLAIN, image_size: int | None = None):
         """in_channels: 4 if padded, else 3. image_size: side of all images, so that 1x1 maps become rows; None: any."""
         super().__init__(prefix='')
+        config = replace(config, layout=config.layout or 'NCHW')
         make, stem = _Layers(config, is_folded, fusion), Layer(7, 2, STAGE_CHANNELS[0], True)
         side = side_after(side_after(image_size or 0, stem.stride), 2)  # side of the first unit's input; 0: any
         with self.name_scope():

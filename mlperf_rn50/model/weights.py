@@ -24,7 +24,7 @@ from mlperf_rn50.options import check_keys
 
 FORMAT = 1
 BEST, LAST = 'best', 'last'
-# Keys for the preprocessing of the input and for the images on which the accuracy was measured.
+# Keys that determine the preprocessing of the input, and the images on which the accuracy was measured.
 DATA_KEYS = ('dir', 'dataset', 'num_val', 'num_classes', 'synthetic', 'image_size', 'resize_shorter', 'interpolation',
              'mean', 'std', 'decoder', 'pad_to_4_channels')
 TRAIN_KEYS = ('precision', 'device', 'eval_batch_size')
@@ -69,7 +69,7 @@ def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: in
 
 
 def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: dict[str, np.ndarray]) -> Path:
-    """Write <stem>.npz and .json atomically; return the first. Raise StorageError for a disk fault, else UserError."""
+    """Write <stem>.npz and .json atomically; return the .npz path. Raise StorageError (disk fault) or UserError."""
     path = folder / f'{stem}.npz'
     temporary = files.temporary_of(path)
     try:
@@ -91,7 +91,7 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
 
 
 def find_weights(path: Path, which: str = BEST) -> Path:
-    """Return the .npz of a run folder's newest run, of a weights folder, or at `path`; raise UserError if missing."""
+    """Return the .npz for an .npz, a weights folder or a run folder (its newest run); raise UserError if missing."""
     if path.is_file():
         return path
     if not path.is_dir():
@@ -114,7 +114,7 @@ def run_index(folder: Path) -> int:
 
 
 def load_weights(path: Path, which: str = BEST) -> tuple[WeightsDescription, dict[str, np.ndarray]]:
-    """Load the description and arrays at a path of find_weights(). Raise UserError if missing, DataError if damaged."""
+    """Load description and arrays at a path as in find_weights(). Raise UserError if missing, DataError if damaged."""
     npz = find_weights(path, which)
     description = _describe(npz)
     try:

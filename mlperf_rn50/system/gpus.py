@@ -1,7 +1,7 @@
 """GPUs that this process can use, in CUDA's order, and their assignment to the ranks of a node.
 
 NVML lists all GPUs whose device files can be opened, in order of PCI address, as CUDA does if
-CUDA_DEVICE_ORDER=PCI_BUS_ID. CUDA uses those in CUDA_VISIBLE_DEVICES. Source: CUDA C++ Programming Guide, NVML API.
+CUDA_DEVICE_ORDER=PCI_BUS_ID. CUDA uses only those in CUDA_VISIBLE_DEVICES, if set. Sources: CUDA C++ guide, NVML API.
 """
 import os
 import re

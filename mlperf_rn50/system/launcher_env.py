@@ -64,7 +64,7 @@ def rank_name() -> str:
 
 
 def say(line: str) -> None:
-    """Write a line to stderr in a single write, so that lines of ranks do not mix; unbuffered print() needs two."""
+    """Write a line to stderr in a single write, so that lines of ranks do not mix; unbuffered print() writes twice."""
     if sys.stderr:  # None if stderr was closed at the start
         sys.stderr.write(f'{line}\n')
         sys.stderr.flush()

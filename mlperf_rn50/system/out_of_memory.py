@@ -48,7 +48,7 @@ def gigabytes(num_bytes: int) -> str:
 
 
 def explain_kill(before: MemorySample, after: MemorySample, limit: int | None, host_total: int, num_ranks: int) -> str:
-    """Explain the SIGKILL of a process; '' if memory was not the reason. limit: the cgroup's, in bytes."""
+    """Explain the SIGKILL of a process; '' if memory was not the reason. limit: of the cgroup, in bytes."""
     if after.num_kills <= before.num_kills:
         return ''
     cause, total = f'the {gigabytes(host_total)} of the host are exhausted', host_total

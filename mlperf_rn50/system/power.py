@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_MAX_PACKAGE_W = 2000.0  # upper bound, to detect that a counter may have wrapped around twice
+_MAX_PACKAGE_W = 2000.0  # upper bound of a package's power, to detect that its counter may have wrapped around twice
 _MAX_POWER_GAP_S = 10.0  # maximum time between power readings, for interpolation
 BOOT_ID = Path('/proc/sys/kernel/random/boot_id')  # identifies a running machine, also inside containers
 
@@ -28,7 +28,7 @@ class EnergyCounter:
         self._before_j, self._then_s, self._total_j = read_j(), now_s, 0.0
 
     def joules(self, now_s: float) -> float:
-        """Return the joules now, given the time of a monotonic clock; raise CounterLost if they are no longer known."""
+        """Return the joules so far, given a monotonic clock's time; raise CounterLost if they are no longer known."""
         value_j = self._read_j()
         risen_j = value_j - self._before_j
         if self._range_j is not None:
@@ -50,7 +50,7 @@ class PowerIntegral:
         self._before_w, self._then_s, self._total_j = read_w(), now_s, 0.0
 
     def joules(self, now_s: float) -> float:
-        """Return the joules now, like EnergyCounter.joules."""
+        """Return the joules so far, like EnergyCounter.joules."""
         power_w, seconds = self._read_w(), now_s - self._then_s
         if seconds > _MAX_POWER_GAP_S:
             raise CounterLost('the last reading is too old')
@@ -99,7 +99,7 @@ def open_gpu_energy(nvml: Any, handles: Sequence[Any], now_s: float) -> list[Cou
 
 
 def _open_gpu(nvml: Any, handle: Any, name: str, now_s: float) -> Counter:
-    with suppress(Exception):  # a GPU older than Volta, or an old package without the function
+    with suppress(Exception):  # a GPU older than Volta, or a pynvml without this function
         return EnergyCounter(name, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, now_s)
     return PowerIntegral(name, lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, now_s)
 

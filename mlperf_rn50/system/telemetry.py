@@ -48,7 +48,7 @@ def read_counters(sys: Path = SYS) -> Counters:
 
 
 def _words(paths: Mapping[str, Path]) -> dict[str, int]:
-    """Read counters of 4-byte words, and convert them to bytes; unreadable ones are omitted."""
+    """Read counters of 4-byte words and convert them to bytes; omit unreadable counters."""
     result = {}
     for name, path in paths.items():
         with suppress(OSError, ValueError):

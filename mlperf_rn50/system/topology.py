@@ -44,7 +44,7 @@ class Binding:
     """CPUs, number of threads, NUMA node and GPU of a rank."""
 
     cpus: tuple[int, ...]
-    pinning: tuple[int, ...]  # the CPUs in the order in which threads use them, first one of each core
+    pinning: tuple[int, ...]  # the CPUs in the order in which threads use them; begins with one CPU per core
     num_threads: int
     numa_node: int
     gpu: int | None
@@ -86,7 +86,7 @@ def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> 
 
 
 def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
-    """Return one of num_parts consecutive, nearly equal parts of a sequence; with fewer items, parts share an item."""
+    """Return one of num_parts consecutive, nearly equal parts of a sequence; if items are too few, parts share them."""
     if num_parts > len(items):
         return [items[part * len(items) // num_parts]]
     return items[part * len(items) // num_parts:(part + 1) * len(items) // num_parts]
@@ -126,7 +126,7 @@ def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
 
 
 def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits) -> int:
-    """Return a rank's threads without launch/bind.sh; if cpus are all CPUs of the node, the ranks divide them."""
+    """Return a rank's number of threads without launch/bind.sh; the ranks divide cpus if these are the whole node."""
     is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
     return quota_threads(max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits)
 

@@ -37,9 +37,9 @@ def data_name(data: DataConfig) -> str:
 
 
 def correct_counts(logits: mx.nd.NDArray, labels: mx.nd.NDArray, num_valid: int) -> mx.nd.NDArray:
-    """Count the images that are correct by Top-1 and by Top-5, among the first num_valid, without waiting.
+    """Count the images among the first num_valid that are correct by Top-1 and by Top-5; do not wait for the result.
 
-    Equal logits rank by class number; a NaN counts against the label. Result: float32, shape (2,), exact below 2**24.
+    Equal logits rank by class number; a NaN lowers the label's rank. Result: float32, (2,), exact below 2**24.
 
     Args:
         logits: float32, shape (batch, classes).

@@ -42,7 +42,7 @@ class Built(Event, frozen=True):
 
 
 class InitStopped(Event, frozen=True):
-    """Everything is ready, and no data has been read."""
+    """Everything is ready for the run, but no data has been read yet."""
 
 
 class RunStarted(Event, frozen=True):
@@ -66,7 +66,7 @@ class Resumed(Event, frozen=True):
 
 
 class EpochStarted(Event, frozen=True):
-    """Start of an epoch; block_epochs: epochs of the block that starts here, as in Plan.block_epochs; else None."""
+    """Start of an epoch; block_epochs: length of the block that starts here (Plan.block_epochs), if any."""
 
     epoch: int
     num_steps: int
@@ -94,6 +94,14 @@ class EpochDone(Event, frozen=True):
     time_s: float
     images_per_s: float
     learning_rate: float
+
+
+class LossScaleChanged(Event, frozen=True):
+    """Change of the float16 loss scale after a step, counted from 1; step 0: in the warm-up."""
+
+    step: int
+    before: float
+    now: float
 
 
 class RecordsRead(Event, frozen=True):

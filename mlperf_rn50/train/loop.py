@@ -13,6 +13,7 @@ import mxnet as mx
 
 from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, RunFailed, StorageError
+from mlperf_rn50.model.fused import layout_warnings
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_present
@@ -25,7 +26,7 @@ from mlperf_rn50.train.trainer import Norms, PendingStep
 from mlperf_rn50.train.watchdog.position import Position
 from mlperf_rn50.train.watchdog.signals import catch
 
-# Maximum steps that the loop is ahead of the device: enough to keep the device busy, few enough to limit memory.
+# Number of steps that the loop runs ahead of the device: enough to keep the device busy, few enough to limit memory.
 STEPS_AHEAD = 2
 
 
@@ -46,10 +47,10 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
     """Train until the target is reached, the epochs are used up, or a stop is requested; raise UserError on failure.
 
     Args:
-        config: configuration, not yet checked; a resumed run's comes from its run folder.
+        config: the configuration, not yet checked; that of a resumed run was read from its run folder.
         resume: the run to resume, with its checkpoints folder or a single checkpoint; None starts a new run.
         is_elastic: True if a resumed run may have a different number of ranks.
-        allowed: configuration keys that may change at a resume, in addition to the keys of changes.FREE.
+        allowed: configuration keys that may change on resume, in addition to the keys of changes.FREE.
     """
     check_values(config)
     catch(position.request_stop)
@@ -67,7 +68,7 @@ def train_in(session: Session, warnings: Sequence[str] = ()) -> Outcome:
     """Train in a run folder whose lock is held."""
     sinks = open_sinks(session)
     try:
-        for text in warnings:
+        for text in [*warnings, *layout_warnings(session.plan.config)]:
             sinks.handle(events.Warned(text))
         return train_to_target(start(session, sinks))
     except mx.MXNetError as e:
@@ -89,14 +90,14 @@ def train_to_target(run: TrainingRun) -> Outcome:
             run.sinks.handle(events.Ended('failed', None, 0.0, run.progress.best_top1, 0.0))
         raise
     except StorageError:
-        run.writer.finish()  # removes an unfinished checkpoint; an error of the writer names the cause better
+        run.writer.finish()  # waits until an unfinished checkpoint is removed; the writer's own error replaces this one
         raise
 
 
 def run_epochs(run: TrainingRun) -> Outcome:
     """Run epochs until the target is reached or the run ends for a different reason."""
     plan, progress = run.plan, run.progress
-    first_epoch = progress.step // plan.steps_per_epoch  # of a block, see Plan.block_epochs
+    first_epoch = progress.step // plan.steps_per_epoch  # first epoch of a block (see Plan.block_epochs)
     for epoch in range(first_epoch, plan.max_epochs):
         if train_epoch(run, epoch, is_block_start=epoch == first_epoch):
             return end(run, 'interrupted', None)
@@ -109,8 +110,9 @@ def run_epochs(run: TrainingRun) -> Outcome:
                 save(run)
                 return end(run, 'aborted', None)
             first_epoch = epoch + 1
-        is_stop_requested = run.comm.sum([run.position.is_stop_requested])[0] > 0
-        if is_stop_requested or is_checkpoint_due(run):
+        num_stops, num_due = run.comm.sum([run.position.is_stop_requested, is_time_checkpoint_due(run)])
+        is_stop_requested = num_stops > 0
+        if is_stop_requested or num_due > 0 or is_checkpoint_due(run):
             save(run)
         if is_stop_requested and epoch + 1 < plan.max_epochs:
             return end(run, 'interrupted', None)
@@ -130,16 +132,16 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
         run.writer.check()
         lr = plan.learning_rate(step)
         pushed = trainer.step(run.train_data, step % plan.steps_per_epoch, lr, run.position.is_stop_requested,
-                              reporter.has_norms(step + 1))
+                              reporter.has_norms(step + 1), is_time_checkpoint_due(run))
         progress.step, progress.last_lr = step + 1, lr
         pending.append((step, pushed))
-        is_stop_requested = False
-        while len(pending) > (STEPS_AHEAD if step < last - 1 else 0):
-            is_stop_requested |= reporter.read(*pending.popleft())
+        num_ahead = STEPS_AHEAD if step < last - 1 else 0
+        requests = [reporter.read(*pending.popleft()) for _ in range(len(pending) - num_ahead)]
         # After the last step, run_epochs handles stop requests and checkpoints.
-        if step < last - 1 and (is_stop_requested or is_step_checkpoint_due(run)):
-            while pending:  # a checkpoint contains only steps with a checked loss
-                is_stop_requested |= reporter.read(*pending.popleft())
+        if step < last - 1 and (any(map(any, requests)) or is_step_checkpoint_due(run)):
+            # A checkpoint contains only steps with a checked loss.
+            requests += [reporter.read(*pending.popleft()) for _ in range(len(pending))]
+            is_stop_requested = any(is_stop for is_stop, _ in requests)
             if is_stop_requested:
                 progress.add_training((step + 1 - first) * plan.global_batch_size, reporter.elapsed_s())
             save(run)
@@ -197,15 +199,21 @@ def is_step_checkpoint_due(run: TrainingRun) -> bool:
     return bool(period) and run.progress.step % period == 0
 
 
+def is_time_checkpoint_due(run: TrainingRun) -> bool:
+    """Check whether period_s have passed on this rank's clock since the last checkpoint; clocks of ranks may differ."""
+    period = run.plan.config.checkpoint.period_s
+    return bool(period) and run.now_s() - run.progress.clock_s >= period
+
+
 def is_checkpoint_due(run: TrainingRun) -> bool:
-    """Check whether a checkpoint is due at the end of an epoch."""
+    """Check whether a checkpoint is due at the end of an epoch by its steps or epochs."""
     period = run.plan.config.checkpoint.period_epochs
     epochs = run.progress.step // run.plan.steps_per_epoch
     return bool(period) and epochs % period == 0 or is_step_checkpoint_due(run)
 
 
 def save(run: TrainingRun) -> None:
-    """Take a checkpoint; training waits only for the copy in memory."""
+    """Take a checkpoint; training waits only until the arrays have been copied in memory."""
     run.sinks.handle(events.Saving())
     trainer, progress = run.trainer, run.progress
     trainer.average_statistics()
@@ -255,10 +263,12 @@ class StepReporter:
         """Check whether the report of a step, counted from 1, contains the norms of its gradients."""
         return self._run.plan.config.run.tensorboard and self._is_due(step)
 
-    def read(self, step: int, pending: PendingStep) -> bool:
-        """Wait for a step, counted from 0, and report it; return whether a stop was requested, or raise RunFailed."""
-        run, plan = self._run, self._run.plan
-        loss, is_stop_requested = run.trainer.read(pending)
+    def read(self, step: int, pending: PendingStep) -> tuple[bool, bool]:
+        """Report a step, counted from 0, once it is done; return the flags of Trainer.read, or raise RunFailed."""
+        run, plan, scale = self._run, self._run.plan, self._run.trainer.loss_scale.value
+        loss, *flags = run.trainer.read(pending)
+        if run.trainer.loss_scale.value != scale:
+            run.sinks.handle(events.LossScaleChanged(step + 1, scale, run.trainer.loss_scale.value))
         if not math.isfinite(loss):
             run.trainer.settle()  # raises a different error if the cause is a lost rank
             raise RunFailed(f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), and '
@@ -274,10 +284,10 @@ class StepReporter:
             sum(self._losses) / len(self._losses), norm, ratios))
         if is_due:
             self._losses.clear()
-        return is_stop_requested
+        return flags[0], flags[1]
 
 
 def _read_norms(norms: Norms) -> tuple[float, dict[str, float]]:
-    """Return the norm of the gradient of the mean loss, and LARS's trust ratio by tensor."""
+    """Return the gradient norm of the mean loss, and LARS's trust ratio for each tensor."""
     ratios = {n: float(r) for names, values in norms.trust_ratios for n, r in zip(names, values.asnumpy())}
     return norms.rescale * math.sqrt(float(norms.squared.asnumpy().sum())), ratios

@@ -4,10 +4,10 @@ mx.optimizer.LARS is not used because it corrects the momentum only for the firs
 al. 2017 (https://arxiv.org/abs/1708.03888), with the momentum scaled by lr_now / lr_previous as in Goyal et al. 2017
 (https://arxiv.org/abs/1706.02677, section 3).
 """
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -19,7 +19,7 @@ _MAX_CHECKED = 200  # maximum arrays per call of multi_all_finite, which does no
 
 @dataclass(frozen=True)
 class Tensor:
-    """A trained tensor and the arrays that its update uses; master: float32 copy of a float16 weight."""
+    """A trained tensor and the arrays that its update uses; master: float32 copy of the weight in float16 training."""
 
     name: str
     weight: mx.nd.NDArray
@@ -34,9 +34,18 @@ class Tensor:
         return self.name.endswith('_weight')
 
     @property
+    def is_mixed(self) -> bool:
+        return self.weight.dtype == np.float16
+
+    @property
+    def updated(self) -> mx.nd.NDArray:
+        """The array that an update operator returns the new weight in."""
+        return self.weight if self.master is None or self.is_mixed else self.master
+
+    @property
     def arrays(self) -> list[mx.nd.NDArray]:
         """The inputs of an update operator, in order."""
-        return [a for a in (self.weight, self.grad, self.velocity, self.master) if a is not None]
+        return [self.updated, self.grad, self.velocity, *([self.master] if self.is_mixed else [])]
 
 
 def group_size(device_type: str, name: str) -> int:
@@ -59,27 +68,10 @@ class Bucket:
         context = self.tensors[0].weight.context
         self.decays = mx.nd.array([t.decay for t in self.tensors], context)
         self.ones = mx.nd.ones_like(self.decays)
-        self.is_mixed = self.tensors[0].master is not None
-        # Arrays that an update changes, without float16 weights, which are copies of their masters.
-        self._changed = [[t.velocity for t in self.tensors],
-                         [t.weight if t.master is None else t.master for t in self.tensors]]
+        self.is_mixed = self.tensors[0].is_mixed
 
     def groups(self, size: int) -> list[slice]:
         return [slice(i, min(i + size, len(self.tensors))) for i in range(0, len(self.tensors), size)]
-
-    def state(self) -> list[mx.nd.NDArray]:
-        """Return a copy of the arrays that an update changes, joined into two arrays to save operator calls."""
-        return [_join(arrays) for arrays in self._changed]
-
-    def keep_if(self, condition: mx.nd.NDArray, before: Sequence[mx.nd.NDArray], correction: float) -> None:
-        """Keep the current state if condition, of shape (1,), is 1, or restore `before` with corrected velocities."""
-        if correction != 1:
-            before[0][:] *= correction
-        for arrays, now, old in zip(self._changed, self.state(), before):
-            kept = mx.nd.where(condition, now.reshape((1, -1)), old.reshape((1, -1))).reshape((-1,))
-            _split(kept, arrays)
-        if self.is_mixed:
-            _split(kept.astype('float16'), [t.weight for t in self.tensors])
 
 
 class Optimizer:
@@ -93,7 +85,7 @@ class Optimizer:
     def __init__(self, params: Mapping[str, mx.gluon.Parameter], config: OptimizerConfig, num_buckets: int = 1):
         """Take initialised parameters by name, in forward order; backward computes their gradients in reverse."""
         self._config = config
-        self.tensors = [_make_tensor(n, p, config) for n, p in reversed(list(params.items()))]
+        self.tensors, self._state = _make_tensors(list(params.items())[::-1], config)
         cuts = cut_buckets([t.weight.size * np.dtype(t.weight.dtype).itemsize for t in self.tensors],
                            [np.dtype(t.weight.dtype).name for t in self.tensors], num_buckets)
         self.buckets = [Bucket([self.tensors[i] for i in cut]) for cut in cuts]
@@ -120,20 +112,34 @@ class Optimizer:
         Args:
             fraction: filled fraction of the global batch, above 0 and at most 1.
             rescale: factor that converts the current gradients to those of the mean loss.
-            is_finite: shape (1,), 0 if the step must be skipped; None without float16.
+            is_finite: shape (1,), 0 if the step must be skipped; required with float16 weights, otherwise None.
         """
         correction = self._correction(lr)
         momentum = self._config.momentum * correction
         update = (self._update_with_nesterov if self._config.nesterov else
                   self._update_with_one_rate if self._config.name == 'sgd' else self._update_with_rates)
         self._applied.clear()
+        before = None if is_finite is None else self._state.copy()
         for bucket in self.buckets:
-            before = bucket.state() if is_finite is not None else None
             update(bucket, lr * fraction, momentum, rescale)
-            if before is not None:
-                # Correct the velocity even if the step is skipped, because only the device knows that it is.
-                bucket.keep_if(is_finite, before, correction)
+        if before is not None:
+            # Correct the velocity even if the step is skipped, because only the device knows that it is.
+            before[0] *= correction
+            self._keep_if(is_finite, before)
         self.last_lr, self.is_batch_new = lr, False
+
+    def _keep_if(self, condition: mx.nd.NDArray, before: mx.nd.NDArray) -> None:
+        """Keep the current state if condition, of shape (1,), is 1, or restore `before`; set weights to their masters.
+
+        before: velocities and masters, shape (2, elements).
+        """
+        now = self._state.reshape((1, -1))
+        mx.nd.where(condition, now, before.reshape((1, -1)), out=now)
+        start = 0
+        for weights in _by_dtype([t.weight for t in self.tensors]):
+            end = start + sum(w.size for w in weights)
+            _split(self._state[1][start:end].astype(weights[0].dtype, copy=False), weights)
+            start = end
 
     def _correction(self, lr: float) -> float:
         """Return the velocity's factor for a changed learning rate: with SGD, only if the batch size changed too."""
@@ -165,7 +171,7 @@ class Optimizer:
         for tensor in bucket.tensors:
             if momentum != usual:  # the correction is for the stored velocity, not for the look-ahead step
                 tensor.velocity[:] = tensor.velocity * (momentum / usual)
-            update(*tensor.arrays, out=tensor.weight, lr=lr, wd=tensor.decay, momentum=usual, rescale_grad=rescale)
+            update(*tensor.arrays, out=tensor.updated, lr=lr, wd=tensor.decay, momentum=usual, rescale_grad=rescale)
 
     def _update_with_one_rate(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
         keys = {'momentum': momentum, 'rescale_grad': rescale}
@@ -174,10 +180,10 @@ class Optimizer:
             inputs = [a for t in tensors for a in t.arrays]
             if self.group_size == 1:
                 update = mx.nd.mp_sgd_mom_update if bucket.is_mixed else mx.nd.sgd_mom_update
-                update(*inputs, out=tensors[0].weight, lr=lr, wd=tensors[0].decay, lazy_update=False, **keys)
+                update(*inputs, out=tensors[0].updated, lr=lr, wd=tensors[0].decay, lazy_update=False, **keys)
             else:
                 update = mx.nd.multi_mp_sgd_mom_update if bucket.is_mixed else mx.nd.multi_sgd_mom_update
-                update(*inputs, out=[t.weight for t in tensors], lrs=[lr] * len(tensors),
+                update(*inputs, out=[t.updated for t in tensors], lrs=[lr] * len(tensors),
                        wds=[t.decay for t in tensors], num_weights=len(tensors), **keys)
 
     def _lars_rates(self, bucket: Bucket, lr: float, rescale: float) -> mx.nd.NDArray:
@@ -198,34 +204,55 @@ class Optimizer:
         for group in bucket.groups(self.group_size):
             tensors = bucket.tensors[group]
             update(*(a for t in tensors for a in t.arrays), rates[group], bucket.decays[group],
-                   out=[t.weight for t in tensors], num_weights=len(tensors), momentum=momentum, rescale_grad=rescale)
-
-
-def _join(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Concatenate arrays of one dtype into a new 1-D array."""
-    return mx.nd.concat(*(a.reshape((-1,)) for a in arrays), dim=0)
+                   out=[t.updated for t in tensors], num_weights=len(tensors), momentum=momentum, rescale_grad=rescale)
 
 
 def _split(joined: mx.nd.NDArray, arrays: Sequence[mx.nd.NDArray]) -> None:
-    """Copy an array made by _join back into separate arrays of the same dtype."""
+    """Copy consecutive parts of a 1-D array into arrays of the same dtype."""
     starts = [0, *accumulate(a.size for a in arrays)][:-1]
     # split_v2 would allocate new arrays.
     mx.nd._internal._split_v2(joined, starts, axis=0, out=[a.reshape((-1,)) for a in arrays])
 
 
-def _make_tensor(name: str, param: mx.gluon.Parameter, config: OptimizerConfig) -> Tensor:
-    weight = param.data()
-    is_decayed = name.endswith('_weight') or config.decay_bn_and_bias
-    return Tensor(name, weight, param.grad(), mx.nd.zeros(weight.shape, weight.context),
-                  weight.astype('float32') if weight.dtype == np.float16 else None,
-                  config.weight_decay if is_decayed else 0.0)
+def _by_dtype(weights: Sequence[mx.nd.NDArray]) -> list[list[mx.nd.NDArray]]:
+    """Return the float16 weights and the other weights, each group only if it has weights."""
+    groups = [[w for w in weights if (w.dtype == np.float16) == is_half] for is_half in (True, False)]
+    return [g for g in groups if g]
+
+
+def _make_tensors(params: Sequence[tuple[str, mx.gluon.Parameter]],
+                  config: OptimizerConfig) -> tuple[list[Tensor], Any]:
+    """Return the tensors, and in float16 training all velocities and masters as one array, (2, elements); else None.
+
+    With a single array, skipping a step takes a few operators instead of several per tensor. The float16 weights come
+    first, so that the masters of each dtype are consecutive.
+    """
+    ordered = sorted(params, key=lambda item: np.dtype(item[1].dtype) != np.float16)
+    context, has_masters = ordered[0][1].data().context, np.dtype(ordered[0][1].dtype) == np.float16
+    state = mx.nd.zeros((2, sum(p.data().size for _, p in params)), context) if has_masters else None
+    tensors, start = {}, 0
+    for name, param in ordered:
+        weight, decay = param.data(), config.weight_decay
+        if not name.endswith('_weight') and not config.decay_bn_and_bias:
+            decay = 0.0
+        if state is None:
+            velocity, master = mx.nd.zeros(weight.shape, context), None
+        else:
+            velocity, master = (row[start:start + weight.size].reshape(weight.shape) for row in (state[0], state[1]))
+            master[:] = weight.astype('float32')
+        tensors[name] = Tensor(name, weight, param.grad(), velocity, master, decay)
+        start += weight.size
+    return [tensors[n] for n, _ in params], state
 
 
 def cut_buckets(num_bytes: Sequence[int], kinds: Sequence[str], num_buckets: int) -> list[list[int]]:
-    """Return each bucket's tensor indices: at most num_buckets parts of similar size, each split by dtype. Pure."""
-    total, before, stretches = sum(num_bytes), 0, [0] * len(num_bytes)
-    for i, n in enumerate(num_bytes):
-        stretches[i] = math.floor(num_buckets * before / total)
-        before += n
-    keys = list(zip(stretches, kinds))
-    return [[i for i, k in enumerate(keys) if k == key] for key in dict.fromkeys(keys)]
+    """Return each bucket's tensor indices. Each dtype has its share of num_buckets by size, at least one. Pure."""
+    buckets: dict[tuple[str, int], list[int]] = {}
+    for kind in dict.fromkeys(kinds):
+        indices = [i for i, k in enumerate(kinds) if k == kind]
+        total, before = sum(num_bytes[i] for i in indices), 0
+        num_parts = max(1, num_buckets * total // sum(num_bytes))
+        for i in indices:
+            buckets.setdefault((kind, num_parts * before // total), []).append(i)
+            before += num_bytes[i]
+    return sorted(buckets.values(), key=max)  # the order in which the backward pass completes them

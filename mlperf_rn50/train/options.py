@@ -97,7 +97,7 @@ class CommConfig:
 
     Args:
         compression: none, or fp16 (exchange gradients in 16 bits).
-        num_buckets: number of parts of the gradients; each part is exchanged as soon as it has been computed.
+        num_buckets: parts in which gradients are exchanged, at least one per dtype, each as soon as it is computed.
         stall_limit_s: end a run if a rank gives no sign of life for this long in training; 0 disables the limit.
         start_limit_s: stall limit while the ranks connect and before the first step; 0 disables it.
         eval_limit_s: stall limit in an evaluation; 0 disables it.
@@ -117,13 +117,15 @@ class CheckpointConfig:
     """Checkpoints from which a run can be resumed.
 
     Args:
-        period_epochs: epochs between two checkpoints; 0 writes one only at a stop request.
+        period_epochs: epochs between two checkpoints; 0 disables them. A stop request always writes one.
         period_steps: steps between two additional checkpoints; 0 disables them.
+        period_s: write an additional checkpoint if none was written for this long; 0 disables these.
         keep: number of newest checkpoints to keep.
     """
 
     period_epochs: int = option(1, FROM_0, 'epochs')
     period_steps: int = option(0, FROM_0, 'steps')
+    period_s: float = option(600.0, FROM_0, 's')
     keep: int = option(2, ABOVE_0, 'checkpoints')
 
 

@@ -45,10 +45,6 @@ class Plan:
         """Weight of an image in the loss of a rank, which is the mean over the rank's images of a step."""
         return 1 / (self.local_batch_size * self.config.train.gradient_accumulation_steps)
 
-    def rescale(self, step_in_epoch: int) -> float:
-        """Return the factor that converts a sum over ranks to the mean over the images of a step."""
-        return 1 / (self.loss_weight * self.train_shard().num_valid_global(step_in_epoch))
-
     def fraction(self, step_in_epoch: int) -> float:
         """Return the filled fraction of a global batch, below 1 only in the last step of an epoch."""
         return self.train_shard().num_valid_global(step_in_epoch) / self.global_batch_size
@@ -63,7 +59,7 @@ class Plan:
         return self.lr_scale * learning_rate(self.config.schedule, step, self.steps_per_epoch)
 
     def is_eval_epoch(self, epoch: int) -> bool:
-        """Check whether an evaluation follows an epoch, counted from 0; always the last one in the open division."""
+        """Check whether an epoch, counted from 0, ends with an evaluation; the last one does in the open division."""
         t, is_last = self.config.train, epoch == self.max_epochs - 1
         return epoch % t.eval_period == t.eval_offset or is_last and self.config.run.submission_division == 'open'
 
@@ -101,7 +97,7 @@ def make_plan(config: Config, world_size: int) -> Plan:
 def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Plan:
     """Plan a resumed run with a number of ranks other than configured; raise ConfigError as make_plan does.
 
-    A configured local batch size is kept, a configured global one is rounded down so that it divides among the ranks,
+    A configured local batch size is kept. A configured global one is rounded down so that all ranks get equal parts,
     and the learning rate is proportional to the resulting global batch size.
     """
     train, passes = config.train, world_size * config.train.gradient_accumulation_steps

@@ -1,4 +1,4 @@
-"""Comparison of a run's evaluations with reference runs, which rank 0 reads before the start."""
+"""Comparison of a run's evaluations with reference runs, which rank 0 reads before training starts."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ def _recipe_of(config: Config, world_size: int) -> Recipe:
 
 
 def _named_sets(paths: Sequence[str]) -> list[RunSet]:
-    """Return the usable run sets at some paths; raise UserError if none is usable and at least one was refused."""
+    """Return the usable run sets at these paths; raise UserError if none is usable and at least one was refused."""
     run_sets = load_run_sets([Path(p) for p in paths])
     usable = [s for s in run_sets if s.has_recipe]
     refused = next((s for s in run_sets if s.refusal), None)
@@ -35,7 +35,7 @@ def _named_sets(paths: Sequence[str]) -> list[RunSet]:
 
 
 def find_reference(config: Config, world_size: int) -> Reference | None:
-    """Return the runs to compare a run with, None if there are none; raise UserError if run.reference is unusable."""
+    """Return the reference runs for a run, or None if there are none; raise UserError if run.reference is unusable."""
     recipe = _recipe_of(config, world_size)
     if config.run.reference:
         return reference_runs.find_named(recipe, reference_runs.dataset_of(config), config.data.num_val,
@@ -63,7 +63,7 @@ class ReferenceComparison:
 
 
 def open_comparison(reference: Reference | None, plan: Plan, metrics: Path, num_epochs: int) -> ReferenceComparison:
-    """Return the comparison of a run that has completed num_epochs, with the evaluations in its metrics.jsonl."""
+    """Return the comparison of a run after num_epochs, which includes the earlier evaluations in its metrics.jsonl."""
     if reference is None:
         return ReferenceComparison(None)
     curve = [(epoch, accuracy) for epoch, accuracy in read_curve(metrics) if epoch <= num_epochs]
@@ -73,7 +73,7 @@ def open_comparison(reference: Reference | None, plan: Plan, metrics: Path, num_
 
 
 def reference_event(comparison: ReferenceComparison, config: Config, world_size: int) -> events.ReferenceFound | None:
-    """Return the event that reports the reference or, on ImageNet, its absence; otherwise None."""
+    """Return the event that reports the reference runs or, on ImageNet, that there are none; otherwise return None."""
     if comparison.reference:
         return events.ReferenceFound(text := reference_runs.introduce(comparison.reference),
                                      _reference_record(comparison.reference, list(comparison.bands.values()), text))

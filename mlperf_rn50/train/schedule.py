@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mlperf_rn50.train.options import ScheduleConfig
 
-GROWTH_STEPS = 2000  # finite steps in a row that double the loss scale
+GROWTH_STEPS = 2000  # number of consecutive finite steps after which the loss scale is doubled
 _LEAST, _MOST = 1.0, 2.0**24  # limits of the loss scale
 
 
@@ -19,7 +19,7 @@ def learning_rate(config: ScheduleConfig, step: int, steps_per_epoch: int) -> fl
     if epochs < config.warmup_epochs:
         return config.base_lr * epochs / config.warmup_epochs
     if config.decay == 'step':
-        # Here step counts, not step + 1, because a step belongs to the epoch that contains it.
+        # step + 1 would lower the learning rate one step too early, in the last step of the previous epoch.
         num_drops = sum(step / steps_per_epoch >= e for e in config.step_epochs)
         return config.base_lr * config.step_factor ** num_drops
     progress = min(1.0, (epochs - config.warmup_epochs) / (config.decay_epochs - config.warmup_epochs))
@@ -32,10 +32,10 @@ def learning_rate(config: ScheduleConfig, step: int, steps_per_epoch: int) -> fl
 
 @dataclass
 class LossScale:
-    """Factor on the float16 loss: halved after an overflow, doubled after GROWTH_STEPS finite steps in a row.
+    """Factor on the float16 loss: halved after an overflow, doubled after GROWTH_STEPS consecutive finite steps.
 
-    All ranks read the outcome of a step at the same later step, so that they decide alike without waiting. Overflows of
-    pending steps with an older, larger scale have no effect.
+    All ranks read the outcome of a step at the same later step, so that they decide alike without waiting. Overflows in
+    steps that were queued with an earlier, larger scale have no effect.
     """
 
     value: float

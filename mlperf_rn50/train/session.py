@@ -15,6 +15,7 @@ from mlperf_rn50.data.batches import Batch
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.files import writing
 from mlperf_rn50.locks import FileLock
+from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.system.launcher_env import say
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
@@ -29,7 +30,7 @@ from mlperf_rn50.train.trainer import Trainer
 from mlperf_rn50.train.watchdog.position import Position
 
 T = TypeVar('T')
-_LOCK_PERIOD_S = 0.5  # between two attempts to take the lock
+_LOCK_PERIOD_S = 0.5  # time between two attempts to take the lock
 # A run that is being killed may still write its checkpoint, for which watcher and launcher together allow 35 s.
 _LOCK_LIMIT_S = 60.0
 
@@ -59,7 +60,7 @@ class Session:
 
     @property
     def nodes(self) -> list[tuple[str, int]]:
-        """Name and number of ranks of each host, ordered by first rank."""
+        """Name and number of ranks of each host, in the order of the hosts' first ranks."""
         return [(h.name, h.local_size) for h in self.hosts if h.local_rank == 0]
 
 
@@ -81,7 +82,7 @@ class TrainingRun(Session):
 
 
 def on_rank_0(comm: Comm, make: Callable[[], T]) -> T | None:
-    """Call a function on rank 0 and return its result, None on other ranks; raise its UserError on every rank."""
+    """Call a function on rank 0; return its result there, None on other ranks. Raise its UserError on every rank."""
     made, problem = None, None
     if comm.rank == 0:
         try:
@@ -100,7 +101,7 @@ def from_rank_0(comm: Comm, make: Callable[[], Any]) -> Any:
 
 @contextmanager
 def hold_run(comm: Comm, run: RunFolder, position: Position) -> Iterator[None]:
-    """Hold the lock of a run and remove unfinished files; raise UserError on all ranks if another program keeps it."""
+    """Hold a run's lock and remove unfinished files; raise UserError on all ranks if a different program keeps it."""
     lock, attempts = FileLock(run.lock), count()
     try:
         while not from_rank_0(comm, lambda: _take(lock, next(attempts) * _LOCK_PERIOD_S)):
@@ -129,7 +130,7 @@ def _take(lock: FileLock, waited_s: float) -> bool:
 
 
 def load_resumption(comm: Comm, run: RunFolder, path: Path) -> checkpoint.LoadedCheckpoint:
-    """Load a checkpoint, or the newest intact one of a folder, on rank 0; share its progress, or the UserError."""
+    """Load a checkpoint, or the newest intact one of a folder, on rank 0; send all ranks its progress or UserError."""
     def load() -> checkpoint.LoadedCheckpoint:
         check_unfinished(run)
         return checkpoint.LoadedCheckpoint(path, *checkpoint.load(path)) if is_checkpoint(path) else \
@@ -140,10 +141,12 @@ def load_resumption(comm: Comm, run: RunFolder, path: Path) -> checkpoint.Loaded
 
 
 def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Progress]:
-    """Return plan and progress of a new run; rank 0 draws the seed, unless configured, and claims the run number."""
+    """Return plan and progress of a new run; rank 0 claims the run number and selects what is null, seed and layout."""
     plan = make_plan(config, comm.world_size)
     drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
-    seed, index = from_rank_0(comm, lambda: [drawn, new_run(Path(config.run.dir)).index])
+    seed, layout, index = from_rank_0(comm, lambda: [drawn, with_layout(config).model.layout,
+                                                     new_run(Path(config.run.dir)).index])
+    plan = replace(plan, config=replace(config, model=replace(config.model, layout=layout)))
     plan, batch = _complete(plan, seed, nodes), plan.global_batch_size
     return plan, Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index, list(nodes),
                           config=to_tree(plan.config))

@@ -77,7 +77,7 @@ def _clear_caches(session: Session, sinks: events.Sinks) -> tuple[bool, str]:
 
 
 def start(session: Session, sinks: events.Sinks) -> TrainingRun:
-    """Build and warm up everything, then start the clock; raise UserError for unusable inputs."""
+    """Build and warm up the network and data pipelines, then start the clock; raise UserError for unusable inputs."""
     plan, progress, comm, position = session.plan, session.progress, session.comm, session.position
     config, resumption = plan.config, session.resumption
     if not resumption:
@@ -96,6 +96,8 @@ def start(session: Session, sinks: events.Sinks) -> TrainingRun:
     if resumption:
         _restore(session, trainer, resumption)
     else:
+        if config.train.precision == 'float16' and trainer.loss_scale.value != config.train.loss_scale:
+            sinks.handle(events.LossScaleChanged(0, config.train.loss_scale, trainer.loss_scale.value))
         sinks.handle(events.Built(plan, progress.seed, sorted(t.name for t in trainer.optimizer.tensors),
                                   count_parameters(trainer.net), count_flops(trainer.net, image_shape(config)), source,
                                   notes))

@@ -52,7 +52,7 @@ class _TimerThread(threading.Thread):
                 self.num_done += 1
 
     def add(self, data_at: float, computed_at: float, exchanged_at: float) -> None:
-        """Add a step whose images arrived, whose backward ended and whose exchange ended at the given times."""
+        """Add a step, given the times at which its images arrived, its backward pass ended and its exchange ended."""
         start = max(self.last_end, data_at)
         self.times.num_steps += 1
         self.times.data_s += start - self.last_end
@@ -77,13 +77,13 @@ class StepTimer:
             self._data_at, self._is_begun = time.monotonic(), True
 
     def mark_step(self, computed: mx.nd.NDArray, exchanged: mx.nd.NDArray) -> None:
-        """Record a pushed step, given arrays that are ready at the end of backward and of the exchange."""
+        """Record a step queued in MXNet, given arrays that are ready at the end of backward and of the exchange."""
         self._num_pushed += 1
         self._thread.steps.put((self._data_at, computed, exchanged))
         self._is_begun = False
 
     def check(self) -> None:
-        """Raise the error of a failed step, because MXNet reports a failure only to the first thread that waits."""
+        """Raise the error of a failed step, which MXNet reports only to the first thread that waits for the step."""
         if self._thread.error:
             raise self._thread.error
 
@@ -94,7 +94,7 @@ class StepTimer:
         return taken
 
     def start(self) -> None:
-        """Start the clock of the next step after all earlier steps are done."""
+        """Wait until all earlier steps are done, then start the clock of the next step."""
         self.drain()
         self._thread.last_end = time.monotonic()
 

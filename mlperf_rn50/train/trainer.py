@@ -15,6 +15,7 @@ from mlperf_rn50.model.fused import fusion_text, runs_nvidias_kernels
 from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.rank_checks import device_digests
 from mlperf_rn50.train.evaluate import correct_counts
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.plan import Plan
@@ -23,7 +24,7 @@ from mlperf_rn50.train.step_timer import StepTimer
 
 
 class SmoothedCrossEntropy(HybridBlock):
-    """Weighted cross entropy per image; the target spreads `smoothing` evenly over all classes."""
+    """Weighted cross entropy per image; the fraction `smoothing` of the target is spread evenly over all classes."""
 
     def __init__(self, smoothing: float):
         super().__init__()
@@ -37,7 +38,7 @@ class SmoothedCrossEntropy(HybridBlock):
         return loss * weights
 
 
-# Variables for bit-identical results on a GPU: deterministic algorithms, not chosen by autotuning from measured times.
+# Variables for bit-identical results on a GPU: deterministic algorithms only, and no choice by measured times.
 DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': '0'}
 
 
@@ -53,7 +54,7 @@ def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Norms:
-    """Gradient norms of a step, not yet computed; squared: sums of squares, float32, shape (tensors,)."""
+    """Gradient norms of a step, not yet computed; squared: sum of squares per tensor, float32, (tensors,)."""
 
     rescale: float
     squared: mx.nd.NDArray
@@ -62,7 +63,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """Results of a step, not yet computed. sums: mean loss, number of stop requests; is_finite: (1,), float16 only."""
+    """Results of a step, not yet computed. sums: result of exchange(); is_finite: (1,), float16 only."""
 
     sums: mx.nd.NDArray
     loss_scale: float
@@ -74,7 +75,7 @@ class Trainer:
     """Training on one rank.
 
     The loss of a rank is the mean over its full batch, so that float16 gradients do not shrink when the global
-    batch grows; padding has weight 0. The update rescales the sum over ranks to the mean over the images of the step.
+    batch grows; padding has weight 0. The update rescales the mean over ranks to the mean over the images of the step.
     """
 
     def __init__(self, plan: Plan, comm: Comm, seed: int, device_id: int | None,
@@ -90,7 +91,7 @@ class Trainer:
         trained = {n: p for n, p in params.items() if p.grad_req != 'null'}
         self._statistics = {n: p.data() for n, p in sorted(params.items()) if p.grad_req == 'null'}
         self._num_micro = config.train.gradient_accumulation_steps
-        # Gradients that a pass overwrites instead of adding to, each with its sum over the passes.
+        # Gradients that each pass overwrites instead of accumulating, and the arrays in which this class sums them.
         self._manual_sums: list[tuple[mx.nd.NDArray, mx.nd.NDArray]] = []
         if self._num_micro > 1:
             is_overwriting = runs_nvidias_kernels(config)
@@ -116,7 +117,7 @@ class Trainer:
         self._comm.broadcast(self._live_arrays())
 
     def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, stop_requested: bool,
-             with_norms: bool = False) -> PendingStep:
+             with_norms: bool = False, checkpoint_due: bool = False) -> PendingStep:
         """Push one optimizer step, with one batch per pass, to MXNet's engine without waiting for it."""
         loss = 0.0
         for _ in range(self._num_micro):
@@ -132,7 +133,7 @@ class Trainer:
         for grad, total in self._manual_sums:
             grad[:] = total
             total[:] = 0
-        sums = self.exchange(loss, step_in_epoch, stop_requested)
+        sums = self.exchange(loss, step_in_epoch, stop_requested, checkpoint_due)
         return self.update(sums, step_in_epoch, lr, with_norms)
 
     def take_bytes(self) -> tuple[int, int]:
@@ -146,16 +147,17 @@ class Trainer:
         with autograd.record():
             return self._loss(self.net(batch.images), batch.labels, self._loss_weights(batch.num_valid))
 
-    def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, stop_requested: bool) -> mx.nd.NDArray:
-        """Sum gradients over the ranks; return the array for PendingStep.sums. loss: shape (1,)."""
+    def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, stop_requested: bool,
+                 checkpoint_due: bool = False) -> mx.nd.NDArray:
+        """Average gradients over ranks; return mean loss, number of stop requests, and ranks with a checkpoint due."""
         last = self.optimizer.tensors[-1].grad
         computed = last.copy()
         # The loss is summed first because it is ready before the gradients.
-        mean = loss * self._rescale(step_in_epoch)
-        sums = mx.nd.concat(mean, mx.nd.full((1,), float(stop_requested), self.context), dim=0)
-        sums = self._comm.sum_in_background(sums)
+        mean = loss * (self._rescale(step_in_epoch) / self._comm.world_size)
+        flags = [mx.nd.full((1,), float(flag), self.context) for flag in (stop_requested, checkpoint_due)]
+        sums = self._comm.sum_in_background(mx.nd.concat(mean, *flags, dim=0))
         for number, bucket in enumerate(self.optimizer.buckets):
-            self._comm.sum_gradients(bucket.grads, number)
+            self._comm.average_gradients(bucket.grads, number)
         self.timer.mark_step(computed, last.copy())
         return sums
 
@@ -174,15 +176,16 @@ class Trainer:
         return (self._positions < num_valid) * (self.loss_scale.value * self._plan.loss_weight)
 
     def _rescale(self, step_in_epoch: int) -> float:
-        return self._plan.rescale(step_in_epoch) / self.loss_scale.value
+        """Return the factor that converts a mean over ranks to the mean over the images of a step."""
+        return 1 / (self._plan.fraction(step_in_epoch) * self.loss_scale.value)
 
-    def read(self, pending: PendingStep) -> tuple[float, bool]:
-        """Wait for a step; return its mean loss and whether a stop was requested. Raise MXNetError if it failed."""
-        loss, num_requests = (float(v) for v in pending.sums.asnumpy())
+    def read(self, pending: PendingStep) -> tuple[float, bool, bool]:
+        """Return a step's mean loss, and whether a stop was requested or a checkpoint due; raise MXNetError."""
+        loss, num_stops, num_due = (float(v) for v in pending.sums.asnumpy())
         self.timer.check()
         if pending.is_finite is not None:
             self.loss_scale.read(pending.loss_scale, bool(pending.is_finite.asscalar()))
-        return loss, num_requests > 0
+        return loss, num_stops > 0, num_due > 0
 
     def average_statistics(self) -> None:
         """Average running statistics over ranks in place, which is valid after any step because updates are linear."""
@@ -202,7 +205,7 @@ class Trainer:
         self.timer.drain()
 
     def _live_arrays(self) -> dict[str, mx.nd.NDArray]:
-        """Return the arrays of a checkpoint, not copied, by the names that they have there."""
+        """Return the arrays that a checkpoint contains, without copying them, by their names in the checkpoint."""
         weights = {t.name: t.weight for t in self.optimizer.tensors}
         return {**{f'model/{n}': a for n, a in {**weights, **self._statistics}.items()},
                 **{f'optimizer/{n}': a for n, a in self.optimizer.state().items()}}
@@ -211,7 +214,7 @@ class Trainer:
         return {n: a.shape for n, a in self._live_arrays().items()}
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Copy all arrays of a checkpoint; they are equal on all ranks after average_statistics."""
+        """Return copies of the arrays that a checkpoint contains; after average_statistics, all ranks have the same."""
         self.settle()
         return {n: a.asnumpy() for n, a in self._live_arrays().items()}
 
@@ -219,12 +222,18 @@ class Trainer:
         return {n: p.data().copy() for n, p in self.net.collect_params().items()}
 
     def digests(self) -> dict[str, int]:
-        """Return the CRC-32 of every array of a snapshot, by name."""
+        """Return the CRC-32 of every array of a snapshot, by name; on a GPU, digests that need no copy to the host."""
+        if self.context.device_type == 'gpu':
+            return device_digests(self._live_arrays())
         return {n: zlib.crc32(a.asnumpy().view(np.uint8).ravel()) for n, a in self._live_arrays().items()}
 
     def find_non_finite(self) -> str | None:
         """Return the name of the first array of a snapshot that contains a NaN or an infinity."""
-        return next((n for n, a in self._live_arrays().items() if npz.find_non_finite({n: a.asnumpy()})), None)
+        arrays = self._live_arrays()
+        if self.context.device_type == 'gpu':  # where this is faster than a copy to the host; on a CPU, it is slower
+            flags = mx.nd.concat(*(mx.nd.multi_all_finite(a, num_arrays=1) for a in arrays.values()), dim=0)
+            return next((n for n, is_finite in zip(arrays, flags.asnumpy()) if not is_finite), None)
+        return next((n for n, a in arrays.items() if npz.find_non_finite({n: a.asnumpy()})), None)
 
     def restore(self, arrays: Mapping[str, np.ndarray] | None) -> None:
         """Restore rank 0's snapshot on all ranks; the other ranks pass None."""
@@ -239,19 +248,25 @@ class Trainer:
             mx.nd.array(arrays[name], self.context, array.dtype).copyto(array)
 
     def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
-        """Run num_steps steps and an evaluation on synthetic images in the run's shapes, then restore everything."""
+        """Run num_steps steps and an evaluation on synthetic images of the run's shapes, then restore the network.
+
+        Steps that overflow lower the loss scale and do not count. The run starts with that scale.
+        """
         if not num_steps:
             return
-        before, scale = self.snapshot(), self.loss_scale
-        self.loss_scale = LossScale(scale.value)
-        for _ in range(num_steps):
+        before = self.snapshot()
+        while num_steps:
+            used = self.loss_scale.value
             self.read(self.step(batches, 0, 1e-3, False))
+            num_steps -= self.loss_scale.value >= used
+        self.loss_scale.num_finite_steps = 0
         self.average_statistics()
         self.fold()
         logits = self.eval_net(eval_batch.images)
         correct_counts(logits, eval_batch.labels, eval_batch.num_valid).wait_to_read()
+        self.digests()
         self.settle()
         self._set(before)
         self.settle()
-        self.loss_scale, self.optimizer.last_lr = scale, None
+        self.optimizer.last_lr = None
         self.timer.take()

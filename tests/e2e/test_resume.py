@@ -69,7 +69,7 @@ def test_stop_request_during_start_up_stops_after_first_steps_and_resumes(ended,
 @pytest.mark.parametrize('options, message', [
     ([], 'train.max_epochs: got 2, and the run has already completed all of them'),
     (['--train.max_epochs=5', '--model.name=resnet34', '--allow-changed=model.name'],
-     'is missing; this checkpoint is of a different model or optimizer'),
+     'is missing; this checkpoint is for a different model or optimizer'),
     (['--config', 'x.yaml'], 'got both, expected one')])
 def test_impossible_resumes_are_refused(ended, options, message):
     done = call('train', '--resume', ended, *options)

@@ -115,7 +115,7 @@ def compare_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: st
     return distances(run_block(make, shape, layout, precision, precision, context), expected)
 
 
-def step_config(name: str, layout: str, precision: str, optimizer: str, device: str = 'cpu') -> Config:
+def step_config(name: str, layout: Any, precision: str, optimizer: str, device: str = 'cpu') -> Config:
     """Configuration of a small training on images of 64 pixels with 4 channels, the last one zero.
 
     With device=gpu the network uses fused operators if kernels exist; with cpu, none.

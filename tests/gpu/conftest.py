@@ -86,10 +86,10 @@ def check_distances(figure):
 
 @pytest.fixture(scope='session')
 def device_options(device_id) -> list[str]:
-    """Options of train and bench for the device, in float16 and NHWC; float32 and NCHW in a dry run."""
+    """Options of train and bench for the device, in float16; float32 in a dry run."""
     if device_id is None:
-        return ['--train.device=cpu', '--train.precision=float32', '--model.layout=NCHW']
-    return ['--train.device=gpu', '--train.precision=float16', '--model.layout=NHWC', '--model.fused_bn_relu=null',
+        return ['--train.device=cpu', '--train.precision=float32']
+    return ['--train.device=gpu', '--train.precision=float16', '--model.fused_bn_relu=null',
             '--data.pad_to_4_channels=true']
 
 

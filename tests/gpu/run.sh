@@ -38,7 +38,7 @@ too_new() {
         ! [[ $capability =~ ^\ *(9|[1-9][0-9])\.[0-9]+ ]] || { echo "$name"; return; }
     done < <(timeout 60 nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2>/dev/null)
 }
-device=(--train.device cpu --train.precision float32 --model.layout NCHW --train.local_batch_size 8)
+device=(--train.device cpu --train.precision float32 --train.local_batch_size 8)
 [ "$MLPERF_RN50_TEST_GPU" = dry ] || {
     export MLPERF_RN50_VARIANT=${MLPERF_RN50_VARIANT:-$(gpu_variant)}
     export MLPERF_RN50_EXTRAS=${MLPERF_RN50_EXTRAS-demo,pytest} # without linters and other packages for development

@@ -13,7 +13,7 @@ from helpers import CLI, ROOT, run, under_ranks
 
 CONFIG = ROOT / 'tests/gpu/resnet50.yaml'
 SMALL = ['--model.name=resnet18', '--data.image_size=32', '--data.resize_shorter=32', '--train.device=cpu',
-         '--train.precision=float32', '--model.layout=NCHW']
+         '--train.precision=float32']
 # The first batch that fits is measured: batches of the recipes for 80, 40 and 16 GB, and a smaller one.
 BATCHES = [2] if IS_DRY else [408, 208, 128, 64]
 FOR_TWO = BATCHES[-2:]  # for two ranks on a GPU

@@ -1,4 +1,6 @@
 """Training step, evaluation network and grouped optimizer updates, against the CPU."""
+from dataclasses import replace
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -15,11 +17,13 @@ from gpu.compare import (
 from gpu.conftest import IS_DRY, only_on_a_gpu
 from unit.test_optimizer import reference
 
-from mlperf_rn50.model.fused import PLAIN, fusion_of
+from mlperf_rn50.data.batches import synthetic_batches
+from mlperf_rn50.model.fused import PLAIN, fusion_of, with_layout
 from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.options import OptimizerConfig
+from mlperf_rn50.train.plan import make_plan
 
 
 @pytest.mark.parametrize('optimizer', ['sgd', 'lars'])
@@ -36,6 +40,17 @@ def test_two_fused_steps_match_cpu(device_id, check_distances):
     if fusion_of(config) == PLAIN:
         pytest.skip('this MXNet lacks fused operators')
     check_distances(str(fusion_of(config)), compare_steps(config, device_id), STEP_TOLERANCE['float16'])
+
+
+def test_training_step_of_large_batch_in_chosen_layout(device_id):
+    """In NHWC without NVIDIA's kernels, the batch has 2.6 million rows, three times the limit of cuDNN's BatchNorm."""
+    only_on_a_gpu('the batch is too large for a CPU')
+    small = step_config('resnet50', None, 'float16', 'lars', device='gpu')
+    config = with_layout(replace(small, data=replace(small.data, num_train=208, image_size=224, resize_shorter=224),
+                                 train=replace(small.train, local_batch_size=208)))
+    trainer, shard = make_trainer(config, device_id), make_plan(config, 1).train_shard()
+    loss = trainer.read(trainer.step(synthetic_batches(config, shard, device_id), 0, 0.05, False))[0]
+    assert np.isfinite(loss)
 
 
 @pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])

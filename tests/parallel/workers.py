@@ -35,9 +35,9 @@ def collectives(comm):
               'c': mx.nd.array(special, dtype='float32'), 'd': mx.nd.array(special, dtype='float16')}
     comm.broadcast(shared)
     grads = [mx.nd.full((4,), 1.0 + r), mx.nd.full((2, 2), 10.0 * (r + 1))]
-    comm.sum_gradients(grads)
+    comm.average_gradients(grads)
     halves = [mx.nd.array([60000.0 * (r < 2), 1 + r], dtype='float16')]
-    comm.sum_gradients(halves, 1)
+    comm.average_gradients(halves, 1)
     means = [mx.nd.full((2,), float(r))]
     comm.average(means)
     pulse = mx.nd.array([float(r), 1.0])
@@ -48,7 +48,7 @@ def collectives(comm):
             'special': [shared[n].asnumpy().tobytes().hex() for n in 'cd'],
             'gathered': comm.gather_object({'rank': r, 'text': 'ü' * r}),
             'grads': [g.asnumpy().ravel().tolist() for g in grads],
-            'halves': [str(v) for v in halves[0].asnumpy()], 'mean': means[0].asnumpy().tolist(),
+            'halves': halves[0].asnumpy().tolist(), 'mean': means[0].asnumpy().tolist(),
             'pulse': total.asnumpy().tolist(), 'kept': pulse.asnumpy().tolist(),
             'counts': comm.sum([r, 2**40, r == 0])}
 
@@ -67,7 +67,7 @@ def late_rank(comm):
     if is_last:
         comm.barrier()
     arrays = [mx.nd.full((4,), 1.0)]
-    comm.sum_gradients(arrays, 5)
+    comm.average_gradients(arrays, 5)
     if not is_last:
         comm.barrier()
     return arrays[0].asnumpy().tolist()

@@ -57,10 +57,10 @@ class Horovod:
     def init(self, process_sets):
         self.sets = [self.global_process_set, *process_sets]
 
-    def grouped_allreduce_(self, arrays, op, process_set, name):
+    def grouped_allreduce_(self, arrays, op, process_set, name, prescale_factor):
         assert process_set in self.sets and self.rank() in process_set.ranks
         [device] = {a.context.device_type for a in arrays}
-        self.calls.append((process_set.ranks, name, device, arrays[0].is_zero))
+        self.calls.append((process_set.ranks, name, device, arrays[0].is_zero, prescale_factor))
 
 
 def install(monkeypatch, hvd):
@@ -87,7 +87,7 @@ def calls_of(monkeypatch):
 
 def exchange_all(comm):
     """Run every kind of exchange on GPU arrays."""
-    comm.sum_gradients([Array(mx.gpu()), Array(mx.gpu())], 1)
+    comm.average_gradients([Array(mx.gpu()), Array(mx.gpu())], 1)
     comm.broadcast({'a': Array(mx.gpu())})
     comm.average([Array(mx.gpu())])
     comm.sum_in_background(Array(mx.gpu()))
@@ -140,7 +140,7 @@ def test_subset_may_split_the_ranks_of_a_gpu(calls_of, size, leaders):
 def test_all_ranks_and_a_subset_may_sum_concurrently(calls_of):
     def both(comm):
         for ranks in filter(None, (comm, comm.subset(3))):
-            ranks.sum_gradients([Array(mx.gpu())], 0)
+            ranks.average_gradients([Array(mx.gpu())], 0)
     for rank_calls in calls_of(both, 4, 2, places_of(4, 4), [3]):
         assert len({c[:2] for c in rank_calls}) == len(rank_calls)  # Horovod refuses a name that is in use in a set
 

@@ -31,19 +31,32 @@ def numbered(tmp_path_factory):
                        mirror_probability=0.5)
 
 
-@pytest.mark.parametrize('decoder, crop', [('mixed', 'random_resized'), ('mixed', 'padded'), ('cpu', 'random_resized')])
-def test_keys_configure_nvjpeg_and_no_other_decoder(numbered, monkeypatch, decoder, crop):
+@pytest.fixture
+def given(monkeypatch):
+    """List of the arguments of every decoder that is built."""
     given = []
     monkeypatch.setattr(Pipeline, 'build', lambda self: None)  # a build would require a GPU
     for name in ('image', 'image_slice'):
         make = getattr(fn.decoders, name)
         monkeypatch.setattr(fn.decoders, name, lambda *a, make=make, **k: (given.append(k), make(*a, **k))[1])
+    return given
+
+
+@pytest.mark.parametrize('decoder, crop', [('mixed', 'random_resized'), ('mixed', 'padded'), ('cpu', 'random_resized')])
+def test_keys_configure_nvjpeg_and_no_other_decoder(numbered, given, decoder, crop):
     pipeline.build_pipeline(iter(()), 4, with_data(numbered, crop=crop, decoder=decoder, **NVJPEG), True, 0)
     expected = {'hw_decoder_load': 0.7, 'hybrid_huffman_threshold': 500_000, 'preallocate_width_hint': 5980,
                 'preallocate_height_hint': 6430, 'bytes_per_sample_hint': 1_315_942,
                 'device_memory_padding': 256 * 2**20, 'host_memory_padding': 128 * 2**20, 'affine': False}
     got = {k: v for k, v in given[-1].items() if k not in ('axis_names', 'output_type')}
     assert got == {'device': decoder, **(expected if decoder == 'mixed' else {})}
+
+
+@pytest.mark.parametrize('crop, is_training, load', [
+    ('random_resized', True, 0.0), ('random_resized', False, 0.65), ('padded', True, 0.65)])
+def test_hardware_decodes_whole_images_but_no_crops(numbered, given, crop, is_training, load):
+    pipeline.build_pipeline(iter(()), 4, with_data(numbered, crop=crop, decoder='mixed'), is_training, 0)
+    assert given[-1]['hw_decoder_load'] == load
 
 
 @pytest.mark.parametrize('key, value', [('hw_decoder_load', 1.01), ('host_memory_padding_mib', 65_536)])

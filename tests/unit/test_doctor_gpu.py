@@ -121,8 +121,9 @@ def test_error_is_reduced_to_one_line(error, line):
     assert one_line(error) == line
 
 
-def tried(problem='', seconds=2.0):
-    return {'what': 'an evaluation', 'problem': problem, 'seconds': seconds, 'used_bytes': 5 * 10**9}
+def tried(problem='', seconds=2.0, warnings=()):
+    return {'what': 'an evaluation', 'problem': problem, 'warnings': warnings, 'seconds': seconds,
+            'used_bytes': 5 * 10**9}
 
 
 @pytest.mark.parametrize('error, fix', [
@@ -138,6 +139,8 @@ def test_successful_trial_batches():
     check = check_trial([row(trial=tried()), row(trial=tried(seconds=4.4))])
     assert check.status == 'ok' and 'in at most 4 s; afterwards, up to 5.0 GB' in check.found
     assert check_trial([row()]).status == 'not needed'
+    warned = check_trial([row(trial=tried()), row(trial=tried(warnings=['model.layout: got NHWC']))])
+    assert (warned.status, warned.found) == ('warning', 'model.layout: got NHWC')
 
 
 # --- gathering of facts --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from mlperf_rn50.data.batches import synthetic_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model import fused
-from mlperf_rn50.model.fused import PLAIN, Fusion, NormAddRelu, NormRelu, fusion_of
+from mlperf_rn50.model.fused import PLAIN, Fusion, NormAddRelu, NormRelu, fusion_of, layout_warnings, with_layout
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import FoldedResNet, ResNet
 from mlperf_rn50.model.weights import portable
@@ -76,7 +76,7 @@ def test_fused_operators_are_used_if_a_kernel_exists(nvidia, config, expected):
 
 
 @pytest.mark.parametrize('right, wrong, message', [
-    (with_model(fused_bn_relu=True), replace(GPU, model=ModelConfig(fused_bn_relu=True)),
+    (with_model(layout=None, fused_bn_relu=True), with_model(layout='NCHW', fused_bn_relu=True),
      'model.fused_bn_relu: got true with train.device=.*expected null'),
     (with_model(fused_bn_add_relu=True), replace(CPU, model=ModelConfig(fused_bn_add_relu=True)),
      'model.fused_bn_add_relu: got true with train.device=.*expected null'),
@@ -86,6 +86,24 @@ def test_options_without_a_kernel_are_refused(right, wrong, message):
     check_values(right)
     with pytest.raises(ConfigError, match=f'^{message}'):
         check_values(wrong)
+
+
+@pytest.mark.parametrize('config, layout', [
+    (with_model(layout=None), 'NHWC'), (with_model(layout='NCHW'), 'NCHW'),
+    (with_model(layout=None, name='inception_v3'), 'NCHW'), (CPU, 'NCHW'),
+    (replace(GPU, model=ModelConfig(), train=replace(GPU.train, precision='float32')), 'NCHW')])
+def test_layout_is_channels_last_only_with_nvidias_kernels(nvidia, config, layout):
+    assert with_layout(config).model.layout == layout
+
+
+def test_plain_mxnet_is_channels_first_and_warns_of_channels_last():
+    assert with_layout(with_model(layout=None)).model.layout == 'NCHW' and not layout_warnings(with_model(layout=None))
+    [warning] = layout_warnings(GPU)
+    assert '880,801 rows in training, which is 70 images of 224 pixels per rank; set model.layout' in warning
+
+
+def test_nvidias_mxnet_does_not_warn_of_channels_last(nvidia):
+    assert not layout_warnings(GPU)
 
 
 # --- equality of the networks -----------------------------------------------------------------------

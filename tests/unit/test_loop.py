@@ -1,4 +1,4 @@
-"""The training loop with a made-up trainer: stops within an epoch, bytes read by each host."""
+"""The training loop with a made-up trainer: stops, checkpoints, changes of the loss scale, bytes read by each host."""
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -11,40 +11,48 @@ from mlperf_rn50.train import events, loop
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.options import CheckpointConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.schedule import LossScale
 from mlperf_rn50.train.session import RankPlace
 
 
 class MadeUpTrainer:
     """Trainer whose results contain a stop request from a step on, counted from 0; it lists the steps read."""
 
-    def __init__(self, stops_at):
+    def __init__(self, stops_at, overflows_at):
+        self.loss_scale, self._overflows_at = LossScale(1024.0), overflows_at
         self.timer = SimpleNamespace(start=lambda: None)
         self._stops_at, self._num_pushed, self.read_steps = stops_at, 0, []
 
-    def step(self, *_):
+    def step(self, *arguments):
         self._num_pushed += 1
-        return SimpleNamespace(step=self._num_pushed - 1, norms=None)
+        return SimpleNamespace(step=self._num_pushed - 1, norms=None, is_due=arguments[-1])
 
     def read(self, pending):
         self.read_steps.append(pending.step)
-        return 1.0, pending.step >= self._stops_at
+        self.loss_scale.read(self.loss_scale.value, pending.step != self._overflows_at)
+        return 1.0, pending.step >= self._stops_at, pending.is_due
 
     def settle(self):
         pass
 
 
-def train_epoch(monkeypatch, stops_at, period_steps):
-    """Train an epoch of ten steps of 8 images, the last with 4; return its result, the run, and the steps saved."""
+def train_epoch(monkeypatch, stops_at, period_steps=0, period_s=0.0, overflows_at=None):
+    """Train an epoch of ten steps of 1 s and 8 images, the last with 4; return its result, the run and steps saved."""
     config = Config(data=DataConfig(num_train=76), train=TrainConfig(local_batch_size=8),
-                    checkpoint=CheckpointConfig(period_steps=period_steps))
+                    checkpoint=CheckpointConfig(period_steps=period_steps, period_s=period_s))
     progress = Progress(step=0, seed=1, world_size=1, best_top1=0.0, clock_s=0.0, global_batch_size=8, lr_batch_size=8,
                         num_train=76, result_index=0, nodes=[0])
+    handled: list[events.Event] = []
     run: Any = SimpleNamespace(
-        plan=make_plan(config, 1), progress=progress, trainer=MadeUpTrainer(stops_at), train_data=None,
-        sinks=SimpleNamespace(handle=lambda event: None), writer=SimpleNamespace(check=lambda: None),
-        position=SimpleNamespace(is_stop_requested=False), now_s=lambda: 0.0)
+        plan=make_plan(config, 1), progress=progress, trainer=MadeUpTrainer(stops_at, overflows_at), train_data=None,
+        sinks=SimpleNamespace(handle=handled.append), handled=handled, writer=SimpleNamespace(check=lambda: None),
+        position=SimpleNamespace(is_stop_requested=False), now_s=lambda: float(progress.step))
     saved: list[tuple[int, int]] = []
-    monkeypatch.setattr(loop, 'save', lambda run: saved.append((progress.step, len(run.trainer.read_steps))))
+
+    def save(run):
+        saved.append((progress.step, len(run.trainer.read_steps)))
+        progress.clock_s = run.now_s()
+    monkeypatch.setattr(loop, 'save', save)
     return loop.train_epoch(run, 0, is_block_start=True), run, saved
 
 
@@ -81,3 +89,19 @@ def test_bytes_read_are_summed_by_host():
     own = [report_reads(*read, [0] * 4)[0] for read in ((0, (5, 1)), (1, (7, 2)), (2, (9, 4)))]
     assert own == [[5, 1, 0, 0], [0, 0, 7, 2], [9, 4, 0, 0]]
     assert report_reads(0, (5, 1), [14, 5, 7, 2])[1] == events.RecordsRead(3, {'h2': 14, 'h1': 7}, {'h2': 5, 'h1': 2})
+
+
+def test_change_of_the_loss_scale_is_reported_once_with_its_step(monkeypatch):
+    _, run, _ = train_epoch(monkeypatch, stops_at=99, period_steps=0, overflows_at=5)
+    assert [e for e in run.handled if isinstance(e, events.LossScaleChanged)] == [
+        events.LossScaleChanged(step=6, before=1024.0, now=512.0)]
+
+
+@pytest.mark.parametrize('period_s, period_steps, expected', [
+    (3.0, 0, [6]),  # due at the push of step 3, read two steps later; then due at step 9, the last of the epoch
+    (1.5, 0, [5]),  # then due at step 7, read after the last step
+    (4.0, 3, [3, 6, 9]),  # any checkpoint starts the period again
+])
+def test_checkpoint_is_saved_once_per_period_in_seconds(monkeypatch, period_s, period_steps, expected):
+    is_stopped, _, saved = train_epoch(monkeypatch, 99, period_steps, period_s)
+    assert not is_stopped and saved == [(step, step) for step in expected]

@@ -1,9 +1,8 @@
-"""SGD and LARS against NumPy; grouped updates, overflows, loss scale and gradient compression."""
+"""SGD and LARS against NumPy, grouped updates, overflows and loss scale."""
 import mxnet as mx
 import numpy as np
 import pytest
 
-from mlperf_rn50.train.comm.horovod import fp16_scale
 from mlperf_rn50.train.optimizer import Optimizer, cut_buckets
 from mlperf_rn50.train.options import OptimizerConfig
 from mlperf_rn50.train.schedule import GROWTH_STEPS, LossScale
@@ -84,14 +83,12 @@ def test_float16_weights_follow_their_float32_masters(config):
     grads = []
     for step, lr in enumerate(lrs):
         grads.append(set_grads(params, step, 8.0))
-        optimizer.step(lr, rescale=1 / 8)
+        optimizer.step(lr, rescale=1 / 8, is_finite=optimizer.all_finite())
     expected, state = reference(config, start, grads, lrs), optimizer.state()
     for n in SHAPES:
-        if np.dtype(params[n].dtype) == np.float16:
-            np.testing.assert_allclose(state[f'master/{n}'].asnumpy(), expected[n], rtol=1e-3, atol=1e-5, err_msg=n)
-            np.testing.assert_array_equal(params[n].data().asnumpy(), state[f'master/{n}'].asnumpy().astype('float16'))
-        else:
-            assert f'master/{n}' not in state
+        weight, master = params[n].data().asnumpy(), state[f'master/{n}'].asnumpy()
+        np.testing.assert_allclose(master, expected[n], rtol=1e-3, atol=1e-5, err_msg=n)
+        np.testing.assert_array_equal(weight, master.astype(weight.dtype))
 
 
 def test_lars_trust_ratios_are_reported():
@@ -112,7 +109,8 @@ def test_bucket_boundaries():
     for sizes, kinds, num, expected in [
             ([4], 'a', 8, [[0]]), ([1, 1, 1, 1], 'aaaa', 2, [[0, 1], [2, 3]]),
             ([8, 1, 1, 1, 1], 'aaaaa', 2, [[0], [1, 2, 3, 4]]), ([1, 1, 10], 'aaa', 3, [[0, 1, 2]]),
-            ([1, 1, 1, 1], 'abab', 1, [[0, 2], [1, 3]]), ([1, 1, 1, 1], 'abab', 2, [[0], [1], [2], [3]])]:
+            ([1, 1, 1, 1], 'abab', 1, [[0, 2], [1, 3]]), ([1, 1, 1, 1], 'abab', 4, [[0], [1], [2], [3]]),
+            ([9, 1, 9, 1, 9, 1, 9, 1], 'abababab', 4, [[0, 2], [4], [6], [1, 3, 5, 7]])]:  # 4, and formerly 8
         assert cut_buckets(sizes, kinds, num) == expected
 
 
@@ -129,14 +127,14 @@ def bits_of(optimizer) -> dict[str, bytes]:
     return {n: a.asnumpy().tobytes() for n, a in arrays.items()}
 
 
-def run(config, dtype, size, num_buckets=1, is_checked=False):
-    """Return the bits after four steps, optionally with overflow checks."""
+def run(config, dtype, size, num_buckets=1):
+    """Return the bits after four steps."""
     params = make_params(dtype)
     optimizer = Optimizer(params, config, num_buckets)
     optimizer.group_size = size
     for step, (lr, fraction) in enumerate(zip(LRS, FRACTIONS)):
         set_grads(params, step, 8.0)
-        optimizer.step(lr, fraction, 1 / 8, optimizer.all_finite() if is_checked else None)
+        optimizer.step(lr, fraction, 1 / 8, optimizer.all_finite() if dtype == 'float16' else None)
     return bits_of(optimizer)
 
 
@@ -146,8 +144,7 @@ def test_grouped_updates_give_the_bits_of_single_updates(config, dtype):
     expected = run(config, dtype, 1)
     assert any(n.startswith('master/') for n in expected) == (dtype == 'float16')
     for size, num_buckets in ((2, 1), (5, 4), (54, 1)):
-        for is_checked in (False, True):
-            assert run(config, dtype, size, num_buckets, is_checked) == expected, (size, is_checked)
+        assert run(config, dtype, size, num_buckets) == expected, size
 
 
 @BOTH
@@ -225,6 +222,3 @@ def test_loss_scale_is_doubled_after_enough_steps_and_bounded():
     high.read(high.value, True)
     assert (scale, low.value, high.value) == (LossScale(2048.0, 0), 1.0, 2.0**24)
 
-
-def test_compressed_values_use_the_range_left_by_a_sum_over_the_ranks():
-    assert all(32768 <= 16 * n * fp16_scale(n) <= 65536 for n in (1, 2, 3, 64, 1000, 4096))

@@ -1,9 +1,10 @@
 """Parts of the step time from given clock readings; stragglers and diverging ranks."""
 import mxnet as mx
+import numpy as np
 import pytest
 from helpers import HANG_LIMIT_S
 
-from mlperf_rn50.train.comm.rank_checks import describe_divergence, find_stragglers
+from mlperf_rn50.train.comm.rank_checks import describe_divergence, device_digests, find_stragglers
 from mlperf_rn50.train.step_timer import StepTimer
 
 
@@ -66,10 +67,35 @@ def test_diverging_rank_of_three_is_named_with_the_first_array():
 def test_rank_slower_than_the_median_is_a_straggler():
     assert find_stragglers(times(1, 1.14, 1, 1)) == []
     [straggler] = find_stragglers(times(1, 1, 1.25, 1))
-    assert straggler.startswith('rank 2 on h2 (cores 0-3) is slow: 125 ms a step to compute, the median is 100')
-    assert '10% of each step is lost' in straggler
+    assert straggler.startswith('rank 2 on h2 (cores 0-3) is slow: it computes for 125 ms per step (median 100 ms)')
+    assert 'lose 10% of each step' in straggler
 
 
 @pytest.mark.parametrize('seconds, slow', [((1, 2, 1, 3, 1), ['3', '1']), ((1, 1.2), ['1']), ((5,), [])])
 def test_slowest_straggler_comes_first_and_a_single_rank_is_never_slow(seconds, slow):
     assert [s.split()[1] for s in find_stragglers(times(*seconds))] == slow
+
+
+@pytest.mark.parametrize('dtype, bits', [('float32', np.uint32), ('float16', np.uint16)])
+def test_device_digest_depends_on_each_bit_and_position(dtype, bits):
+    values = np.array([0.0, 1e-45, -3e-8, 1.5, 2.5, 0.1], np.float32).astype(dtype)
+
+    def digest(values):
+        arrays = {'a': mx.nd.array(values[:4].reshape(2, 2), dtype=dtype), 'b': mx.nd.array(values[4:], dtype=dtype)}
+        return device_digests(arrays)['a to b']
+    flipped = [(values.view(bits) ^ bits(1 << b) * (np.arange(6) == i)).astype(bits).view(dtype)
+               for i in range(6) for b in range(8 * values.itemsize)]
+    numbers = [v for v in flipped if not np.isnan(v).any()]  # a conversion to float32 may change a NaN's bits
+    zeros = values * 0
+    different = [values, values[::-1], values[[0, 1, 2, 4, 3, 5]], abs(zeros), -abs(zeros), values * np.nan, *numbers]
+    digests = [digest(v) for v in different]
+    assert len(set(digests)) == len(digests) and digest(values.copy()) == digests[0]
+
+
+def test_device_digests_name_the_group_with_the_difference():
+    arrays = {f'w{i}': mx.nd.ones((i + 1, 3)) for i in range(20)}
+    before = device_digests(arrays)
+    arrays['w9'][0, 1] = np.nextafter(np.float32(1), np.float32(2))
+    after = device_digests(arrays)
+    assert list(before) == ['w0 to w3', 'w4 to w7', 'w8 to w11', 'w12 to w15', 'w16 to w19']
+    assert [n for n in before if before[n] != after[n]] == ['w8 to w11']

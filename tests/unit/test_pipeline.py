@@ -84,6 +84,25 @@ def test_batches_count_the_bytes_read(numbered, nodes):
     assert (batch.num_bytes, batch.num_new_bytes) == (records.num_bytes(batch.labels.asnumpy()), 0)
 
 
+@pytest.mark.parametrize('micro, first_step', [(1, 0), (2, 3)])
+def test_joined_batches_equal_single_ones(numbered, micro, first_step):
+    """Epochs of 22 images have 6 or 3 steps, which 5 joined batches do not divide; the last step has padding."""
+    shard, keys = Shard(22, 0, 1, 4, micro), {'crop': 'random_resized', 'mirror_probability': 0.5}
+    single, joined = (list(islice(train_batches(with_data(numbered[22], input_batch_multiplier=n, **keys), shard, 9,
+                                                first_step, None), 14)) for n in (1, 5))
+    for a, b in zip(single, joined, strict=True):
+        assert (a.num_valid, a.num_bytes, a.num_new_bytes) == (b.num_valid, b.num_bytes, b.num_new_bytes)
+        np.testing.assert_array_equal(a.images.asnumpy(), b.images.asnumpy())
+        np.testing.assert_array_equal(a.labels.asnumpy(), b.labels.asnumpy())
+    assert {b.num_valid for b in joined} > {4}
+
+
+def test_joined_batches_share_the_memory_of_their_run(numbered):
+    config = with_data(numbered[24], input_batch_multiplier=3)
+    addresses = [address_of(b.images) for b in islice(train_batches(config, Shard(24, 0, 1, 4), 9, 0, None), 3)]
+    assert addresses[2] - addresses[1] == addresses[1] - addresses[0] == 4 * 3 * 8 * 8 * 4
+
+
 def test_building_the_pipeline_reads_no_image(numbered, monkeypatch):
     reads, read = [], RecordFile.read
     monkeypatch.setattr(RecordFile, 'read', lambda self, position: (reads.append(position), read(self, position))[1])

@@ -13,7 +13,7 @@ from tensorboardX import record_writer
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import StorageError
-from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.read.reader import read_events, read_run
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.system import telemetry
 from mlperf_rn50.system.telemetry import Telemetry
@@ -83,6 +83,20 @@ def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeyp
     sampler._thread.join(HANG_LIMIT_S)
     assert_named(sink, STEP, 'telemetry_0_n1.jsonl')
     sink.close()
+
+
+def test_change_of_the_loss_scale_is_in_every_output(tmp_path):
+    run = RunFolder(tmp_path, 0)
+    sinks = events.Sinks([Metrics(run), Terminal(run), MlperfLog(RunLog(run.result, run.result_v06))])
+    for step in (0, 7):
+        sinks.handle(events.LossScaleChanged(step, 65536.0, 32768.0))
+    sinks.close()
+    assert [json.loads(line) for line in run.metrics.read_text().splitlines()] == [
+        {'event': 'loss_scale', 'step': step, 'before': 65536.0, 'now': 32768.0} for step in (0, 7)]
+    text = run.train_log.read_text()
+    assert 'loss scale 65536 -> 32768 after the warm-up' in text and 'loss scale 65536 -> 32768 after step 7' in text
+    logged = [e for _, e in read_events(run.result) if e.key == 'loss_scale']
+    assert [(e.value, e.metadata['step']) for e in logged] == [(32768.0, 0), (32768.0, 7)]
 
 
 def test_changes_of_a_resumed_run_are_in_every_output(tmp_path, capsys):

@@ -56,6 +56,12 @@ def test_new_run_draws_a_seed_and_has_its_nodes(tmp_path):
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size, progress.last_lr) == (0, 32, 32, 0.0)
 
 
+def test_all_ranks_of_a_new_run_have_the_layout_of_rank_0(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, 'from_rank_0', lambda comm, make: [5, 'NHWC', make()[-1]])
+    plan, progress = plan_new(make_config(tmp_path), Comm(), [0])
+    assert plan.config.model.layout == progress.config['model']['layout'] == 'NHWC'
+
+
 def loaded_from(before):
     return checkpoint.LoadedCheckpoint(Path('none/step_00000010'), before, {})
 

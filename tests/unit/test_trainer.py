@@ -2,6 +2,7 @@
 import os
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
@@ -18,10 +19,11 @@ from mlperf_rn50.train.comm.rank_checks import check_finite
 from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.schedule import LossScale
 from mlperf_rn50.train.trainer import DETERMINISM, SmoothedCrossEntropy, Trainer, device_notes
 
 ENFORCED, AUTOTUNE = 'MXNET_ENFORCE_DETERMINISM', 'MXNET_CUDNN_AUTOTUNE_DEFAULT'
-GPU = Config(train=TrainConfig(local_batch_size=4, device='gpu'))
+GPU = Config(model=ModelConfig(layout='NCHW'), train=TrainConfig(local_batch_size=4, device='gpu'))
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
@@ -54,13 +56,17 @@ def test_learning_rate_of_partial_last_step_is_scaled_by_its_images(small_traini
     assert taken == [(0.4, 1.0, 1.0, None), (0.4, 0.5, 2.0, None)]
 
 
-def test_non_finite_array_is_found_at_evaluation(small_training):
-    trainer, _ = small_training
+@pytest.mark.parametrize('device', ['cpu', 'gpu'])
+def test_non_finite_array_is_found_at_evaluation(small_training, monkeypatch, device):
+    trainer, batches = small_training
+    trainer.read(trainer.step(batches, 0, 0.01, False))
+    monkeypatch.setattr(trainer, 'context', SimpleNamespace(device_type=device))  # the arrays stay where they are
     assert trainer.find_non_finite() is None
     check_finite(None, 3)
-    name = next(n for n in trainer.digests() if n.endswith('running_var'))
+    name, before = next(n for n in trainer.array_shapes() if n.endswith('running_var')), trainer.digests()
+    assert trainer.digests() == before
     trainer._live_arrays()[name][:1] = float('nan')
-    assert trainer.find_non_finite() == name
+    assert trainer.find_non_finite() == name and trainer.digests() != before
     with pytest.raises(RunFailed, match=f'^{name} holds values that are not finite after epoch 4'):
         check_finite(name, 3)
 
@@ -73,12 +79,24 @@ def test_padding_does_not_contribute_to_loss(small_training):
     assert not losses[1][3:].any() and losses[0].all()
 
 
-def test_loss_of_step_is_mean_over_its_images(small_training):
+def test_results_of_step_are_mean_loss_over_its_images_and_flags(small_training):
     trainer, batches = small_training
     batch = replace(next(batches), num_valid=4)
     expected = trainer.forward(batch).asnumpy().sum() * 8 / 4
-    loss, is_stop_requested = trainer.read(trainer.step(iter([batch]), 2, 1e-9, True))
-    assert loss == pytest.approx(expected, rel=1e-5) and is_stop_requested
+    for flags in ((True, False), (False, True)):
+        loss, *received = trainer.read(trainer.step(iter([batch]), 2, 1e-9, flags[0], checkpoint_due=flags[1]))
+        assert loss == pytest.approx(expected, rel=1e-5) and tuple(received) == flags
+
+
+def test_warm_up_keeps_the_loss_scale_that_fits_and_restores_the_rest(small_training, monkeypatch):
+    trainer, batches = small_training
+    trainer.loss_scale, trainer.optimizer.last_lr, trainer._is_float16 = LossScale(1024.0), None, True
+    outcomes = [mx.nd.array([v]) for v in (0, 0, 1, 0, 1, 1)]
+    monkeypatch.setattr(trainer.optimizer, 'all_finite', lambda: outcomes.pop(0))
+    monkeypatch.setattr(trainer.optimizer, 'step', lambda *_: None)
+    before = trainer.digests()
+    trainer.warm_up(batches, next(batches), 3)
+    assert trainer.loss_scale == LossScale(128.0, 0) and trainer.digests() == before and not outcomes
 
 
 # Reads the parameters of a small graph in the main and a saver thread, and prints how many threads were started.
@@ -113,7 +131,7 @@ def test_reading_weights_starts_no_threads():
     ({}, f'{ENFORCED}=1 and {AUTOTUNE}=0'), ({ENFORCED: '1', AUTOTUNE: '1'}, f'{AUTOTUNE}=0'), (DETERMINISM, None)])
 def test_gpu_note_on_reproducibility_depends_on_environment(environ, missing):
     fused, *note = device_notes(GPU, environ)
-    assert fused == 'fused operators: none'
+    assert fused == 'layout NCHW; fused operators: none'
     assert note == ([] if missing is None else [
         f'results are not reproducible to the bit; on a GPU this requires {missing}'])
     assert device_notes(replace(GPU, train=TrainConfig(local_batch_size=4)), environ) == []

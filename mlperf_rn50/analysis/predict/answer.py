@@ -1,4 +1,4 @@
-"""Predictions of several layouts: recipes, doubts, and the fastest, cheapest and knee layout. Pure."""
+"""Predict several layouts with their recipes and doubts; find the fastest, cheapest and knee layout. Pure functions."""
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -95,7 +95,7 @@ class Answer:
         return None if row.node_hours is None or self.price is None else row.node_hours * self.price
 
     def kwh(self, row: Prediction) -> float | None:
-        """Return the energy of all nodes at the measured power; None if the nodes differ in size from the base's."""
+        """Return the energy of all nodes at the measured power; None if unknown or if nodes differ from the base's."""
         power, base = self.source.power, self.base
         if power is None or row.minutes is None or row.layout.units_per_node * base.num_nodes != base.num_units:
             return None

@@ -1,4 +1,4 @@
-"""Model of the training time on other layouts, from a measured step and the epochs of a recipe. Pure.
+"""Model of the training time on other layouts, from a measured step and the epochs of a recipe. Pure functions.
 
 A step takes a computing time, proportional to its images, plus a fixed time. The fixed time has two parts: a ring
 all-reduce of all gradients over the slowest link, unless hidden by the backward pass, and an overhead on several nodes.
@@ -37,7 +37,7 @@ def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
 
 
 def _is_alike(a: RunSet, b: RunSet) -> bool:
-    """Return whether two sets have the same kind of accelerator or, if unnamed, as many of them per node."""
+    """Return whether two sets have the same kind of accelerator or, if unnamed, equally many per node."""
     kinds = [(s.accelerator or '').casefold().removeprefix('nvidia').strip() for s in (a, b)]
     per_node = [s.num_accelerators / s.num_nodes for s in (a, b) if s.num_accelerators and s.num_nodes]
     return kinds[0] == kinds[1] and (bool(kinds[0]) or len(per_node) == 2 and per_node[0] == per_node[1])
@@ -50,7 +50,7 @@ def is_pair(one: RunSet, target: RunSet) -> bool:
 
 
 def base_for(target: RunSet, sets: Sequence[RunSet]) -> Base | None:
-    """Return the one-node set, paired with a target, whose optimizer and local batch are nearest, as a base."""
+    """Return, as a base, a target's one-node pair with the same optimizer, if possible, and the nearest local batch."""
     found = [(s, base) for s in sets if is_pair(s, target) and (base := base_of(s))]
     local = target.recipe.global_batch_size / (target.num_units or 1)
     nearest = min(found, key=lambda pair: (pair[0].recipe.opt_name != target.recipe.opt_name,
@@ -74,7 +74,7 @@ def _compute_s(base: Base, layout: Layout, link: Link, step_overhead_s: float = 
 
 
 def _exchange_s(base: Base, layout: Layout, link: Link) -> float:
-    """Return the measured or computed exchange time of a step. Within one node, computing may include the exchange."""
+    """Return the measured or computed exchange time of a step. On one node, the computing time may include it."""
     if layout.num_nodes == 1:
         return base.exchange_s if base.num_nodes == 1 else 0.0
     if base.exchange_s and (base.num_nodes, base.num_units) == (layout.num_nodes, layout.num_units):

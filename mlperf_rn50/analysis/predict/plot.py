@@ -22,7 +22,7 @@ from mlperf_rn50.mllog.events import printable
 
 # Colours of the report's page in dark mode.
 _DARK_INK, _DARK_PAPER = '#e6e9ee', '#14171b'
-_MAX_MEASURED, _MAX_REFUSED = 50, 5  # measured sets drawn, refused layouts named
+_MAX_MEASURED, _MAX_REFUSED = 50, 5  # maximum measured sets drawn, maximum refused layouts named
 _HEIGHT_IN = 5.0
 
 
@@ -112,7 +112,7 @@ def _notes(answer: Answer, sets: Sequence[RunSet]) -> list[str]:
 
 
 def draw_prediction(answer: Answer) -> Picture | None:
-    """Return the picture; None where all layouts are refused."""
+    """Return the picture; None if all layouts are refused."""
     if not answer.predicted:
         return None
     series, max_nodes = _series(answer), max(r.layout.num_nodes for r in answer.predicted)

@@ -18,7 +18,7 @@ class Base:
     has_accelerators: bool
     global_batch_size: int
     step_s: float
-    exchange_s: float  # the part that does not overlap with computing; 0 if not measured
+    exchange_s: float  # exchange that does not overlap with computing; 0 if not measured
     evaluation_s: float | None  # None if not measured
     outside_s: float | None  # extra time of the first epoch, and gaps; None if not measured
     train_samples: int
@@ -77,7 +77,7 @@ NO_OVERHEADS = Overheads(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none, only the exchange
 
 @dataclass(frozen=True)
 class Layout:
-    """Nodes, units per node and a recipe; epochs: measured epochs, used instead of the schedule's."""
+    """Nodes, accelerators or ranks per node, and a recipe; epochs, if not None, are used instead of the schedule's."""
 
     num_nodes: int
     units_per_node: int
@@ -114,7 +114,7 @@ class Prediction:
     high_minutes: float | None = None
     doubts: tuple[str, ...] = ()
     recipe_source: str = ''
-    measured: RunSet | None = None  # set with this layout and batch, possibly with another recipe
+    measured: RunSet | None = None  # a set with this layout and batch, but perhaps another recipe
 
     @property
     def step_s(self) -> float | None:

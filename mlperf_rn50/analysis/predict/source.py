@@ -19,7 +19,7 @@ from mlperf_rn50.text import some
 _FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50; ranks without accelerators exchange float32
 _IMAGENET_PIXELS = 224
 _MAX_NAMES = 8  # maximum names listed in a message
-_kind = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')  # equal if comparable
+_kind = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')  # equal in comparable sets
 _INCOMPLETE = ('no run has finished, or the logs lack the number of nodes, the number of accelerators or ranks, or the '
                'time of an epoch')
 _ASSUMED = (f'Interconnect unknown: assuming {PUBLISHED_LINK.gbit_s:g} Gbit/s, as for the published systems; pass '
@@ -100,7 +100,7 @@ def _base_of_step(step: MeasuredStep, bench: Bench) -> tuple[Base, tuple[str, ..
 
 
 def _exchange_link(base: Base, bench: Bench, exchange: MeasuredExchange) -> Link:
-    """Return the measured link. The exchange overlaps if less than half of the time of the exchange adds to a step."""
+    """Return the measured link. The exchange overlaps if less than half of its time adds to a step."""
     source = f'bench allreduce over {exchange.num_ranks} ranks on {exchange.num_hosts} nodes, {bench.path}'
     if exchange.step_ms is None or base.num_nodes > 1 or base.local_batch_size != exchange.local_batch_size:
         return Link(exchange.gbit_s, exchange.num_bytes, False, source)

@@ -1,4 +1,4 @@
-"""Predictions as tables, with the sources of all numbers, and as JSON."""
+"""Render predictions as tables, with the sources of all numbers, and as JSON."""
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Errors of the model when published multi-node sets are predicted from paired one-node sets. Pure."""
+"""Errors of the model when published multi-node sets are predicted from paired one-node sets. Pure functions."""
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Validation:
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """Absolute errors as fractions, ascending."""
+        """Absolute errors as fractions, in ascending order."""
         return tuple(sorted(abs(j.error) for j in self.predicted if j.error is not None))
 
     @property
@@ -99,7 +99,7 @@ def validate_published() -> Validation:
 
 
 def validate_systems(run_sets: Sequence[RunSet]) -> Validation:
-    """Predict the sets of a tree, except refused and duplicate sets."""
+    """Predict the multi-node sets among these, except refused and duplicate sets."""
     usable = [s for s in run_sets if s.has_recipe and not s.is_duplicate]
     duplicate = 'all logs duplicate logs of a different system'
     return validate(usable, [

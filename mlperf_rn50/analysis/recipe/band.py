@@ -1,4 +1,4 @@
-"""Comparison of a run's accuracy with its reference runs at the same fraction of the schedule. Pure.
+"""Compare a run's accuracy with its reference runs at the same fraction of the schedule. Pure functions.
 
 A band is the mean of the reference runs plus and minus three times the spread expected for one more run. A run that is
 below its band at two consecutive evaluations is behind, which raises an alarm.
@@ -12,7 +12,7 @@ from mlperf_rn50.analysis.recipe.choose import reached_epoch
 from mlperf_rn50.analysis.recipe.reference import MIN_RUNS, Reference, schedule_phase
 from mlperf_rn50.text import span
 
-# Half of the band width, and number of consecutive outliers for an alarm; tuned with benchmarks/replay.py.
+# Half of the band width in sigmas, and consecutive outliers that raise an alarm; tuned with benchmarks/replay.py.
 SIGMAS, IN_A_ROW = 3.0, 2
 Curve = Sequence[tuple[int, float]]
 
@@ -92,13 +92,13 @@ class Standing:
     band: Band | None
     is_below: bool
     is_behind: bool
-    reference_epochs: tuple[int, int] | None  # first and last ones that reached the target
+    reference_epochs: tuple[int, int] | None  # first and last of target_epochs
     seconds_left: tuple[float, float] | None  # until these epochs, at this run's pace; None after them
     text: str
 
 
 def standing_of(reference: Reference, bands: Mapping[int, Band], curve: Curve, time_s: float) -> Standing:
-    """Compare the last of one or more evaluations with the reference runs."""
+    """Compare the last evaluation of a non-empty curve with the reference runs; time_s is that evaluation's time."""
     epoch, accuracy = curve[-1]
     found, epochs = bands.get(epoch), target_epochs(reference)
     ends = (epochs[0], epochs[-1]) if epochs else None

@@ -1,4 +1,4 @@
-"""Choice of a recipe for a batch, from published sets or interpolated between two batches. Pure."""
+"""Choose a recipe for a batch from the published sets, or interpolate it between two batches. Pure functions."""
 import dataclasses
 import math
 import statistics
@@ -21,7 +21,7 @@ from mlperf_rn50.text import plural
 SAME_BATCH = 1.025
 _RELIABLE = 0.9  # minimum fraction of a reliable recipe's runs that reach the target
 _GENERATIONS = ('v0.7 and later', 'v0.6', 'v0.5')
-# Schedule length declared by the submissions with step decay; their runs end long before its end.
+# Schedule length in epochs that the submissions with step decay declare; their runs converge long before its end.
 STEP_SCHEDULE_EPOCHS = 100.0
 
 
@@ -31,12 +31,12 @@ def generation_of(run_set: RunSet) -> str:
 
 
 def reached_epoch(run: Run, target: float) -> int | None:
-    """Return the number of epochs before the first evaluation at or above a target, if any."""
+    """Return the number of epochs before the first evaluation that reached a target; None if none did."""
     return next((epoch for epoch, accuracy in run.curve if accuracy >= target), None)
 
 
 def is_within(a: float | None, b: float | None, factor: float) -> bool:
-    """Return whether two values are known and differ by at most a factor."""
+    """Return whether two values are known and differ by at most this factor."""
     return bool(a and b) and max(a, b) <= factor * min(a, b)  # type: ignore[type-var, operator]
 
 
@@ -92,13 +92,13 @@ class RecipeGroup:
 
 
 def fold(sets: Sequence[RunSet], opt_name: str | None = None, target: float | None = None) -> list[RecipeGroup]:
-    """Return distinct recipes of converged ImageNet sets, by batch, newest first; target: lowest included target."""
+    """Return the distinct recipes of converged ImageNet sets with at least this target, by batch, newest first."""
     groups: dict[tuple[Recipe, str, float], list[RunSet]] = {}
     for run_set in sets:
         recipe, declared = run_set.recipe, run_set.recipe.target_accuracy
         if (run_set.is_imagenet and declared is not None and opt_name in (None, recipe.opt_name)
                 and declared >= (target or 0)):
-            if recipe.decay_epochs is not None:  # inexact if logged in steps
+            if recipe.decay_epochs is not None:  # lengths logged in steps are inexact
                 recipe = replace(recipe, decay_epochs=round(recipe.decay_epochs, 2))
             groups.setdefault((recipe, generation_of(run_set), target or declared), []).append(run_set)
     found = [RecipeGroup(recipe, generation, tuple(members), goal)
@@ -191,7 +191,7 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
     """Return the best recipe at a batch, or one interpolated between two batches, from the published sets by default.
 
     Raises:
-        ConfigError: no published set has this batch, or no two have a smaller and a larger one.
+        ConfigError: no published set has this batch, and none can be interpolated.
     """
     recipes = fold(load_published() if sets is None else sets, opt_name, target)
     if best := _best(_recipes_at(recipes, batch), batch):
@@ -217,7 +217,7 @@ def _mix(low: float, high: float, share: float) -> float:
 
 
 def interpolate(below: RecipeGroup, above: RecipeGroup, batch: int) -> Choice:
-    """Interpolate the learning rate as a power of the batch, and warm-up, decay epochs and epochs linearly.
+    """Interpolate the learning rate as a power of the batch, and warm-up, schedule length and expected epochs linearly.
 
     All other values are from the nearer recipe. docs/recipes.md lists the errors at published batches.
     """
@@ -256,8 +256,7 @@ def make_config(choice: Choice, num_nodes: int | None = None, ranks_per_node: in
     result = cfg.Config(
         run=cfg.RunConfig(dir=f'logs/recipe_{batch}{layout}', num_nodes=num_nodes, ranks_per_node=ranks_per_node,
                           clear_caches=True),
-        data=cfg.DataConfig(decoder='mixed', num_threads=4, pad_to_4_channels=True),
-        model=cfg.ModelConfig(layout='NHWC'),
+        data=cfg.DataConfig(decoder='mixed', num_threads=6, pad_to_4_channels=True),
         optimizer=cfg.OptimizerConfig(name=recipe.opt_name,  # type: ignore[arg-type]
                                       momentum=recipe.momentum, weight_decay=recipe.weight_decay),
         schedule=cfg.ScheduleConfig(**{'decay_epochs': STEP_SCHEDULE_EPOCHS, **filled}),
@@ -270,7 +269,7 @@ def make_config(choice: Choice, num_nodes: int | None = None, ranks_per_node: in
 
 
 def check_shares(batch: int, num_ranks: int) -> None:
-    """Raise ConfigError for a batch that is not divisible by the ranks."""
+    """Raise ConfigError for a batch that is not divisible by the number of ranks."""
     if batch % num_ranks:
         fit = max(1, round(batch / num_ranks)) * num_ranks
         raise ConfigError(f'--global-batch-size: got {batch} for {num_ranks} ranks (--nodes x --ranks-per-node), '

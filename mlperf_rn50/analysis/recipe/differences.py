@@ -1,4 +1,4 @@
-"""Comparison of a configuration with the published recipes, and its deviations from them. Pure."""
+"""Compare a configuration with the published recipes, and list its deviations. Pure functions."""
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Row:
     key: str
     config: RecipeValue | None
     published: tuple[RecipeValue, ...]
-    is_alone: bool = False  # no recipe with the configuration's optimizer has its value
+    is_alone: bool = False  # whether no recipe with the same optimizer has the configuration's value
 
 
 def value_text(value: Any) -> str:
@@ -70,7 +70,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _recipe_cells(recipe: Recipe, unlogged: frozenset[str]) -> dict[str, RecipeValue]:
-    """Return the values of the logged keys."""
+    """Return a recipe's values by configuration key: those from logs, and those that follow from optimizer or decay."""
     is_step, is_lars = recipe.decay == 'step', recipe.opt_name == 'lars'
     grid = None not in (recipe.first_eval_epoch, recipe.eval_period)
     offset = (recipe.first_eval_epoch - 1) % recipe.eval_period if grid else None  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Reference runs to compare a run with: runs with the same or a similar recipe, or named by the user. Pure."""
+"""Find reference runs for a run: runs with the same or a similar recipe, or runs named by the user. Pure functions."""
 import math
 import statistics
 from collections import defaultdict
@@ -21,7 +21,7 @@ from mlperf_rn50.text import plural, some
 MIN_RUNS = 2  # minimum number of runs to compute a spread
 # Largest ratios of learning rate per image and of schedule length between similar recipes.
 _SIMILAR_RATE, _SIMILAR_LENGTH = 1.5, 1.2
-_SAME_EPOCHS = 0.5  # tolerance of schedule lengths, because those logged in steps are not whole epochs
+_SAME_EPOCHS = 0.5  # tolerance of equal schedule lengths, because those logged in steps are inexact
 _SHOWN, _MAX_NAME = 3, 120  # maximum names per message, maximum characters per name
 
 
@@ -31,7 +31,7 @@ def _is_equal(a: float | None, b: float | None) -> bool:
 
 
 def _has_same_decay(a: Recipe, b: Recipe) -> bool:
-    """Return whether two recipes have the same kind of decay and, except for step, the same length."""
+    """Return whether kind and length of the decay (for step decay: the drops) are equal, or unknown in one recipe."""
     if a.decay is None or b.decay is None:
         return True
     return a.decay == b.decay and a.step_epochs == b.step_epochs and (a.decay == 'step' or _has_same_length(a, b))
@@ -52,7 +52,7 @@ def has_same_recipe(a: Recipe, b: Recipe) -> bool:
 
 
 def has_similar_recipe(a: Recipe, b: Recipe) -> bool:
-    """Return whether optimizer and decay match, and batch, learning rate per image and length are similar."""
+    """Return whether optimizer and decay match, and batch, learning rate per image and schedule length are similar."""
     if (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs) or not a.base_lr or not b.base_lr:
         return False
     rates = a.base_lr / a.global_batch_size, b.base_lr / b.global_batch_size
@@ -68,7 +68,7 @@ def _scale(recipe: Recipe, other: Recipe) -> float:
 
 
 def schedule_phase(recipe: Recipe, epoch: float) -> int | None:
-    """Return an epoch's part of the schedule: the nearest tenth or, for step decay, -1, -2, ... between the drops."""
+    """Return an epoch's part of the schedule: the nearest tenth or, for step decay, -1 minus the number of drops."""
     if recipe.decay == 'step' and recipe.step_epochs:
         return -1 - sum(epoch > e for e in recipe.step_epochs)
     return round(10 * min(1.0, epoch / recipe.decay_epochs)) if recipe.decay_epochs else None
@@ -76,7 +76,7 @@ def schedule_phase(recipe: Recipe, epoch: float) -> int | None:
 
 @cache
 def _variances(run_set: RunSet) -> list[tuple[int, int, float]]:
-    """Return (part of the schedule, degrees of freedom, variance) of each evaluation of two or more runs."""
+    """Return (part of the schedule, degrees of freedom, variance) for each epoch that two or more runs evaluated."""
     at: dict[int, list[float]] = defaultdict(list)
     for run in run_set.converged:
         for epoch, accuracy in run.curve:
@@ -102,7 +102,7 @@ class Reference:
     how: Literal['same', 'like', 'named']  # same recipe, similar recipes, or a different recipe named by the user
     recipe: Recipe  # of the compared run
     sets: tuple[RunSet, ...]
-    spreads: Mapping[int, float] = field(default_factory=dict)  # minimum by part of the schedule, from typical_spreads
+    spreads: Mapping[int, float] = field(default_factory=dict)  # lower bounds by part of the schedule (typical_spreads)
     eval_samples: int | None = None  # images per evaluation, for the sampling error; None if spreads are known
 
     @property
@@ -129,7 +129,7 @@ def recipe_of(config: Config, global_batch_size: int) -> Recipe:
 
 
 def find_published(recipe: Recipe, published: Sequence[RunSet]) -> Reference | None:
-    """Return the published sets with the same recipe or else with similar recipes."""
+    """Return the published sets with the same recipe or, if there are none, those with similar recipes."""
     return _find(recipe, published, typical_spreads(published), None)
 
 

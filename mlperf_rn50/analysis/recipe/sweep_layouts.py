@@ -1,4 +1,4 @@
-"""Batch and learning rate of each layout (nodes x ranks) of a sweep. Pure."""
+"""Choose the batch and learning rate of each layout (nodes x ranks) of a sweep. Pure functions."""
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,12 +54,12 @@ def plan_layouts(splits: Sequence[tuple[int, int]], batch_size: int, is_local: b
     scaling the images per step. The learning rate scales with the global batch, and the warm-up epochs stay the same.
 
     Args:
-        splits: (nodes, ranks per node), at least one.
-        is_local: batch_size is per rank.
+        splits: pairs of nodes and ranks per node; at least one.
+        is_local: whether batch_size is per rank.
         lr_table: (base_lr, warmup_epochs) by global batch size, instead of the scaled values.
 
     Raises:
-        ConfigError: the batch is not divisible by the ranks or not in the table.
+        ConfigError: the batch is not divisible by the number of ranks, or lr_table does not contain it.
     """
     first = splits[0][0] * splits[0][1]
     reference = batch_size * first if is_local else batch_size

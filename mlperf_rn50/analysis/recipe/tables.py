@@ -1,4 +1,4 @@
-"""Published recipes as tables and JSON: systems, values next to a configuration, and recommended recipe."""
+"""Render published recipes as tables and JSON, next to a configuration's values or with a recommended recipe."""
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ class Recipes:
     """Published recipes at a batch or at adjacent batches, with a choice or a configuration to compare."""
 
     batch: int
-    target: float | None  # None for each recipe's target
+    target: float | None  # None means the target of each recipe
     recipes: Sequence[RecipeGroup]
     rows: Sequence[Row]
     is_at_batch: bool
@@ -83,7 +83,7 @@ def _texts(row: Row) -> list[str]:
 
 
 def render_recipes(found: Recipes) -> str:
-    """Return the systems, their values and notes."""
+    """Return the systems, the values of their recipes, and notes as text."""
     title = (f'Published at batch {found.batch:,}' if found.is_at_batch else
              f'Not published at batch {found.batch:,}; adjacent batches')
     goal = '' if found.target is None else f', for {100 * found.target:.4g} % or more'
@@ -100,7 +100,7 @@ def _compared_notes(found: Recipes, config: Config) -> list[str]:
     recipes = 'with this optimizer' if any(p.recipe.opt_name == config.optimizer.name for p in found.recipes) else \
         'above, none of which has this optimizer,'
     notes = [f'* no recipe {recipes} has this value (schedule end and length: among schedules of the same kind)',
-             'Colours: neither the submissions nor train change the colours of training images, except mean and std.',
+             'Colours: the submissions and train change the colours of training images only by mean and std.',
              f'Files: the storage format of the images is not logged. This configuration: {_images_of(config)}.', '']
     if is_imagenet(config):
         return [*notes, 'Deviations from converged published sets at similar batches:',

@@ -18,7 +18,7 @@ _PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('firs
           ('later epochs', 'training_s', '#b4c4d4', ''), ('evaluation', 'evaluation_s', '#9c5563', ''),
           ('other', 'other_s', '#e3dcb4', ''))
 _MAX_RUNS = 240  # maximum runs drawn in a plot
-_IDEAL: dict[str, Any] = {'fill': False, 'edgecolor': drawing.GRID, 'linestyle': '--'}  # style of ideal bars
+_IDEAL: dict[str, Any] = {'fill': False, 'edgecolor': drawing.GRID, 'linestyle': '--'}  # bars for ideal values
 
 
 def _filled(colour: str) -> dict[str, Any]:

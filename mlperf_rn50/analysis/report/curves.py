@@ -19,11 +19,11 @@ from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
 from mlperf_rn50.mllog.sidecar.telemetry import NodeTelemetry, find_telemetry, read_telemetry
 from mlperf_rn50.text import data_name, percent, short, thin
 
-_DEVICES = (('#a0764a', '-', 2.4), (INK, ':', 1.2), ('#5f8299', '-', 2.4), (INK, '--', 1))  # as telemetry.KINDS
+_DEVICES = (('#a0764a', '-', 2.4), (INK, ':', 1.2), ('#5f8299', '-', 2.4), (INK, '--', 1))  # styles of telemetry.KINDS
 _MINUTES = 'minutes since run_start'
-_MAX_CURVES, _MAX_MARKS = 60, 1000  # per plot
-_MAX_POINTS = 200  # learning rates per curve, and epochs marked in a telemetry plot
-_MAX_TELEMETRY, _MAX_NODES, _MAX_SAMPLES = 6, 8, 1000  # telemetry plots, nodes in each and samples per node
+_MAX_CURVES, _MAX_MARKS = 60, 1000  # maximum per plot
+_MAX_POINTS = 200  # maximum learning rates per curve, and epochs marked in a telemetry plot
+_MAX_TELEMETRY, _MAX_NODES, _MAX_SAMPLES = 6, 8, 1000  # maximum plots, nodes per plot, samples per node
 _Points = Sequence[tuple[float, float, str]]  # (x, y, tooltip text)
 
 
@@ -165,7 +165,7 @@ def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
 
 
 def draw_all_telemetry(scene: Scene) -> list[Picture]:
-    """Draw the telemetry of systems that have any, up to a maximum number."""
+    """Draw the telemetry of the first _MAX_TELEMETRY systems that have any."""
     drawn = list(islice(filter(None, (draw_telemetry(scene, shown) for shown in scene.shown)), _MAX_TELEMETRY))
     if len(drawn) == _MAX_TELEMETRY:
         drawn[-1].notes.append(f'This plot is drawn for at most {_MAX_TELEMETRY} systems')

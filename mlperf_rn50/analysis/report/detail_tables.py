@@ -25,7 +25,7 @@ def _status(run: Run) -> str:
 
 
 def runs_table(study: Study) -> Table:
-    """Return the table of runs; if there are too many for a page, converged runs are omitted first."""
+    """Return the table of runs; of more than _MAX_RUNS runs, converged ones are omitted first."""
     runs = [(s, r) for s in study.run_sets for r in s.runs]
     first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:_MAX_RUNS]
     shown = [runs[i] for i in sorted(first)]
@@ -58,9 +58,9 @@ def scaling_table(study: Study) -> Table:
     return Table('Speed-up factors (throughput gain x epoch ratio x share ratio)', (
         'system', 'speed-up', 'throughput gain', 'epoch ratio', 'share ratio', 'efficiency', 'hardware efficiency'),
         tuple(rows),
-        f'Relative to {study.baseline.name}, for the scored runs. Throughput gain reflects hardware; epoch ratio '
-        'reflects convergence. Share ratio compares the shares of time at full speed, without first-epoch overhead, '
-        f'evaluations and gaps. Hardware efficiency is throughput gain divided by the ratio of {unit_name(study)}.')
+        f'Values are relative to {study.baseline.name}, for the scored runs. Throughput gain reflects hardware; epoch '
+        'ratio reflects convergence. Share ratio compares the shares of time at full speed, excluding the first-epoch '
+        f'overhead, evaluations and gaps. Hardware efficiency is throughput gain / ratio of {unit_name(study)}.')
 
 
 def rates_table(study: Study) -> Table:
@@ -127,7 +127,7 @@ def reads_table(study: Study) -> Table:
     return Table('Training records read by each node per epoch', (
         'system', 'node', 'first epoch, MB', 'of them new', 'later epochs, MB', 'of them new'), tuple(rows),
         'Values are from the first run with these metrics; later epochs are averaged. New bytes were read for the '
-        'first time since the run started or resumed; others may come from the page cache.')
+        'first time since the run started or resumed; other bytes may come from the page cache.')
 
 
 def rcp_table(study: Study) -> Table:

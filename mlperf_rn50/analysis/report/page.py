@@ -1,4 +1,4 @@
-"""Report as a self-contained HTML page whose numbers link to their log lines."""
+"""Render the report as a self-contained HTML page whose numbers link to their log lines."""
 import itertools
 import os
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Cell, Ref, Table
 from mlperf_rn50.text import money, plural
 
-_MAX_QUOTE = 200  # characters quoted per log line
+_MAX_QUOTE = 200  # maximum characters quoted per log line
 _MAX_LINES = 24  # maximum log lines per source entry; five runs have fewer
 _MAX_ANSWERS = 8  # maximum systems that each get a sentence above the table
 
 
 class _Sources:
-    """Log lines behind a page's numbers, with one entry per distinct group of lines."""
+    """Log lines from which a page's numbers come, with one entry per distinct group of lines."""
 
     def __init__(self) -> None:
         self.groups: dict[tuple[Ref, ...], str] = {}
@@ -41,7 +41,7 @@ class _Sources:
         for path, line in (ref for refs in self.groups for ref in refs[:_MAX_LINES]):
             numbers.setdefault(path, set()).add(line)
         logs = {path: ('/'.join(path.parts[-3:] if path.parent.name == 'resnet' else path.parts[-2:]),
-                       quote(os.fsencode(os.path.relpath(path.absolute(), folder.absolute()))),  # file names are bytes
+                       quote(os.fsencode(os.path.relpath(path.absolute(), folder.absolute()))),  # may not be UTF-8
                        _read_lines(path, lines)) for path, lines in numbers.items()}
         return [(anchor, [{'name': name, 'href': href, 'line': line, 'text': texts.get(line, '')}
                           for path, line in refs[:_MAX_LINES] for name, href, texts in (logs[path],)],
@@ -65,7 +65,7 @@ def _answer(study: Study) -> list[str]:
         return [_system_answer(study, s, c) for s, c in pairs]
     fastest = min((s for s in study.run_sets if s.time_s), key=lambda s: s.time_s or 0.0, default=None)
     chosen = [_system_answer(study, s, c) for s, c in pairs if s is study.baseline or s is fastest]
-    return [*chosen, f'of {len(pairs)} systems, this list has the baseline and the fastest; the table below has all']
+    return [*chosen, f'this list has only the baseline and the fastest of {len(pairs)} systems; the table has all']
 
 
 def _system_answer(study: Study, run_set: RunSet, comparison: Comparison | None) -> str:
@@ -140,7 +140,7 @@ def dump_report(studies: Sequence[Study], folder: Path) -> Path:
         drawn = []
         for i, study in enumerate(studies, start=1):
             drawn.append(draw_study(study))
-            for picture in drawn[-1]:  # now, to free the memory of the figures
+            for picture in drawn[-1]:  # written now to free the memory of the figures
                 dump_picture(picture, folder, f'study{i}_' if len(studies) > 1 else '')
         write_atomically(folder / 'report.html', render_html(studies, drawn, folder) + '\n')
     return folder / 'report.html'

@@ -1,4 +1,4 @@
-"""Plot with a tooltip for each mark, as SVG for pages and PNG for documents."""
+"""A plot with a tooltip for each mark, written as SVG for pages and as PNG for documents."""
 import io
 import logging
 import re
@@ -18,11 +18,11 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from mlperf_rn50.mllog.events import printable
 
-# Pages use their text colour for INK. GRID, also used for ideal lines, has a contrast of at least 3:1 on all pages.
+# Pages replace INK by their text colour. GRID is also used for ideal lines; its contrast is at least 3:1 on all pages.
 INK, GRID = '#1b1e23', '#808893'
-# Palette by Okabe and Ito for the colour-blind, adapted to a contrast of 3:1. Further systems are drawn in INK.
+# Palette by Okabe and Ito for the colour-blind, adapted to a contrast of 3:1. All further systems use INK.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#c4649b', '#a67c00', '#7a6fd0')
-WIDTH_IN = 4.6  # keeps text above 9 CSS px on a phone, which shows plots 360 px wide
+WIDTH_IN = 4.6  # keeps text larger than 9 CSS px on a phone, where plots are 360 px wide
 STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 'text.color': INK,
          'axes.edgecolor': GRID, 'axes.labelcolor': INK, 'axes.labelsize': 9.5, 'hatch.linewidth': 0.6,
          'xtick.color': GRID, 'ytick.color': GRID, 'xtick.labelcolor': INK, 'ytick.labelcolor': INK,
@@ -33,7 +33,7 @@ STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 
          'text.parse_math': False}  # log text must not be parsed as a formula
 # On first use, matplotlib builds a font list, and logs a warning if that takes more than 5 s.
 logging.getLogger('matplotlib.font_manager').setLevel(logging.ERROR)
-_LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # sizes of the text above a plot
+_LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # text above a plot: inches and characters per line, maximum lines
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Picture:
     heading: str
     figure: Figure
     notes: list[str] = field(default_factory=list)  # explanations and omissions
-    tips: dict[str, Sequence[str]] = field(default_factory=dict)  # by SVG group: one per mark, or one for all
+    tips: dict[str, Sequence[str]] = field(default_factory=dict)  # by id of the SVG group: one per mark or one for all
 
     @property
     def caption(self) -> str:
@@ -128,7 +128,7 @@ def inline_svg(picture: Picture, prefix: str) -> str:
 
 
 def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:
-    (folder / f'{prefix}{picture.name}.svg').write_text(picture.svg)  # first, because it sets the layout
+    (folder / f'{prefix}{picture.name}.svg').write_text(picture.svg)  # before the PNG, because this sets the layout
     with matplotlib.rc_context(STYLE):
         picture.figure.savefig(folder / f'{prefix}{picture.name}.png', dpi=150, metadata={'Software': None})
     picture.figure.clear()  # free the memory

@@ -1,4 +1,4 @@
-"""Log lines behind the report's numbers, and names of units and studies for tables and plots."""
+"""Log lines from which the report's numbers come, and names of units and studies for tables and plots."""
 from collections.abc import Sequence
 from itertools import islice
 

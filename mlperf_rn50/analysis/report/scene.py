@@ -17,7 +17,7 @@ from mlperf_rn50.text import plural, short, some, thin
 
 _MARKS = {'converged': 'o', 'running': '>'}  # plot marks by status; 'x' for any other status
 _MEANINGS = {'o': 'converged', 'x': 'did not converge', '>': 'still running'}
-_MAX_SYSTEMS, _MAX_NAMES = 24, 5  # maximum systems in a plot, and names in a note
+_MAX_SYSTEMS, _MAX_NAMES = 24, 5  # maximum systems in a plot, maximum names in a note
 MAX_NAME = 44  # maximum characters of a name in a plot
 _ROW_IN = 0.46
 
@@ -62,7 +62,7 @@ class Scene:
         return picture, axes
 
     def sample_runs(self, picture: Picture, most: int) -> list[Sequence[Run]]:
-        """Return the runs to draw for each system, at most this many in total; add a note if runs are omitted."""
+        """Return the runs to draw for each system, at most `most` in total; add a note if any are omitted."""
         each = max(most // max(len(self.shown), 1), 2)
         if any(len(s.run_set.runs) > each for s in self.shown):
             picture.notes.append(f'At most {each} runs of each system are drawn, evenly spaced from fastest to slowest')
@@ -88,7 +88,7 @@ def make_scene(study: Study) -> Scene:
 
 
 def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
-    """Return at most this many places, evenly spaced from fastest to slowest system, including the baseline."""
+    """Choose at most `most` places, evenly spaced from the fastest to the slowest system, including the baseline."""
     if len(places) <= most:
         return list(places)
     base = [i for i in places if study.run_sets[i] is study.baseline]
@@ -103,7 +103,7 @@ def explain_marks(runs: Sequence[Run]) -> list[Line2D]:
 
 
 def by_mark(runs: Sequence[Run]) -> dict[str, list[int]]:
-    """Group run indices by status mark."""
+    """Return the indices of runs, grouped by the mark that shows their status."""
     groups: dict[str, list[int]] = {}
     for k, run in enumerate(runs):
         groups.setdefault(_MARKS.get(run.status, 'x'), []).append(k)

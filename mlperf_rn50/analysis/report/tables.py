@@ -1,4 +1,4 @@
-"""Tables and warnings of the report, for all output formats. Pure except for reading sidecar files of the logs."""
+"""Tables and warnings of the report, for all output formats. The only files read are sidecar files of the logs."""
 import math
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
 
 
 def _listed(values: Sequence[str]) -> str:
-    """Join values with commas; more than two equal values become '63 x5', for example."""
+    """Join values with commas; three or more values that are all equal become, for example, '63 x5'."""
     return f'{values[0]} x{len(values)}' if len(values) > 2 and len(set(values)) == 1 else ', '.join(values) or '-'
 
 

@@ -1,4 +1,4 @@
-"""Report as text tables, for a terminal or as Markdown."""
+"""Render the report as text tables, for a terminal or in Markdown."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,10 +22,10 @@ class Style:
     """Formatting of text output."""
 
     clean: Callable[[str], str]  # escapes text from logs
-    table_format: str  # of tabulate
+    table_format: str  # name of a tabulate format
     study: Callable[[str], str]  # formats the heading of a study
     section: Callable[[str], str]  # formats the heading of a table or of the warnings
-    gap: str  # between a table and its notes
+    gap: str  # text between a table and its notes
     status: Callable[[str], str] = str  # formats the status of a run
 
 

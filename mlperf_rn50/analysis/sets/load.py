@@ -25,7 +25,7 @@ from mlperf_rn50.mllog.run import LogWarning, Run
 # Facts that the runs of a set must share, in addition to the keys of the optimizer.
 _SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num_accelerators', 'dataset', 'round',
            'division', 'is_imagenet', 'train_samples', 'eval_samples')
-# Facts that have a default from the rules or ImageNet. A fact is known if the log contains any one of its keys.
+# Facts whose default comes from the rules or from ImageNet. They are known only if the log contains one of these keys.
 _FACT_KEYS = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (keys.TRAIN_SAMPLES,),
               'eval_samples': (keys.EVAL_SAMPLES,)}
 _MAX_VALUE = 80  # maximum characters of a value quoted in a message

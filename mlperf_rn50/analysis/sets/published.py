@@ -18,7 +18,7 @@ _FACTS = ('round', 'org', 'num_nodes', 'num_ranks', 'num_accelerators', 'acceler
 def _published_set(entry: Mapping[str, Any]) -> RunSet:
     facts = {name: entry[name] for name in _FACTS} | {'train_samples': IMAGENET_TRAIN, 'optimizer': entry['optimizer']}
     if entry['optimizer']['opt_name'] == 'sgd':
-        facts['optimizer'] = {**entry['optimizer'], 'sgd_opt_nesterov': False}  # the rules require this
+        facts['optimizer'] = {**entry['optimizer'], 'sgd_opt_nesterov': False}  # required by the rules
     runs = tuple(Run(Path(name), status=status, time_to_train_s=time_s, last_epoch=epochs,
                      epochs_to_converge=epochs if status == 'converged' else None,
                      evaluations=[Evaluation(epoch, accuracy, 0, None, None, None) for epoch, accuracy in curve],

@@ -18,8 +18,8 @@ class RcpVerdict:
     ruleset: str  # source of the points; the newest if the round has none
     is_of_round: bool  # whether the ruleset belongs to the round of the set
     reference_epochs: float | None  # reference mean, interpolated between batch sizes
-    min_epochs: float | None  # minimum to pass
-    epochs: float  # mean without the fewest and the most
+    min_epochs: float | None  # minimum epochs to pass
+    epochs: float  # mean of the runs without the fewest and the most epochs
     passed: bool
     scaling: float  # factor from the score to the official score
     text: str
@@ -38,7 +38,7 @@ def is_scaled(run_set: RunSet) -> bool:
 
 
 def is_applicable(run_set: RunSet) -> bool:
-    """Return whether points apply to a set. It needs five runs to 75.9 % on ImageNet, at least four converged."""
+    """Return whether points apply to a set, which needs five ImageNet runs to 75.9 %, at least four converged."""
     return (run_set.is_imagenet and run_set.score_minutes is not None and run_set.global_batch_size is not None
             and (run_set.target_accuracy == TARGET or is_scaled(run_set)))
 
@@ -57,7 +57,7 @@ def _checker(ruleset: str) -> Any:
 
 
 def check_rcp(run_set: RunSet) -> RcpVerdict | None:
-    """Return the verdict by the pruned points, or None if none apply or mlperf-logging is not installed."""
+    """Return the verdict from the official pruned points; None if none apply or mlperf-logging is not installed."""
     if not is_applicable(run_set):
         return None
     ruleset = _ruleset(run_set)

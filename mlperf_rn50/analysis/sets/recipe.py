@@ -36,10 +36,10 @@ class Recipe:
 
     @property
     def last_eval_epoch(self) -> int | None:
-        """Number of epochs before the last evaluation within the schedule; None if unknown or without such a one."""
+        """Number of epochs before the last evaluation within the schedule; None if unknown or if there is none."""
         if self.decay_epochs is None or not self.eval_period or self.first_eval_epoch is None:
             return None
-        room = math.floor(self.decay_epochs + 0.1) - self.first_eval_epoch  # the end may be a fraction
+        room = math.floor(self.decay_epochs + 0.1) - self.first_eval_epoch  # 0.1, because the length may be inexact
         return self.first_eval_epoch + room // self.eval_period * self.eval_period if room >= 0 else None
 
 
@@ -57,9 +57,9 @@ def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None
 
 
 def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: float | None) -> float | None:
-    """Return the epochs of the whole schedule, which is logged in epochs, or in steps without the warm-up.
+    """Return the epochs of the whole schedule; logs contain these epochs, or the steps after the warm-up.
 
-    Logs of data sets other than ImageNet contain steps. Return None for an implausibly long schedule.
+    Logs of data sets other than ImageNet always contain steps. Return None for an implausibly long schedule.
     """
     if steps is None or samples in (None, IMAGENET_TRAIN) and steps <= _MAX_EPOCHS:
         return steps

@@ -1,6 +1,6 @@
 """A run set: the runs of a system with different seeds, and their epochs and time to the target.
 
-Pure except for reading energy.
+Only the energy is read from files; all other functions are pure.
 """
 import statistics
 from collections import Counter
@@ -63,8 +63,8 @@ class RunSet:
     doubts: tuple[str, ...] = ()  # warnings about the whole set, such as duplicates of other logs
     is_duplicate: bool = False  # all logs duplicate those of other sets
     is_published: bool = False  # whether the set is from the packaged table
-    unlogged: Mapping[str, Any] = field(default_factory=dict)  # recipe fields that are only in the submission
-    given_times: RunTimes | None = None  # of a published set, whose runs lack epoch times
+    unlogged: Mapping[str, Any] = field(default_factory=dict)  # recipe fields known only from the submitted settings
+    given_times: RunTimes | None = None  # mean times of a published set, whose runs lack epoch times
 
     @cached_property
     def duplicates(self) -> tuple[Duplicate, ...]:

@@ -10,7 +10,7 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.text import plural, some
 
 UNNAMED = 'unnamed'  # the default of run.submission_platform
-IDENTITY_TOLERANCE = 0.01  # if the product of the factors is further off, intervals overlap or are missing
+IDENTITY_TOLERANCE = 0.01  # if the product of the factors is off by more, intervals overlap or are missing
 MAX_NAMES = 8  # maximum system names in a message
 MAX_OF_SPLITS = 8  # maximum systems with equal numbers of units that are all compared in pairs
 
@@ -107,7 +107,7 @@ def _by_units(run_sets: Sequence[RunSet]) -> dict[int, list[RunSet]]:
 
 
 def compare_splits(run_sets: Sequence[RunSet]) -> list[Split]:
-    """Compare pairs of systems with equal units on different numbers of nodes; of many systems, only the extremes."""
+    """Compare systems with equally many units on different numbers of nodes; of many systems, only the extremes."""
     splits: list[Split] = []
     for group in _by_units(run_sets).values():
         if len(group) > MAX_OF_SPLITS:
@@ -126,7 +126,7 @@ class Study:
     name: str
     run_sets: tuple[RunSet, ...]
     baseline: RunSet
-    comparisons: tuple[Comparison | None, ...]  # None without a time; all None if fewer than two have one
+    comparisons: tuple[Comparison | None, ...]  # None for systems without a time; all None for fewer than two times
     splits: tuple[Split, ...]
     rates: tuple[Rate | None, ...]
     cautions: tuple[str, ...]  # differences between compared systems, shown before any ratio
@@ -243,8 +243,8 @@ def make_studies(run_sets: Sequence[RunSet], baseline: str | None = None,
     """Return the studies of systems; raise UserError for an unknown, ambiguous or refused baseline.
 
     Args:
-        baseline: name of the baseline of all systems with its data set and target; None for the smallest system that
-            converged in each study.
+        baseline: name of the baseline for all systems with the same data set and target; None selects, in each study,
+            the smallest system that converged.
     """
     groups: dict[tuple, list[RunSet]] = {}
     chosen = [s for s in run_sets if s.name == baseline]

@@ -73,7 +73,7 @@ class RunTimes:
 
 
 def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | None, int, float]]) -> RunTimes | None:
-    """Return mean times, None if unknown; runs: (time to train, epochs, number of evaluations, their total time)."""
+    """Return mean times; None if unknown. A run is (time to train, epochs, number of evaluations, their total time)."""
     known = [(t, e, n, s) for t, e, n, s in runs if t is not None and e and n]
     if not epoch_s or not known:
         return None

@@ -157,7 +157,7 @@ def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
 
 
 def line_of(run: LiveRun) -> str:
-    """Return one line about a run, for output that is not a terminal."""
+    """Return one line about a run, for output to a file or pipe instead of a terminal."""
     if run.status in (WAITING, STARTING):
         return f'{heading(run)}: {run.note}'
     parts = [status_text(run), f'epoch {epoch_text(run)}', accuracy_text(run),

@@ -1,4 +1,4 @@
-"""Follow a run folder while the run writes it. The files are untrusted; they are read incrementally and never locked.
+"""Follow a run folder while the run writes to it. The files are untrusted, read incrementally and never locked.
 
 Times are on the run's clock, which starts at run_start; only the ages of files use the clock of this machine.
 """
@@ -33,10 +33,10 @@ from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry, host_of
 
 _LOG = re.compile(r'result_(\d{1,9})\.txt')
 _MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
-_TAIL_BYTES = 1 << 16  # read from the end of a node's telemetry, enough for the newest sample
+_TAIL_BYTES = 1 << 16  # bytes read from the end of a node's telemetry; enough for the newest sample
 _UNEXPECTEDLY_QUIET_S = 60.0  # nodes whose telemetry lags behind the newest by more than this get a warning
-_READ_AGAIN_S = 5.0  # interval of checks whether the log of an unfinished run is still locked
-# Computing energy reads all samples, so it is done at most once per period and in at most this share of the time.
+_READ_AGAIN_S = 5.0  # time between checks whether the log of an unfinished run is still locked
+# The energy is computed from all samples, so only once per period, and in at most this share of the time.
 _ENERGY_PERIOD_S, _ENERGY_SHARE = 60.0, 0.05
 _Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 
@@ -69,9 +69,9 @@ class Follower:
             self.folder, self._fixed = path.parent, int(m[1])
         elif path.is_file():
             raise UserError(f'{path}: got a file, expected a run folder, or result_<k>.txt in one')
-        self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: (signature, read at, content)
+        self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: (signature, time read, content)
         self._tail, self._history, self._was_there = Tail(Path(), METRICS), MetricsHistory(), False
-        self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None  # (key, next reading at, value)
+        self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None  # (key, time of next reading, value)
 
     def look(self, now_s: float | None = None) -> LiveRun:
         """Return the run's state; now_s is the time in seconds since 1970, by default from the system clock."""
@@ -94,7 +94,7 @@ class Follower:
         return self._look_at(number, state, now_s)
 
     def _read(self, number: int, now_s: float) -> Run | UserError:
-        """Return a log's run, read again if the log changed or, every few seconds, if the run may have died since."""
+        """Return a log's run. Read the log again if it changed or, every few seconds, if its run may have died."""
         path, signature = self.folder / f'result_{number}.txt', None
         with suppress(OSError):
             status = path.stat()

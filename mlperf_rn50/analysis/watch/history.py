@@ -57,7 +57,7 @@ class ReferenceRecord(msgspec.Struct, tag_field='event', tag='reference'):
     text: str = ''
     num_reference: Whole = 0
     reference_epochs: tuple[Epochs, Epochs] | None = None
-    # each: (epoch, fraction of the schedule, mean, low, high, number of runs)
+    # Each item: (epoch, fraction of the schedule, mean, low, high, number of runs)
     band: list[tuple[Epoch, Any, Fraction | None, Fraction | None, Fraction | None, Any]] = []
 
 

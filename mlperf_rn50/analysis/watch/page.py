@@ -1,4 +1,4 @@
-"""Self-contained HTML page about a live run. The page reloads itself until the run is over."""
+"""Render a live run as a self-contained HTML page, which reloads itself until the run is over."""
 import math
 from collections.abc import Sequence
 from datetime import datetime, timezone

@@ -5,12 +5,12 @@ from typing import Any
 
 from mlperf_rn50.analysis.sets.cost import node_hours
 
-WAITING, STARTING = 'waiting', 'starting'  # no log yet, or no readable one; other statuses: mllog.run.RunStatus
+WAITING, STARTING = 'waiting', 'starting'  # no log, or no readable log; mllog.run.RunStatus has the other statuses
 
 
 @dataclass(frozen=True)
 class LiveEvaluation:
-    """Top-1, as a fraction, after this many epochs; time_s is on the run's clock."""
+    """Accuracy (Top-1) after a number of epochs, as a fraction; time_s is on the run's clock."""
 
     epoch: int
     accuracy: float
@@ -19,7 +19,7 @@ class LiveEvaluation:
 
 @dataclass(frozen=True)
 class BandPoint:
-    """Top-1 of the reference runs at an epoch, as fractions; None if too few runs have a value there."""
+    """Mean and band of the reference runs' Top-1 at an epoch, as fractions; None if too few runs have a value there."""
 
     epoch: int
     mean: float | None
@@ -29,7 +29,7 @@ class BandPoint:
 
 @dataclass(frozen=True)
 class RankTime:
-    """A rank's seconds per step since the last evaluation; wait_s covers the exchange and waiting for others."""
+    """A rank's seconds per step since the last evaluation; wait_s covers gradient exchange and waiting for others."""
 
     rank: int
     host: str
@@ -39,7 +39,7 @@ class RankTime:
 
     @property
     def own_s(self) -> float:
-        """Seconds per step before the exchange; the other ranks wait for the rank with the largest value."""
+        """Seconds per step before the gradient exchange; the other ranks wait for the rank with the largest value."""
         return self.data_s + self.compute_s
 
 
@@ -49,7 +49,7 @@ class Node:
 
     host: str
     age_s: float | None
-    cpu_percent: float | None  # of all cores
+    cpu_percent: float | None  # average of all cores
     gpu_percent: float | None
     gpu_power_w: float | None
 
@@ -67,7 +67,7 @@ class Checkpoints:
 class UsedEnergy:
     """Energy used by all nodes so far; None if not measured."""
 
-    seconds: float  # measured time on the run's clock
+    seconds: float  # time on the run's clock that the energy covers
     cpu_kwh: float | None
     gpu_kwh: float | None
     reason: str  # why a measurement is missing, or ''
@@ -92,7 +92,7 @@ class LiveRun:
     energy: UsedEnergy | None = None
 
     status: str = WAITING
-    has_end: bool = False  # the log has run_stop; a failed run without it was killed
+    has_end: bool = False  # whether the log has run_stop; a failed run without run_stop was killed
     note: str = ''  # reason for WAITING or STARTING
     num_resumes: int = 0
     warnings: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class LiveRun:
     learning_rate: float | None = None
     images_per_s: float | None = None  # average over the current epoch
     time_s: float | None = None  # on the run's clock
-    epoch_s: float | None = None  # recent time per epoch, including its evaluation
+    epoch_s: float | None = None  # time per epoch with its evaluation, averaged over recent epochs
     left_s: float | None = None  # estimated time to max_epochs
     speeds: tuple[tuple[float, float], ...] = ()  # (time_s, images_per_s)
     evaluations: tuple[LiveEvaluation, ...] = ()
@@ -121,7 +121,7 @@ class LiveRun:
 
     reference_text: str = ''
     num_reference: int = 0
-    reference_epochs: tuple[float, float] | None = None  # the first and last at which reference runs converged
+    reference_epochs: tuple[float, float] | None = None  # first and last epoch of convergence
     reference_left_s: tuple[float, float] | None = None  # estimated times to reference_epochs
     band: tuple[BandPoint, ...] = ()
     verdict: str = ''
@@ -141,7 +141,7 @@ class LiveRun:
         return max(own_s) / middle - 1 if middle > 0 else None
 
     def node_hours(self, left_s: float | None = 0.0) -> float | None:
-        """Return the node-hours used so far, or those used when the run has trained for another left_s seconds."""
+        """Return the node-hours used so far or, with left_s, those used after that many more seconds."""
         if self.time_s is None or left_s is None or not self.num_nodes:
             return None
         return node_hours(self.time_s + left_s, self.num_nodes)

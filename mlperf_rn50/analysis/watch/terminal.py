@@ -1,4 +1,4 @@
-"""Live runs in a terminal: facts of one run or a table of several, with accuracy curves in the remaining rows."""
+"""Render live runs for a terminal: facts of one run or a table of several, and accuracy curves in the rows left."""
 import os
 from collections.abc import Sequence
 from itertools import groupby
@@ -135,7 +135,7 @@ def _warnings(runs: Sequence[LiveRun]) -> list[Text]:
 
 def render(runs: Sequence[LiveRun], console: Console, price: float | None = None,
            rows: int | None = None) -> RenderableType:
-    """Render the runs for a console, in at most this many rows; None means unlimited."""
+    """Render the runs for a console. They take at most `rows` rows; None means that the number is not limited."""
     width, is_ascii = console.width, not console.encoding.lower().startswith('utf')
     title = heading(runs[0]) if len(runs) == 1 else f'{len(runs)} runs'
     table = _facts_table(runs[0], price) if len(runs) == 1 else _overview(runs, width, price)

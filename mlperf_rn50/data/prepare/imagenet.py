@@ -34,7 +34,7 @@ def _tar_samples(path: Path, is_nested: bool) -> list[tuple[str, Sample]]:
 
 
 def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list[int]:
-    """Return the labels of the validation images in `names`, from lines "name synset" or, in the same order, "synset".
+    """Return the labels of the images in `names`, from lines "name synset", or lines "synset" in the order of `names`.
 
     The class numbers of ILSVRC2012_validation_ground_truth.txt are rejected, because their order is different.
     """

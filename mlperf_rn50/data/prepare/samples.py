@@ -1,4 +1,4 @@
-"""Encoded images with labels, the form in which every source returns data, from pixels in memory or image folders."""
+"""Encoded images with labels, as returned by all sources of data, and the sources for digits and image folders."""
 import io
 import os
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ class Dataset:
 
 
 def from_pixels(pixels: Iterable[np.ndarray], labels: Iterable[int], prefix: str) -> list[Sample]:
-    """Encode images as PNG. Each array is uint8, (height, width) or (height, width, 3)."""
+    """Encode images as PNG. Each image is a uint8 array, (height, width) or (height, width, 3)."""
     from PIL import Image
     samples = []
     for i, (image, label) in enumerate(zip(pixels, labels)):

@@ -1,4 +1,4 @@
-"""Verdicts of the rulesets on logs, and the facts in a log that no checker reports."""
+"""Checks of logs against the rules of the rounds, and facts in a log that no checker reports."""
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
 from mlperf_rn50.text import plural
 
 _BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
-_MAX_NAMED = 20  # maximum number of torn lines, and of long lines, named for a log
+_MAX_NAMED = 20  # maximum number of torn lines, and of long lines, listed for each log
 # Keys that level 2 of the v0.5 rules requires.
 _LEVEL2 = ('run_clear_caches', 'train_loop', 'train_epoch', 'opt_learning_rate', 'eval_start', 'eval_size',
            'eval_target', 'eval_accuracy', 'eval_stop', 'eval_offset', 'model_hp_initial_max_pool',
@@ -38,7 +38,7 @@ class RulesetResult:
 
 @dataclass(frozen=True)
 class LogFacts:
-    """Facts in a log that no checker reports; None for missing ones."""
+    """Facts in a log that no checker reports; a missing fact is None."""
 
     formats: frozenset[str]
     division: str | None
@@ -46,8 +46,8 @@ class LogFacts:
     is_imagenet: bool  # also true for published logs, which name no data set
     num_resumes: int
     best_top1: float | None
-    torn: tuple[str, ...]  # a message for each torn line, and one with the number of omitted ones
-    long: tuple[str, ...]  # the same for lines over the length limit
+    torn: tuple[str, ...]  # messages about torn lines; the last may count the omitted messages
+    long: tuple[str, ...]  # the same for lines longer than the limit
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def accuracy_of(event: LogEvent) -> float | None:
 
 
 def check_v05(path: Path) -> tuple[str, ...]:
-    """Return the violations of MLPerf training's v0.5 compliance rules, levels 1 and 2, and of the logged target."""
+    """Return a log's violations of MLPerf training's v0.5 compliance rules, levels 1 and 2, and of its own target."""
     logged = [e for _, e in read_events(path) if isinstance(e, LogEvent) and e.line_format == 'MLPv0.5.0']
     if not logged:
         return ('no :::MLPv0.5.0 line',)
@@ -120,14 +120,14 @@ def find_facts(path: Path) -> LogFacts:
 
 
 def _limited(texts: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return the first messages and, if there are more, one with the number of the omitted ones."""
+    """Return the first messages and, if there are more, a message with the number of omitted messages."""
     return (*texts[:_MAX_NAMED], *([f'{name}: {len(texts) - _MAX_NAMED} more'] if len(texts) > _MAX_NAMED else []))
 
 
 def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None) -> CheckedLog:
-    """Return the verdicts of rulesets, by default those of the log's line formats, for the logged division.
+    """Check a log against rulesets. By default, the log's line formats select the rulesets, and it names the division.
 
-    Raise UserError if the file is unreadable or has no log line, NotInstalled if the official checker is missing.
+    Raise UserError if the file is unreadable or has no log line, and NotInstalled if the official checker is missing.
     """
     facts = find_facts(path)
     if not facts.formats:
@@ -157,7 +157,7 @@ def _walk(folder: Path) -> list[Path]:
 
 
 def find_logs(paths: Sequence[Path]) -> list[Path]:
-    """Return the named files, and the result_*.txt in or below named folders; UserError for a folder without logs."""
+    """Return the given files, and each result_*.txt in or below given folders; UserError for a folder without logs."""
     result: dict[Path, None] = {}
     for path in paths:
         logs = _walk(path) if path.is_dir() else [path]
@@ -169,7 +169,7 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
 
 
 def check_logs(paths: Sequence[Path], rulesets: Sequence[str] | None, division: str | None) -> Iterator[CheckedLog]:
-    """Check logs one by one; among several, an unreadable one becomes an error result, but NotInstalled is raised."""
+    """Check logs one by one. An unreadable log among several becomes a result with an error instead of an exception."""
     for path in paths:
         try:
             yield check_log(path, rulesets, division)

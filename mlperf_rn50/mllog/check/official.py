@@ -1,9 +1,9 @@
 """Official tools: the compliance checker for a log, package_checker and result_summarizer for a submission tree.
 
 The compliance checker runs in this process, and its messages are reworded. Logged values and line lengths are checked
-first, because it evaluates files that the values name, and takes quadratic time for long lines. The tools for a tree
-get a copy of its regular files, because they leave files in it, interpret characters of its path as patterns, and open
-special files too. Source: mlperf_logging; the layouts of v1.0 and later rounds.
+first, because the checker evaluates files that the values name, and its time is quadratic in the length of a line. The
+tools for a tree work on a copy of its regular files, because they leave files in the tree, interpret characters of its
+path as patterns, and open special files. Source: mlperf_logging; the layouts of v1.0 and later rounds.
 """
 import csv
 import importlib
@@ -30,7 +30,7 @@ _MAX_S = 600  # time limit for one tool, which usually takes seconds
 # Keys whose values the official checker puts into file names, and the permitted values.
 _ENQUEUED = {'submission_benchmark': ('resnet',), 'submission_division': DIVISIONS, 'opt_name': ('sgd', 'lars')}
 
-CheckResult = tuple[str, str]  # a checker and its message
+CheckResult = tuple[str, str]  # name of a checker, and its message
 
 
 class NotInstalled(UserError):
@@ -46,7 +46,7 @@ def import_official(module: str) -> Any:
 
 
 def marked_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the numbers and texts of log lines, split as in the official parser; UserError if they cannot be read."""
+    """Yield (line number, text) of each log line, split as in the official parser; UserError for an unreadable file."""
     try:
         with open(path, encoding='latin-1', newline='\n', opener=regular_file) as f:
             for number, text in enumerate(f, start=1):
@@ -106,7 +106,7 @@ def _short(error: Exception) -> str:
 
 
 def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str, ...]:
-    """Return the violations in a log by the official checker of a ruleset, 0.6.0 to 4.0.0; lines must be short."""
+    """Return the violations that a ruleset's official checker (0.6.0 to 4.0.0) finds; no line may be overlong."""
     lines, errors = _parse(path, ruleset)
     if not lines and not errors:
         return (f'no {":::MLL" if ruleset == "0.6.0" else ":::MLLOG"} line',)
@@ -148,7 +148,7 @@ def _explain(message: str, lines: list) -> str:
         return f'{m[1]}: {hint}expected {m[2].strip()} in at least one line'
     if "s['sgd_decay']" in message:
         return ('optimizer keys: expected opt_learning_rate_decay_boundary_epochs for sgd, or the decay steps, decay '
-                'power, weight decay and epsilon of lars, and no key of the other')
+                'power, weight decay and epsilon of lars, and no key of the other optimizer')
     if 'initialized_tensors' in message:
         return 'weights_initialization: expected exactly the tensors of ResNet-50 under the names in the rules'
     return ' '.join(message.split('\ncurrent context')[0].split())[:200]
@@ -158,7 +158,7 @@ def _explain(message: str, lines: list) -> str:
 class TreeVerdict:
     problems: Sequence[str] = ()  # from package_checker
     results: Sequence[CheckResult] = ()  # passed checks
-    scores: Mapping[str, float] = field(default_factory=dict)  # minutes by system_name, times the scaling factor
+    scores: Mapping[str, float] = field(default_factory=dict)  # minutes by system, multiplied by the scaling factor
     crash: str | None = None  # last line of result_summarizer's error
 
 
@@ -177,7 +177,7 @@ def _official(tool: str, *arguments: str, place: Path) -> tuple[str, str | None]
 
 
 def _copy(home: Path, place: Path) -> Path:
-    """Copy the files of a tree that the tools read: regular ones, outside linked folders, and no old scaling.json."""
+    """Copy the files that the tools read: regular files outside linked folders, except an old scaling.json."""
     def ignore(folder: str, names: list[str]) -> list[str]:
         paths = [Path(folder, name) for name in names]
         return [p.name for p in paths if p.name == 'scaling.json' or not (
@@ -189,7 +189,7 @@ def _copy(home: Path, place: Path) -> Path:
 
 
 def judge_tree(home: Path, ruleset: str) -> TreeVerdict:
-    """Return the results of the official tools for a tree whose logs have passed package.judge_runs (find_danger)."""
+    """Run the official tools on a tree, after package.judge_runs has called find_danger for its logs."""
     with tempfile.TemporaryDirectory() as place:
         tree = _copy(home, Path(place, 'tree'))
         problems, results = _check_package(tree, ruleset, Path(place, 'log'))

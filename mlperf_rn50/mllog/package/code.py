@@ -80,7 +80,7 @@ def _archive(home: Path, commit: str) -> bytes | None:
 
 
 def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
-    """Copy the program at the runs' commit and return '', or copy its current state and return a note about this."""
+    """Copy the program at the runs' commit and return ''. If that fails, copy the checkout as it is; return a note."""
     commit = value_at(env, 'git_commit')
     if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit) and (tar := _archive(home, commit)):
         folder.mkdir(parents=True, exist_ok=True)

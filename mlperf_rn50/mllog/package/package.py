@@ -26,7 +26,7 @@ from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import plural
 
 _NUM_RESULTS = 5
-_MAX_WARNINGS = 3  # shown per log; report shows all
+_MAX_WARNINGS = 3  # maximum number of warnings shown per log; `report` shows all
 _SAME_SCORE_MINUTES = 0.005  # a smaller difference disappears in rounding
 CODE_FOLDER = 'benchmarks/resnet/implementations/mlperf_rn50'  # in a submission tree
 _CHECKOUT = Path(mlperf_rn50.__file__).parent.parent
@@ -39,7 +39,7 @@ class Order:
     system: str
     round: str
     out: Path  # parent of the organisation's tree
-    code: Path | None = None  # checkout to submit; None for the running program's
+    code: Path | None = None  # checkout to submit; None for that of the running program
 
     @property
     def home(self) -> Path:
@@ -56,7 +56,7 @@ class Package:
     findings: Sequence[CheckResult] = ()  # results of the checkers for an accepted run set
     notes: Sequence[str] = ()
     official_score_minutes: float | None = None  # from result_summarizer
-    flaws: Sequence[str] = ()  # in a new tree's system descriptions; refusals for a finished tree
+    flaws: Sequence[str] = ()  # flaws in a new tree's descriptions; in a finished tree, they are refusals
 
     @property
     def is_open(self) -> bool:
@@ -116,7 +116,7 @@ def _merge(source: Path, target: Path) -> None:
 
 
 def make_package(runs: Sequence[Run], order: Order) -> Package:
-    """Build and check the tree, but keep none that breaks a rule; raise UserError for invalid names or folders."""
+    """Build and check a tree; discard it if it breaks a rule. Raise UserError for invalid names or folders."""
     _check_order(order)
     refusals, log_result = judge_runs(runs, ROUNDS[order.round])
     if refusals:
@@ -162,7 +162,7 @@ def _check_set(runs: Sequence[Run]) -> list[str]:
 
 
 def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], CheckResult]:
-    """Return the violations by the set or a dangerous log, or by all logs if more than one fails; and a summary."""
+    """Return the violations in a run set, and a summary. A single failed log is tolerated unless it is dangerous."""
     if refusals := _check_set(runs) or [f'{r.path.name}: {danger}' for r in runs
                                         if (danger := find_danger(r.path, ruleset))]:
         return refusals, ('logs', 'not checked')
@@ -193,7 +193,7 @@ def find_warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:
-    """Check a finished tree; sets: runs by folder in results. If there are no problems, run the official tools last."""
+    """Check a finished tree, and if it has no problems, also with the official tools; sets: runs by results folder."""
     problems: list[str] = []
     warnings: list[str] = []
     notes: list[str] = []
@@ -220,7 +220,7 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
 
 
 def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:
-    """Return a package as text; score_minutes: as computed by report."""
+    """Return a package as text; score_minutes is the score that `report` computes."""
     lines = [heading, *(f'  warning: {text}' for text in package.warnings)]
     lines += [f'  - {text}' for text in (*package.refusals, *package.flaws)]
     lines += [f'  {name:19s} {text}' for name, text in package.findings]

@@ -1,4 +1,4 @@
-"""System description of a submission, built from runs, env.json and a submitted description; checks of it."""
+"""Building a system description from runs, env.json and a submitted description, and checks of the result."""
 import re
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -9,9 +9,9 @@ from mlperf_rn50.mllog.run import Run
 
 _STATUS_OF_4 = {'cloud': 'Available cloud', 'onprem': 'Available on-premise', 'preview': 'Preview',
                 'research': 'Research, Development, or Internal (RDI)'}
-_COMPARED = ('number_of_nodes', 'accelerators_per_node')  # the logs have these too
+_COMPARED = ('number_of_nodes', 'accelerators_per_node')  # fields that the logs contain too
 _NUMBERS = ('number_of_nodes', 'host_processors_per_node', 'accelerators_per_node')  # result_summarizer parses these
-# Fields that the order or the logs determine, and sw_notes, which joins the texts of both descriptions.
+# Fields from the order or the logs, whatever the submitted description has; sw_notes joins the texts of both.
 _DETERMINED = ('submitter', 'system_name', 'division', 'status', 'sw_notes')
 
 
@@ -97,7 +97,7 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
 
 def merge_description(base: SubmittedDescription, built: dict[str, Any],
                       logged: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the base with gaps filled from built, and notes on their sources; logged: built without env.json."""
+    """Return the base with gaps filled from `built`, and notes on the sources; `logged` is `built` without env.json."""
     fields = {k: v for k, v in base.fields.items() if k not in _DETERMINED}
     filled = [k for k, v in built.items() if v and k not in fields and k not in _DETERMINED]
     by_source = {'env.json': [k for k in filled if not logged[k]], 'the logs': [k for k in filled if logged[k]]}

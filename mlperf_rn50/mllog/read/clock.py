@@ -7,13 +7,13 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog, integer, number
 from mlperf_rn50.mllog.run import Evaluation, TrainSegment
 
-SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; published logs differ by milliseconds
+SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; in published logs, it is milliseconds
 _GAP_S = 60.0  # tolerated time between the last evaluation and run_stop, however short the epochs are
 _OLDEST_S = 1e9  # an earlier time was probably logged in seconds instead of milliseconds
 
 
 def renumber(log: RawLog) -> None:
-    """Renumber epochs from 1, and evaluations too unless one of them would then precede its epoch."""
+    """If epochs count from 0, make them count from 1; evaluations too, unless one would then precede its epoch."""
     if min([*log.epochs, *log.blocks], default=1) != 0:  # 0 in logs of TensorFlow (v0.7 to v1.0) and MosaicML (v2.0)
         return
     marks = {epoch: log.eval_starts.get(epoch, mark) for epoch, (mark, _) in log.accuracies.items()}
@@ -70,7 +70,7 @@ class Finding(NamedTuple):
     summary: str = ''
 
 
-Moment = tuple[LinePosition, str]  # a position in the log, and what is there
+Moment = tuple[LinePosition, str]  # position of an event in the log, and name of the event
 
 
 def _train_moments(log: RawLog) -> list[Moment]:
@@ -106,15 +106,15 @@ def _check_resumes(log: RawLog) -> Iterator[Finding]:
         before_s = max([log.clock_s(m) or 0.0 for k, m in kept if epoch and k <= epoch and m.part <= part], default=0.0)
         if clock_s < before_s - SKEW_S:
             yield Finding(mark.line, f'run_resumed has clock_s {clock_s:.1f}, less than the {before_s:.1f} s that '
-                          'its checkpoint covers', 'run_resumed has a clock_s less than its checkpoint covers')
+                          'its checkpoint covers', 'run_resumed has a clock_s below the time its checkpoint covers')
         now_s = log.clock_s(mark._replace(part=part))
         if now_s is not None and 0 <= now_s < clock_s - SKEW_S:
             yield Finding(mark.line, f'run_resumed has clock_s {clock_s:.1f}, more than the {now_s:.1f} s since '
-                          'run_start', 'run_resumed has a clock_s more than the time since run_start')
+                          'run_start', 'run_resumed has a clock_s above the time since run_start')
 
 
 def misplaced(log: RawLog) -> Iterator[Finding]:
-    """Yield findings about evaluations and about ends of epochs that leave the time to train usable."""
+    """Yield findings about evaluations and ends of epochs; the time to train stays usable."""
     if log.resumes or keys.RUN_START not in log.single:
         return
     start = log.single[keys.RUN_START][0]

@@ -169,5 +169,5 @@ def _describe(path: Path, content: dict[str, Any], text: str) -> SystemDescripti
             (org, source('submitter')) if org else None, make_count(num_nodes or None, source('number_of_nodes')),
             make_count(total, source('accelerators_per_node')), _name(content.get('accelerator_model_name')),
             _name(content.get('framework')))
-    gpus = objects_at(content, 'host', 'hardware', 'gpus')  # env.json: the log contains the numbers of nodes and GPUs
+    gpus = objects_at(content, 'host', 'hardware', 'gpus')  # of env.json; the log has the numbers of nodes and GPUs
     return SystemDescription(accelerator=_names([g.get('name') for g in gpus]), framework=framework_of(content))

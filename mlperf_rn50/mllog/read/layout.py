@@ -1,4 +1,4 @@
-"""Numbers of nodes, ranks and accelerators of a run, and its batch size, as logged, described or implied by lines."""
+"""A run's numbers of nodes, ranks and accelerators, and its batch size: logged, described, or implied by log lines."""
 import re
 
 from mlperf_rn50.mllog import events, keys
@@ -6,7 +6,7 @@ from mlperf_rn50.mllog.read.description import Count, SystemDescription, make_co
 from mlperf_rn50.mllog.read.raw_log import INPUT_BATCH_SIZE, RawLog, integer
 from mlperf_rn50.mllog.run import FactSource
 
-# In v0.5, input_batch_size is per accelerator, in some logs global. No accelerator could hold this many images.
+# In v0.5 logs, input_batch_size is per accelerator or, in some, global. No accelerator can hold this many images.
 _NOT_LOCAL = 1024
 
 
@@ -22,7 +22,7 @@ def _description_in_log(log: RawLog) -> SystemDescription | None:
 
 
 class LayoutReader:
-    """Reader of a run's numbers, each None if unknown. It adds their sources, and warnings about differing values."""
+    """Reads the numbers of a run (None if unknown), and adds their sources and warnings about differing values."""
 
     def __init__(self, log: RawLog, description: SystemDescription, sources: dict[str, FactSource]):
         self._log, self._sources = log, sources
@@ -44,14 +44,14 @@ class LayoutReader:
         return Count(count, FactSource('implied', f'{count} {key} lines', line)) if count > 1 else None
 
     def _in_order(self, described: Count | None, lines: Count | None) -> list[Count | None]:
-        """Return both counts, lines first if they confirm the accelerators per node; v0.5 descriptions may be wrong."""
+        """Return both counts, the lines' first if both imply equal accelerators per node (v0.5 files may be wrong)."""
         nodes, total = self._described.nodes, self._described.accelerators
         agree = (nodes and total and self._ranks and self._cleared
                  and self._ranks.number * nodes.number == self._cleared.number * total.number)
         return [lines, described] if agree else [described, lines]
 
     def _settle(self, name: str, unit: str, *values: Count | None) -> int | None:
-        """Return the first known number and warn of others; for a resumed run, the last resume takes precedence."""
+        """Return the first known number and warn if others differ; for a resumed run, the last resume has priority."""
         log, known = self._log, [v for v in values if v]
         if log.resumes:
             key = {'num_nodes': events.NUM_NODES, 'num_ranks': events.NUM_RANKS}.get(name, name)

@@ -1,4 +1,4 @@
-"""Collect the lines of a log one at a time, in memory that does not grow with the log."""
+"""Collection of a log's lines, one at a time, in a limited amount of memory."""
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ _SAME_EVENT_S = 2.0  # maximum time between the lines that several ranks write f
 _DUPLICATE = f'duplicates within {_SAME_EVENT_S:g} s, as written by several ranks; the first is used'
 _MAX_EPOCH = 10**6
 _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps')
-INPUT_BATCH_SIZE = 'input_batch_size'  # v0.5, of one accelerator
-RUN_FINAL = 'run_final'  # v0.5, after run_stop
+INPUT_BATCH_SIZE = 'input_batch_size'  # in v0.5: images per step of one accelerator
+RUN_FINAL = 'run_final'  # in v0.5: follows run_stop
 _ONCE = frozenset([keys.INIT_STOP, keys.RUN_START, keys.RUN_STOP])  # some logs repeat the other single keys
 _SINGLE = _ONCE | {  # one value per run, for any number of ranks
     keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_STATUS, keys.SUBMISSION_PLATFORM,
@@ -41,7 +41,7 @@ def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
 
 
 def _epoch_number(value: Any) -> int | None:
-    """Return an epoch number; some logs compute it from steps, so that it is slightly too low or too high."""
+    """Return an epoch number; some logs compute it from steps, with a small error."""
     near = number(value, 0, _MAX_EPOCH)
     return round(near) if near is not None and abs(near - round(near)) <= 0.02 else integer(value, 0, _MAX_EPOCH)
 
@@ -77,7 +77,7 @@ class RawLog:
         self.rates: list[tuple[LinePosition, Any]] = []  # learning rates as logged
         self.notes = Notes()
         self.warn, self.contradict = self.notes.warn, self.notes.contradict
-        self.has_other_end = False  # a second run_stop has a different status
+        self.has_other_end = False  # whether a second run_stop has a different status
         self.longest_gap_s = 0.0  # between two events
         self.last_s: float | None = None  # time of the last event
         self._epoch_now = 0
@@ -170,8 +170,8 @@ class RawLog:
         if ends[0] == ends[1]:
             return False
         self.has_other_end = True
-        self.contradict(mark.line, f'run_stop has status {ends[1]!r}, but {ends[0]!r} on line {first.line}; the run '
-                        'counts as failed, with the time of the first')
+        self.contradict(mark.line, f'run_stop has status {ends[1]!r}, but {ends[0]!r} on line {first.line}; the first '
+                        'is used, but the run counts as failed')
         return True
 
     def _add_progress(self, mark: LinePosition, key: str, event: LogEvent) -> None:
@@ -186,7 +186,7 @@ class RawLog:
         elif key == keys.BLOCK_STOP:
             self.last_block_stop = mark
         elif self.format == 'MLPv0.5.0' and key in (keys.EVAL_START, keys.EVAL_STOP) and event.value is None:
-            if key == keys.EVAL_START:  # it has no epoch, but the accuracy between start and stop or after them has
+            if key == keys.EVAL_START:  # has no epoch; the accuracy before or after eval_stop has one
                 self._open_eval = [mark]
             elif self._open_eval:
                 self._open_eval = [self._open_eval[0], mark]

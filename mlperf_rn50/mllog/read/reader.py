@@ -33,7 +33,7 @@ class OtherBenchmark(UserError):
 
 
 def read_run(path: Path, now_s: float | None = None) -> Run:
-    """Return the run in a log file; now_s: current time. UserError if it is unreadable or not of one ResNet run."""
+    """Return the run in a log file; now_s is the current time. Raise UserError unless it is a log of one ResNet run."""
     logs: dict[LineFormat, RawLog] = {}
     torn, last_line = Notes(), 0
     for last_line, event in read_events(path):

@@ -1,4 +1,4 @@
-"""Resolution of a log and its system description into a Run: facts, their sources, and warnings."""
+"""Combination of a log and its system description into a Run: facts, their sources, and warnings."""
 import math
 import re
 from pathlib import Path
@@ -53,7 +53,7 @@ def _normalized(name: str) -> str:
 
 
 class RunResolver:
-    """Resolves the content of a log, in its most complete line format, and a system description into a Run."""
+    """Combines the content of a log, in its most complete line format, and a system description into a Run."""
 
     def __init__(self, path: Path, log: RawLog, description: SystemDescription, last_line: int, now_s: float):
         self.path, self.log, self.description, self.last_line, self.now_s = path, log, description, last_line, now_s
@@ -91,7 +91,7 @@ class RunResolver:
         log = self.log
         num_train, num_val = integer(log.value(keys.TRAIN_SAMPLES), 1), integer(log.value(keys.EVAL_SAMPLES), 1)
         is_size_of_imagenet = num_train in (None, IMAGENET_TRAIN)
-        text = f'{num_train} training images, expected {IMAGENET_TRAIN} for ImageNet; they count as different data'
+        text = f'{num_train} training images, expected {IMAGENET_TRAIN} for ImageNet; this counts as other data'
         if events.DATASET in log.single:
             event = log.single[events.DATASET][1]
             is_imagenet = event.metadata.get('is_imagenet') is True

@@ -1,6 +1,6 @@
 """Energy of a run from the telemetry of its nodes, which is untrusted input like the log.
 
-It excludes gaps before resumes and repeated training, and can be computed only if every node has samples throughout.
+It excludes gaps before resumes and repeated training. Every node must have samples for the whole run.
 """
 import bisect
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ KINDS = ('cpu', 'gpu')
 # Expected reasons for missing energy.
 NO_TELEMETRY, NO_COUNTERS = 'no telemetry of the run', 'no node has readable counters'
 _MAX_DEVICES, _MAX_DEVICE_W = 64, 1e4
-# Maximum seconds from an end of a part of the run to the nearest sample (one per second), and minimum covered share.
+# Maximum seconds between the start or end of a part of the run and the nearest sample, and minimum covered share.
 _MAX_GAP_S, _MIN_SHARE = 3.0, 0.9
 
 Readings = list[tuple[float, float]]  # (seconds on the node's clock, joules), in order of the file
@@ -30,9 +30,9 @@ class Energy:
     """Energy of the devices in a run's nodes; None if it was not measured."""
 
     seconds: float  # on the run's clock
-    cpu_joules: float | None = None  # of all CPU packages in all nodes
-    gpu_joules: float | None = None  # of all GPUs in all nodes, used or not
-    reasons: Mapping[str, str] = field(default_factory=dict)  # of missing energy, by kind
+    cpu_joules: float | None = None  # energy of all CPU packages in all nodes
+    gpu_joules: float | None = None  # energy of all GPUs in all nodes, used or not
+    reasons: Mapping[str, str] = field(default_factory=dict)  # why energy is missing, by kind
     nodes: Mapping[str, Mapping[str, Devices]] = field(default_factory=dict)  # by host and kind
 
     @property
@@ -54,7 +54,7 @@ class _Session:
 
     def __init__(self) -> None:
         self.readings: dict[str, dict[str, Readings]] = {}
-        self.start: tuple[float, float] | None = None  # run_start on the node's clock, and on the run's
+        self.start: tuple[float, float] | None = None  # time of run_start on the node's clock, and on the run's clock
         self.last_s = 0.0
 
     def add(self, record: TelemetryRecord) -> None:
@@ -167,7 +167,7 @@ def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
 
 
 def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, until_s: float | None = None) -> Energy:
-    """Return the energy up to until_s, by default the end of the run or else the last time sampled by all nodes."""
+    """Return the energy up to until_s, by default the end of the run or else the last time that all nodes sampled."""
     nodes = [_read_node(path) for path in files_of(run, files)]
     sampled_s = max(0.0, min(map(_last_s, nodes), default=0.0))
     seconds = next(s for s in (until_s, run.time_to_train_s, sampled_s) if s is not None)

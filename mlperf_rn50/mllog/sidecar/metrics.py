@@ -43,7 +43,7 @@ class _StragglersRecord(msgspec.Struct):
 
 @dataclass(frozen=True)
 class NodeReads:
-    """Bytes of training records, with padding, that a node read; new ones are those that it read for the first time."""
+    """Bytes of training records, with padding, that a node read; new bytes are those read for the first time."""
 
     host: str
     path: Path
@@ -62,7 +62,7 @@ def read_learning_rates(run: Run) -> Sequence[tuple[float, float]]:
 
 
 def read_curve(path: Path) -> list[tuple[int, float]]:
-    """Return (epochs trained, Top-1 as a fraction) of each evaluation in a metrics.jsonl, the last if repeated."""
+    """Return (epochs trained, Top-1 as a fraction) of each evaluation in a metrics.jsonl; of repeats, the last."""
     return sorted({e.epoch: e.num_top1 / e.num_images for _, e in read_lines(path, _Evaluation, b'num_top1')
                    if e.num_top1 <= e.num_images > 0}.items())
 

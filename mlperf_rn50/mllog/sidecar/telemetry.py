@@ -14,7 +14,7 @@ from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog.run import Run
 
 _MAX_NODES = 256
-# Counters that a plot adds up, by label of the plot.
+# Counters whose sum a plot shows, by label of the plot.
 KINDS = {'disk read': ('disk_read',), 'disk write': ('disk_write',),
          'network receive': ('net_receive', 'infiniband_receive'), 'network send': ('net_send', 'infiniband_send')}
 
@@ -81,7 +81,7 @@ def read_node(path: Path) -> NodeTelemetry | None:
 
 
 def find_telemetry(folder: Path) -> dict[str, list[Path]]:
-    """Return the telemetry files in a folder by run number, those of a run sorted by name."""
+    """Return the telemetry files in a folder by run number; the files of each run are sorted by name."""
     result: dict[str, list[Path]] = {}
     with suppress(OSError), os.scandir(folder) as entries:
         for name in sorted(e.name for e in entries):

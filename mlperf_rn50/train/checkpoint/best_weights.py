@@ -22,7 +22,7 @@ class Network:
 
 
 class BestWeights:
-    """Best network so far, on rank 0; safe to update while a thread writes the previous one."""
+    """Best network so far, kept on rank 0; update() is safe while a thread writes the previous best network."""
 
     def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str]):
         self._folder, self._plan, self._classes = folder.weights, plan, classes
@@ -45,7 +45,7 @@ class BestWeights:
             self._written = best
 
     def write_at_end(self, step: int, arrays: dict[str, mx.nd.NDArray]) -> None:
-        """Write the best and the last network of a finished run, to one file if they are the same; raise UserError."""
+        """Write a finished run's best and last network, to one file if they are equal; raise UserError on failure."""
         if self._best and self._best.step == step:
             self._write(BEST, self._best, is_last=True)
             return

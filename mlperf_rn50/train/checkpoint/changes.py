@@ -14,12 +14,12 @@ FREE = frozenset((
     'data.dir', 'data.num_threads', 'data.read_threads', 'data.prefetch_depth', 'data.record_cache_mib',
     'data.hw_decoder_load', 'data.hybrid_huffman_threshold', 'data.preallocate_width_hint',
     'data.preallocate_height_hint', 'data.device_memory_padding_mib', 'data.host_memory_padding_mib',
-    'data.decoded_bytes_hint',
+    'data.decoded_bytes_hint', 'data.input_batch_multiplier',
     'comm.num_buckets', 'comm.stall_limit_s', 'comm.start_limit_s', 'comm.eval_limit_s', 'comm.checkpoint_limit_s',
     'train.local_batch_size', 'train.global_batch_size', 'train.eval_batch_size', 'train.num_warmup_steps',
     'train.max_epochs', 'train.target_accuracy'))
 
-# The default of the first key changed from false to null when the second was added. Older checkpoints lack the second.
+# The default of fused_bn_relu changed from false to null when fused_bn_add_relu was added, which old checkpoints lack.
 _FORMER_DEFAULT, _ADDED_WITH_IT = ('model.fused_bn_relu', False, None), 'fused_bn_add_relu'
 
 

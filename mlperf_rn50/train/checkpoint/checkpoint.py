@@ -110,9 +110,9 @@ def put_aside(paths: Sequence[Path]) -> None:
 
 
 def rewind(folder: Path, path: Path, progress: Progress, arrays: Mapping[str, np.ndarray]) -> None:
-    """Make the progress of a resumed run the newest checkpoint of a folder; raise CheckpointError on failure.
+    """Make the state of a resumed run the newest checkpoint of a folder; raise CheckpointError on failure.
 
-    Its step may be lower than that of the newest checkpoint if the batch is larger, or if an older one was resumed.
+    The resumed step may precede the newest checkpoint, if the batch is larger now or an older checkpoint was resumed.
     """
     if not is_checkpoint_name(path.name) or progress.step < step_of(path):
         save(folder, progress, arrays, keep=len(list_checkpoints(folder)) + 1)
@@ -150,7 +150,7 @@ def step_of(path: Path) -> int:
 def load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
     """Read and verify a checkpoint; return its progress and its read-only arrays.
 
-    Raise DamagedCheckpoint, which names the previous one, or CheckpointError for other versions and failed reads.
+    Raise DamagedCheckpoint, which names the previous checkpoint, or CheckpointError (other version, failed read).
     """
     try:
         return _load(path)
@@ -195,13 +195,13 @@ def _load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
 def check_arrays(path: Path, arrays: dict[str, np.ndarray], expected: dict[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError unless the names and shapes of the arrays are as expected."""
     for name in sorted(set(expected) - set(arrays)):
-        raise CheckpointError(f'{path}: {name} is missing; this checkpoint is of a different model or optimizer')
+        raise CheckpointError(f'{path}: {name} is missing; this checkpoint is for a different model or optimizer')
     for name in sorted(set(arrays) - set(expected)):
-        raise CheckpointError(f'{path}: {name} is unexpected; this checkpoint is of a different model or optimizer')
+        raise CheckpointError(f'{path}: {name} is unexpected; this checkpoint is for a different model or optimizer')
     for name, shape in expected.items():
         if arrays[name].shape != shape:
             raise CheckpointError(f'{path}: {name}: got shape {arrays[name].shape}, expected {shape}; '
-                                  'this checkpoint is of a different model or data set')
+                                  'this checkpoint is for a different model or data set')
 
 
 def _reason(error: Exception) -> str:

@@ -60,7 +60,7 @@ class RunFolder:
 
 
 def clear_abandoned(run: RunFolder) -> None:
-    """Remove temporary files that killed writers of the folder's other runs left; skip locked runs."""
+    """Remove temporary files that killed writers left in the folder's other runs; skip locked runs."""
     for path in run.dir.glob('.run_*.lock'):
         match = re.fullmatch(r'\.run_(\d+)\.lock', path.name)
         if not match or path == run.lock:
@@ -101,7 +101,7 @@ def new_run(folder: Path) -> RunFolder:
 
 
 def find_run(path: Path) -> tuple[RunFolder, Path]:
-    """Find the run for --resume PATH, and its checkpoints folder or one checkpoint, but read none; raise UserError."""
+    """Return the run that --resume PATH selects, and its checkpoint or checkpoints folder; raise UserError if none."""
     checkpoints = path.parent
     if not is_checkpoint(path):
         folders = [path] if path.name.startswith('checkpoints') else sorted(path.glob('checkpoints*'), key=_run_index)

@@ -4,7 +4,6 @@ Without a launcher (mpirun, horovodrun, srun) there is one rank, and Horovod is 
 without a launcher. Ranks that share a GPU exchange in two stages; see sharing.py.
 """
 import json
-import math
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,9 @@ from mlperf_rn50.train.comm.sharing import check_places, find_sets, find_stages
 
 # Number of names for background sums: more than are ever pending, and few enough for Horovod's cache.
 _MAX_IN_BACKGROUND = 16
+# Factor on gradients that are exchanged in 16 bits, a power of two: large, so that small values do not become zero, and
+# half of the largest float16 at a gradient of 16; larger ones are clipped.
+_FP16_SCALE, _FP16_LIMIT = 2.0**11, 2.0**15
 Exchange = Callable[[], AbstractContextManager[None]]
 
 
@@ -33,8 +35,8 @@ class Comm:
     def broadcast(self, arrays: Mapping[str, mx.nd.NDArray]) -> None:
         """Copy the arrays of rank 0 to all ranks, in place."""
 
-    def sum_gradients(self, grads: Sequence[mx.nd.NDArray], bucket: int = 0) -> None:
-        """Sum a bucket of gradients over ranks in place, as one exchange, without waiting; exchanges may overlap."""
+    def average_gradients(self, grads: Sequence[mx.nd.NDArray], bucket: int = 0) -> None:
+        """Average a bucket of gradients over ranks in place, as one exchange, without waiting; several may overlap."""
 
     def sum_in_background(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
         """Return a small array, summed over ranks, without waiting for the sum."""
@@ -57,15 +59,6 @@ class Comm:
     def subset(self, size: int) -> 'Comm | None':
         """Return a Comm of the first `size` ranks, None on the others; size: one of open_comm's subset_sizes."""
         return self
-
-
-def fp16_scale(world_size: int) -> float:
-    """Return the factor, a power of two, that scales gradients before they are exchanged in 16 bits.
-
-    The factor is large so that small values do not flush to zero, but sums over all ranks of values up to 16 stay below
-    65,504, the maximum of float16. Larger values are clipped.
-    """
-    return 2.0 ** max(0, 12 - math.ceil(math.log2(world_size)))
 
 
 def _copy(sources: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
@@ -123,16 +116,17 @@ class HorovodComm(Comm):
             self._sum(ordered, name)
         self._host_cache.pop(name, None)  # free host memory that is rarely needed
 
-    def sum_gradients(self, grads, bucket=0):
-        name = f'gradients/{bucket}'
+    def average_gradients(self, grads, bucket=0):
+        # Each rank's values are divided by the number of ranks before they are added. Horovod's Average divides the
+        # sum with NCCL before 2.10 and on a CPU, where the sum of float16 values overflows first.
+        name, factor = f'gradients/{bucket}', 1 / self.world_size
         if self._compression == 'none' or grads[0].dtype == np.float16:  # the loss scale suffices for float16
-            self._sum(list(grads), name)
+            self._sum(list(grads), name, factor)
             return
-        scale, most = fp16_scale(self.world_size), np.finfo(np.float16).max / self.world_size
-        small = [mx.nd.clip(g * scale, -most, most).astype('float16') for g in grads]
-        self._sum(small, name)
+        small = [mx.nd.clip(g * _FP16_SCALE, -_FP16_LIMIT, _FP16_LIMIT).astype('float16') for g in grads]
+        self._sum(small, name, factor)
         for grad, reduced in zip(grads, small):
-            grad[:] = reduced.astype(grad.dtype) / scale
+            grad[:] = reduced.astype(grad.dtype) / _FP16_SCALE
 
     def sum_in_background(self, array):
         # Horovod rejects a name that is in use, and several sums may be pending on a slow network.
@@ -146,13 +140,17 @@ class HorovodComm(Comm):
         for array in arrays:
             array /= self.world_size
 
-    def _sum(self, arrays, name):
-        """Sum device arrays over ranks in place, as one exchange, without waiting.
+    def _sum(self, arrays, name, factor=1.0):
+        """Sum device arrays, multiplied by a factor, over ranks in place, as one exchange, without waiting.
 
         As with NCCL, float16 arrays are summed in float16 on the host, so that an overflow is infinite in the leader's
         sum and therefore on all ranks. Finally, each leader sends the result to the ranks of its GPU.
         """
         sharers, leaders = find_stages(self.rank, self.world_size, self._num_sharing)
+        if self._num_sharing > 1 and factor != 1:  # the first of two stages must not overflow either
+            for array in arrays:
+                array *= factor
+            factor = 1.0
         hosts = self._host_arrays(arrays, name) if len(sharers) > 1 else arrays
         _copy(arrays, hosts)
         name = f'{name}/{self.world_size}'  # a subset may use the same process set as all ranks, with other arrays
@@ -160,16 +158,17 @@ class HorovodComm(Comm):
         if len(leaders) > 1:
             if self.rank == sharers[0]:
                 _copy(hosts, arrays)
-                self._sum_among(leaders, arrays, name)
+                self._sum_among(leaders, arrays, name, factor)
                 _copy(arrays, hosts)
             else:
                 _set_to_minus_0(hosts)
             self._sum_among(sharers, hosts, f'{name}/back')
         _copy(hosts, arrays)
 
-    def _sum_among(self, ranks, arrays, name):
+    def _sum_among(self, ranks, arrays, name, factor=1.0):
         if len(ranks) > 1:
-            self._hvd.grouped_allreduce_(arrays, op=self._hvd.Sum, process_set=self._sets[ranks], name=name)
+            self._hvd.grouped_allreduce_(arrays, op=self._hvd.Sum, process_set=self._sets[ranks], name=name,
+                                         prescale_factor=factor)
 
     def _host_arrays(self, arrays, name):
         """Return host arrays shaped like device arrays, cached by name because drivers lock new pages slowly."""

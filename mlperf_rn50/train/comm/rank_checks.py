@@ -1,4 +1,5 @@
 """Agreement checks across ranks, and detection of stragglers."""
+import ctypes
 import json
 import zlib
 from collections import Counter
@@ -6,10 +7,36 @@ from collections.abc import Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
+import mxnet as mx
+
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.train.comm.horovod import Comm
 
+_NUM_JOINED = 4  # arrays per digest, which limits temporary memory; 95 MB with ResNet-50
 STRAGGLER_FACTOR = 1.15  # a straggler's compute time is above this multiple of the median
+
+
+def device_digests(arrays: Mapping[str, mx.nd.NDArray]) -> dict[str, int]:
+    """Return digests of the bits of groups of float32 and float16 arrays, by name, computed on their device.
+
+    The bits of each value, as an integer, are multiplied by an odd number that depends on the position, and summed
+    modulo 2**64, in any order. A change of one value or a swap of two always changes a digest; others almost always.
+    """
+    names, sums = list(arrays), {}
+    for group in (names[i:i + _NUM_JOINED] for i in range(0, len(names), _NUM_JOINED)):
+        joined = mx.nd.concat(*(arrays[n].reshape((-1,)).astype('float32', copy=False) for n in group), dim=0)
+        factors = mx.nd.arange(1, 2 * joined.size, 2, ctx=joined.context, dtype='int64')
+        sums[f'{group[0]} to {group[-1]}'] = (_bits_of(joined).astype('int64') * factors).sum()
+    return dict(zip(sums, mx.nd.concat(*sums.values(), dim=0).asnumpy().tolist()))
+
+
+def _bits_of(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return the memory of a float32 array as int32, for which MXNet 1.9.1 has no operator."""
+    capsule = array.to_dlpack_for_read()  # waits for the array
+    ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    address = ctypes.pythonapi.PyCapsule_GetPointer(ctypes.py_object(capsule), b'dltensor')
+    ctypes.c_uint8.from_address(address + 20).value = 0  # kDLInt instead of kDLFloat in DLTensor.dtype.code of dlpack.h
+    return mx.nd.from_dlpack(capsule)
 
 
 def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:
@@ -21,7 +48,7 @@ def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:
 
 
 def check_finite(name: str | None, epoch: int) -> None:
-    """Raise RunFailed if an array, given by name, is not finite. All ranks must call this after check_agreement."""
+    """Raise RunFailed if a non-finite array exists (`name`, else None). All ranks call this after check_agreement."""
     if name:
         raise RunFailed(f'{name} holds values that are not finite after epoch {epoch + 1}, which a ReLU may hide from '
                         'the loss; resume from a checkpoint before this epoch')
@@ -32,7 +59,7 @@ def describe_divergence(digests: Sequence[Mapping[str, int]], epoch: int) -> str
     counts = {name: Counter(d[name] for d in digests) for name in digests[0]}
     names = [n for n in counts if len(counts[n]) > 1]
     usual = {n: counts[n].most_common(1)[0] for n in names}
-    # Without a majority, the deviating rank is unknown and all are listed.
+    # Without a majority, the deviating rank is unknown, so all ranks are listed.
     has_most = all(2 * count > len(digests) for _, count in usual.values())
     ranks = [r for r, d in enumerate(digests) if not has_most or any(d[n] != usual[n][0] for n in names)]
     return (f'the ranks no longer agree after epoch {epoch + 1}: rank {", ".join(map(str, ranks))} of {len(digests)}, '
@@ -53,5 +80,5 @@ def find_stragglers(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
 def _describe_straggler(rank: Mapping[str, Any], usual_s: float) -> str:
     own_ms, usual_ms = (1000 * s / rank['num_steps'] for s in (rank['compute_s'], usual_s))
     lost = (rank['compute_s'] - usual_s) / (rank['data_s'] + rank['compute_s'] + rank['wait_s'])
-    return (f'rank {rank["rank"]} on {rank["host"]} (cores {rank["cores"]}) is slow: {own_ms:.0f} ms a step to '
-            f'compute, the median is {usual_ms:.0f}; all ranks wait for it, {lost:.0%} of each step is lost')
+    return (f'rank {rank["rank"]} on {rank["host"]} (cores {rank["cores"]}) is slow: it computes for {own_ms:.0f} '
+            f'ms per step (median {usual_ms:.0f} ms); all ranks wait for it and lose {lost:.0%} of each step')

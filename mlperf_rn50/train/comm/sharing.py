@@ -1,8 +1,8 @@
 """Gradient exchange between ranks that share a GPU. Pure except for sharing_of.
 
 NCCL rejects a communicator with two ranks on one GPU. Horovod creates a communicator per process set at the first
-exchange of a GPU array, and sends host arrays through MPI or Gloo. Therefore the ranks of each GPU sum in host memory.
-One of them, the leader, then exchanges the sum through NCCL, and the others receive the result through host memory.
+exchange of a GPU array, and sends host arrays through MPI or Gloo. Therefore the ranks of each GPU sum their gradients
+in host memory. One of them, the leader, then exchanges the sum through NCCL and returns the result in the same way.
 """
 from collections.abc import Sequence
 from contextlib import suppress
@@ -41,7 +41,7 @@ def check_places(places: Sequence[tuple[str, int]], num_sharing: int) -> None:
 
 
 def decide_sharing(device: str, ranks_per_device: int, has_nccl: bool) -> int:
-    """Return how many consecutive ranks sum in host memory first; 1 without NCCL, as Horovod then copies to it."""
+    """Return how many consecutive ranks first sum in host memory; 1 without NCCL, as Horovod then uses it anyway."""
     return ranks_per_device if device == 'gpu' and has_nccl else 1
 
 

@@ -34,6 +34,8 @@ class Metrics:
             case events.StepDone(is_reported=True):
                 write(event='train', step=event.step, epoch=event.epoch, time_s=event.time_s, loss=event.mean_loss,
                       learning_rate=event.learning_rate, images_per_s=event.images_per_s)
+            case events.LossScaleChanged():
+                write(event='loss_scale', step=event.step, before=event.before, now=event.now)
             case events.Evaluated():
                 write(event='eval', epoch=event.epoch + 1, time_s=event.time_s, **asdict(event.accuracy),
                       dataset=self._dataset)

@@ -41,6 +41,8 @@ class MlperfLog:
                 log.epoch_start(event.epoch)
             case events.EpochDone():
                 log.epoch_stop(event.epoch, event.images_per_s, event.learning_rate)
+            case events.LossScaleChanged():
+                log.loss_scale(event.step, event.now)
             case events.EvalStarted():
                 log.eval_start(event.epoch)
             case events.Evaluated():
@@ -54,7 +56,7 @@ class MlperfLog:
 
 
 def render_changes(event: events.Resumed) -> dict[str, dict[str, list[Any]]]:
-    """Return the changed configuration keys of a resumed run with [before, now] for each; {} without changes."""
+    """Return each changed configuration key of a resumed run with its values [before, now]; {} without changes."""
     return {'changed': {c.key: [c.before, c.now] for c in event.changes}} if event.changes else {}
 
 

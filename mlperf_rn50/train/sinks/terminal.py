@@ -10,7 +10,7 @@ from mlperf_rn50.files import LineFile
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 
-_PLAIN_PERIOD_S = 30.0  # between two progress lines if stderr is not a terminal
+_PLAIN_PERIOD_S = 30.0  # time between two progress lines if stderr is not a terminal
 
 
 class _LogFile(logging.Handler):
@@ -69,6 +69,9 @@ class Terminal:
                 info('epoch %d  Top-1 %.2f %%  Top-5 %.2f %%  of %d images (%s)  target %.2f %%  %.0f s',
                      event.epoch + 1, 100 * accuracy.top1, 100 * accuracy.top5, accuracy.num_images, self._dataset,
                      100 * self._target, event.time_s)
+            case events.LossScaleChanged():
+                info('loss scale %g -> %g after %s', event.before, event.now,
+                     f'step {event.step}' if event.step else 'the warm-up')
             case events.ReferenceFound() | events.Noted():
                 info('%s', event.text)
             case events.Compared():
@@ -122,7 +125,7 @@ class Terminal:
 
 
 class EpochProgress:
-    """Progress of one epoch, counted from 0 and shown from 1; first_step: steps of the epoch done before a resume."""
+    """Progress of one epoch, numbered from 0 here but from 1 in the output; first_step: steps done before a resume."""
 
     def __init__(self, console: logging.Logger, epoch: int, num_steps: int, first_step: int):
         self._console, self._epoch, self._num_steps = console, epoch, num_steps

@@ -14,7 +14,7 @@ _FILE = 'failures.jsonl'
 
 @dataclass(frozen=True)
 class Failure:
-    """Failure of a rank, or of a host if rank is None; job: MLPERF_RN50_JOB, which identifies a start."""
+    """Failure of a rank, or of a host if rank is None; job: MLPERF_RN50_JOB, which identifies a start of all ranks."""
 
     job: str
     host: str

@@ -17,7 +17,7 @@ PHASES = {'start-up': 'start_limit_s', 'training': 'stall_limit_s', 'evaluation'
 
 
 class _Shared(ctypes.Structure):
-    """Numbers shared by a rank and its watcher; each has a single writing thread."""
+    """Numbers shared by a rank and its watcher; each is written by a single thread."""
 
     _fields_ = [(name, ctypes.c_int64) for name in (
         'beats', 'phase', 'step', 'reading', 'calling', 'calls', 'computed', 'exchanging', 'stop_requested')]

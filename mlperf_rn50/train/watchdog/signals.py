@@ -51,7 +51,7 @@ class SignalQueue(StopRequests):
         catch(lambda *_: None, numbers)
 
     def next(self, timeout_s: float | None = None) -> int | None:
-        """Wait up to timeout_s for a signal, by default until close(); return its number, if any."""
+        """Wait up to timeout_s for a signal, by default until close(); return its number, or None."""
         self._poll.poll(None if timeout_s is None else max(0.0, 1000 * timeout_s))
         byte = self._reader.read(1)
         if byte and byte[0] in STOP_SIGNALS:
@@ -59,7 +59,7 @@ class SignalQueue(StopRequests):
         return byte[0] if byte else None
 
     def discard(self, number: int) -> None:
-        """Discard pending signals with a number; other signals keep their order."""
+        """Discard pending signals with this number; other signals keep their order."""
         if waiting := self._reader.read(select.PIPE_BUF):
             self._writer.write(waiting.replace(bytes([number]), b''))
 
@@ -76,7 +76,7 @@ class SignalQueue(StopRequests):
 
 def catch(handler: Callable[[int, Any], Any], numbers: Sequence[signal.Signals] = STOP_SIGNALS,
           unblock: bool = True) -> None:
-    """Set the handler of signals, except a SIGHUP that nohup ignores; unblock the signals."""
+    """Set the handler of these signals, except SIGHUP if nohup has disabled it; unblock them by default."""
     for number in numbers:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
@@ -93,7 +93,7 @@ def end_at_once(code: int = EXIT_AT_ONCE) -> NoReturn:
 
 @contextmanager
 def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None]:
-    """Handle the signals of a process without a watcher in a thread, as native calls delay Python's own handlers."""
+    """Use a thread to handle the signals of a process without a watcher; native calls delay Python's own handlers."""
     signals = SignalQueue(STOP_SIGNALS if request_stop else ())
 
     def read_signals() -> None:

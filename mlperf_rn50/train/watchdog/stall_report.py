@@ -25,7 +25,7 @@ STACK_SIGNAL = getattr(signal, 'SIGSTKFLT', 16)  # Python 3.10 has no name for i
 WAITING = 'waiting'
 _CLOCK_SKEW_S = 60  # tolerated difference between the clocks of hosts
 _QUIET_S = 1.0  # time without new output after which a dump of stacks counts as complete
-_MAX_NAMED = 10  # ranks named in a message
+_MAX_NAMED = 10  # maximum number of ranks named in a message
 # Environment variables that identify one start of all ranks, set by the launchers, Open MPI or Slurm.
 _JOBS = ('MLPERF_RN50_JOB', 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'SLURM_JOB_ID')
 _FULL_BYTES = 1_000_000  # free bytes below which a folder counts as full
@@ -115,7 +115,7 @@ def read_states(folder: Path, since_s: float) -> list[State]:
 
 
 def explain(own: State, others: Sequence[State], size: int) -> str:
-    """Describe which ranks a stalled rank waits for, or which ranks wait for it; size: number of all ranks."""
+    """Describe which ranks a stalled rank waits for, or which ranks wait for it; size: total number of ranks."""
     states = sorted([own, *others], key=lambda s: s.rank)
     front = max(s.num_reached for s in states)
     behind = [s for s in states if s.num_reached < front]

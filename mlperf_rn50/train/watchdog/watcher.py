@@ -29,7 +29,7 @@ _REPORTS_S = 3.0  # time for other stalled ranks to write their reports
 _RECORD_LIMIT_S = 15.0
 _READ_LIMIT_S = 5.0
 _POLL_S = 0.5
-# Kept samples of the kernel's number of kills. The oldest must predate a kill, which is counted before the rank ends.
+# Number of samples kept of the kernel's count of kills. The oldest must precede the kill that ended the rank.
 _NUM_KILL_SAMPLES = 40
 _PR_SET_PDEATHSIG = 1
 
@@ -70,7 +70,7 @@ def assess(health: Health, now: float) -> tuple[Action, str]:
         return Action.RECORD, ''
     if health.is_stopped:
         return Action.END, f'stopped (SIGSTOP) for {silent_s:.0f} s'
-    # The rank that causes the stall reports first; of the ranks that wait for it, the lowest does.
+    # Wait for the reports of other stalled ranks; the wait grows with the rank, so that the lowest rank reports first.
     if silent_s < health.limit_s + _REPORTS_S + min(health.rank, 10):
         return Action.WAIT, ''
     return Action.END_AND_EXPLAIN, f'no progress for {silent_s:.0f} s (comm.{PHASES[health.phase]})'
