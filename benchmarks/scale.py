@@ -120,7 +120,7 @@ def many_ranks_ms() -> list[tuple[str, float]]:
     times = {'num_steps': 156, 'data_s': 0.123456789, 'compute_s': 100.123456789, 'wait_s': 0.123456789}
     texts = json.dumps([[times, rank] for rank in range(MANY_RANKS)])  # as HorovodComm.gather_object parses them
     ranks = [{'rank': rank, 'host': h.name, 'cores': '0-15', **times} for rank, h in enumerate(hosts)]
-    digests = [{f'array{i}': i + (rank == i) for i in range(500)} for rank in range(MANY_RANKS)]
+    digests = [{f'array{i}': i + (rank == i) for i in range(150)} for rank in range(MANY_RANKS)]
     shard = replace(shard_of(MANY_RANKS), rotation_epochs=10)
     rows = []
     for name, work in (('hosts of the launcher', lambda: parse_hosts(names)), ('nodes', lambda: nodes_of(hosts)),

@@ -6,6 +6,7 @@ al. 2017 (https://arxiv.org/abs/1708.03888), with the momentum scaled by lr_now 
 """
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -33,16 +34,16 @@ class Tensor:
         """True if LARS computes a learning rate for this tensor."""
         return self.name.endswith('_weight')
 
-    @property
+    @cached_property  # like the next two, read for each tensor in each step
     def is_mixed(self) -> bool:
         return self.weight.dtype == np.float16
 
-    @property
+    @cached_property
     def updated(self) -> mx.nd.NDArray:
         """The array that an update operator returns the new weight in."""
         return self.weight if self.master is None or self.is_mixed else self.master
 
-    @property
+    @cached_property
     def arrays(self) -> list[mx.nd.NDArray]:
         """The inputs of an update operator, in order."""
         return [self.updated, self.grad, self.velocity, *([self.master] if self.is_mixed else [])]
@@ -89,6 +90,8 @@ class Optimizer:
         cuts = cut_buckets([t.weight.size * np.dtype(t.weight.dtype).itemsize for t in self.tensors],
                            [np.dtype(t.weight.dtype).name for t in self.tensors], num_buckets)
         self.buckets = [Bucket([self.tensors[i] for i in cut]) for cut in cuts]
+        # Made once, because reshaping all weights takes the host longer than updating them.
+        self._flat_weights = _by_dtype([t.weight.reshape((-1,)) for t in self.tensors])
         self.group_size = group_size(self.tensors[0].weight.context.device_type, config.name)
         self.last_lr: float | None = None
         self.is_batch_new = False
@@ -136,7 +139,7 @@ class Optimizer:
         now = self._state.reshape((1, -1))
         mx.nd.where(condition, now, before.reshape((1, -1)), out=now)
         start = 0
-        for weights in _by_dtype([t.weight for t in self.tensors]):
+        for weights in self._flat_weights:
             end = start + sum(w.size for w in weights)
             _split(self._state[1][start:end].astype(weights[0].dtype, copy=False), weights)
             start = end
@@ -208,10 +211,10 @@ class Optimizer:
 
 
 def _split(joined: mx.nd.NDArray, arrays: Sequence[mx.nd.NDArray]) -> None:
-    """Copy consecutive parts of a 1-D array into arrays of the same dtype."""
+    """Copy consecutive parts of a 1-D array into 1-D arrays of the same dtype."""
     starts = [0, *accumulate(a.size for a in arrays)][:-1]
     # split_v2 would allocate new arrays.
-    mx.nd._internal._split_v2(joined, starts, axis=0, out=[a.reshape((-1,)) for a in arrays])
+    mx.nd._internal._split_v2(joined, starts, axis=0, out=list(arrays))
 
 
 def _by_dtype(weights: Sequence[mx.nd.NDArray]) -> list[list[mx.nd.NDArray]]:
