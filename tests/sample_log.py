@@ -61,7 +61,7 @@ def _write(path, v06, config, accuracies, end, seed, batch):
     log.cache_clear(True, 'a reason')
     log.init_start()
     log.seed(seed)
-    log.hyperparameters(config, batch, 8, 1000, 100)
+    log.hyperparameters(config, batch, 8, 1000, 100, 48 / batch)
     log.model(describe(config), TENSORS)
     log.init_stop()
     log.run_start()

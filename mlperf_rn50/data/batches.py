@@ -130,12 +130,13 @@ def eval_requests(shard: Shard) -> Iterator[Request]:
             yield Request(shard.samples(order, step), none_new)
 
 
-def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None) -> Iterator[Batch]:
+def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None,
+                  open_records: Callable[[], RecordFile] | None = None) -> Iterator[Batch]:
     """Return endless training batches, starting at a global step. Requesting the first one opens the files."""
     num_valid = (shard.num_valid(step, micro) for _, step, micro in train_steps(shard, first_step))
     if config.data.synthetic:
         return _make_synthetic(config, shard, device_id)(num_valid)
-    open_records = find_split(config.data, 'train')
+    open_records = open_records or find_split(config.data, 'train')
     requests = train_requests(config.data, shard, seed, first_step)
     return _build_batches(open_records, requests, shard, config, True, device_id)(num_valid)
 

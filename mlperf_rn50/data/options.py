@@ -21,6 +21,7 @@ class DataConfig:
         synthetic: train and evaluate on synthetic images instead of files.
         shuffle: global shuffles all records over all nodes; node gives each node a subset of its own to shuffle.
         node_rotation_epochs: epochs for which a node keeps its subset before it reads another one (shuffle=node).
+        last_batch: partly filled last batch of an epoch: weight scales its learning rate; wrap fills it with images.
         image_size: side of the square network input, pixels.
         resize_shorter: shorter side to which evaluation images are resized before the centre crop, pixels.
         crop: training crop: random_resized (random area and aspect ratio), padded (random shift) or none.
@@ -59,6 +60,7 @@ class DataConfig:
     synthetic: bool = False
     shuffle: Literal['global', 'node'] = 'global'
     node_rotation_epochs: int = option(10, ABOVE_0, 'epochs')
+    last_batch: Literal['weight', 'wrap'] = 'weight'
     image_size: int = option(224, ABOVE_0, 'pixels')
     resize_shorter: int = option(256, ABOVE_0, 'pixels')
     crop: Literal['random_resized', 'padded', 'none'] = 'random_resized'

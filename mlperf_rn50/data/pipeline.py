@@ -127,8 +127,9 @@ def run_pipeline(pipe: Pipeline) -> Any:
     """Return the next images and labels of a pipeline."""
     try:
         return pipe.run()
-    except RuntimeError as e:  # DALI wraps a decoder's message in many lines
-        raise DataError(f'the input pipeline failed: {" ".join(str(e).split())[:300]}') from e
+    except RuntimeError as e:  # DALI puts many lines before a decoder's message
+        reason = str(e).rpartition('encountered:')[2].split()
+        raise DataError(f'the input pipeline failed: {" ".join(reason)[:300]}') from e
 
 
 def synthetic_inputs(batch_size: int) -> Inputs:

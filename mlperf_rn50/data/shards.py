@@ -3,8 +3,8 @@
 An epoch is a permutation of all training samples that depends only on (seed, epoch), cut into global batches. A global
 batch is cut into micro-batches of world_size * local_batch_size positions, one for each forward pass. Of each
 micro-batch, rank r takes position r and every world_size-th position after it. The last global batch is padded at its
-end with samples from the start of the permutation, which have no weight in the loss. All ranks therefore take the same
-number of steps, each sample counts once per epoch, and a step's samples do not depend on the number of ranks.
+end with samples from the start of the permutation, which have no weight in the loss unless is_wrapped. All ranks take
+the same number of steps, each sample counts once per epoch, and a step's samples do not depend on the number of ranks.
 
 With shuffle=node, positions and steps are the same, but each node has its own part of the samples, one sample for each
 unpadded position of its ranks. Every epoch, each part is shuffled and placed at the positions of its node. Every few
@@ -33,6 +33,7 @@ class Shard:
     num_micro: int = 1  # forward passes per step (gradient accumulation)
     nodes: tuple[int, ...] = ()  # each rank's node number, counted from 0; empty for a single node
     rotation_epochs: int | None = None  # epochs for which a node keeps its part; None shuffles over all nodes
+    is_wrapped: bool = False  # True if padding counts in the loss
 
     @property
     def micro_batch_size(self) -> int:
@@ -59,9 +60,14 @@ class Shard:
         """Number of padded positions in an epoch, over all ranks."""
         return self.num_positions - self.num_samples
 
+    @property
+    def num_counted(self) -> int:
+        """Number of positions in an epoch that count in the loss, over all ranks."""
+        return self.num_positions if self.is_wrapped else self.num_samples
+
     def num_valid_global(self, step: int) -> int:
-        """Number of unpadded positions in a step, over all ranks. Steps count from 0 within an epoch."""
-        return min(self.global_batch_size, self.num_samples - step * self.global_batch_size)
+        """Number of positions in a step that count, over all ranks. Steps count from 0 within an epoch."""
+        return min(self.global_batch_size, self.num_counted - step * self.global_batch_size)
 
     def positions(self, step: int, micro: int = 0) -> np.ndarray:
         """Positions of the epoch that this rank reads in a forward pass. int64, shape (local_batch_size,)."""
@@ -69,8 +75,8 @@ class Shard:
         return first + self.world_size * np.arange(self.local_batch_size, dtype=np.int64)
 
     def num_valid(self, step: int, micro: int = 0) -> int:
-        """Number of positions(step, micro) that are not padding; they precede the padding."""
-        return int(np.count_nonzero(self.positions(step, micro) < self.num_samples))
+        """Number of positions(step, micro) that count in the loss; they precede those that do not."""
+        return int(np.count_nonzero(self.positions(step, micro) < self.num_counted))
 
     def samples(self, order: np.ndarray, step: int, micro: int = 0) -> np.ndarray:
         """Select this rank's values from an array with a value for each position of an epoch, as from epoch_order."""

@@ -6,12 +6,15 @@ import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import mxnet as mx
 
 from mlperf_rn50.config import Config, render_yaml
-from mlperf_rn50.data.batches import device_context, synthetic_batches
-from mlperf_rn50.data.records import MANIFEST_NAME, load_manifest, open_split
+from mlperf_rn50.data.batches import device_context, synthetic_batches, train_batches
+from mlperf_rn50.data.pipeline import synthetic_inputs
+from mlperf_rn50.data.records import MANIFEST_NAME, Record, load_manifest, open_split
 from mlperf_rn50.data.verify import check_sample, check_size
 from mlperf_rn50.doctor.checks import Check, Facts, check_facts, own_facts
 from mlperf_rn50.doctor.gpu_stack import mxnet_facts, one_line
@@ -116,7 +119,7 @@ def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
 
 
 def try_batches(config: Config, world_size: int, rank: int, device_id: int | None) -> dict:
-    """Run a training pass (without an update) and an evaluation on synthetic batches, to find problems in seconds."""
+    """Run a training pass (without an update), an evaluation, and DALI on synthetic batches, to find problems early."""
     start, what, problem = time.monotonic(), 'a training pass', ''
     try:
         plan = make_plan(config, world_size)
@@ -126,7 +129,11 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
         what = 'an evaluation'
         trainer.fold()
         trainer.eval_net(next(synthetic_batches(config, plan.eval_shard(rank), device_id)).images).wait_to_read()
-    except (mx.MXNetError, UserError) as e:
+        if not config.data.synthetic:
+            what, record = f'DALI with data.decoder={config.data.decoder}', Record(synthetic_inputs(1).images[0], 0, 0)
+            records: Any = SimpleNamespace(path='synthetic records', read=lambda _: record, num_bytes=len)
+            next(train_batches(config, plan.train_shard(rank), 0, 0, device_id, lambda: records)).images.wait_to_read()
+    except (RuntimeError, UserError) as e:  # MXNet and DALI raise RuntimeError
         problem = one_line(str(e))
     used = 0
     if device_id is not None and not problem:

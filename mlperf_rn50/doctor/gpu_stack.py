@@ -38,7 +38,8 @@ _FIXES = (  # (part of an MXNet error, fix)
     ('no kernel image', "this MXNet has no code for this card; use NVIDIA's container (docs/setup.md)"),
     ('CUDNN_STATUS_NOT_SUPPORTED', f'cuDNN has no kernel for these sizes; {_LOWER_BATCH}'),
     ('CUDNN_STATUS_BAD_PARAM', f'cuDNN rejects these sizes; {_LOWER_BATCH}'),
-    ('insufficient for CUDA runtime', 'install a newer NVIDIA driver'))
+    ('insufficient for CUDA runtime', 'install a newer NVIDIA driver'),
+    ('DALI', 'set data.decoder to cpu; if DALI still fails, install a newer NVIDIA driver'))
 
 
 def mxnet_facts(packages: Mapping[str, str], env: Mapping[str, str], maps: str, has_cuda: bool,
@@ -192,21 +193,22 @@ def one_line(error: str) -> str:
 
 
 def check_trial(rows: Sequence[Facts]) -> Check:
-    """Check that a training pass and an evaluation of the configured batches ran on every GPU."""
+    """Check that a training pass and an evaluation of the configured batches, and DALI, ran on every GPU."""
     name = 'trial batches'
     tried = [r for r in rows if r['trial']]
     for row in tried:
         if problem := row['trial']['problem']:
-            fix = next((fix for text, fix in _FIXES if text in problem), 'try model.layout NCHW, float32 and a smaller '
+            found = f'{row["trial"]["what"]} on {row["host"]}: {problem}'
+            fix = next((fix for text, fix in _FIXES if text in found), 'try model.layout NCHW, float32 and a smaller '
                        'batch, to find the cause')
-            return Check(name, 'failed', f'{row["trial"]["what"]} on {row["host"]}: {problem}', fix)
+            return Check(name, 'failed', found, fix)
     if len(tried) < len(rows):
         return Check(name, 'not needed', f'no GPU for a trial on {hosts_of([r for r in rows if not r["trial"]])}')
     if warnings := [text for r in tried for text in r['trial']['warnings']]:
         return Check(name, 'warning', warnings[0])
     seconds, used = (max(r['trial'][key] for r in tried) for key in ('seconds', 'used_bytes'))
-    return Check(name, 'ok', f'a training pass and an evaluation ran on every rank in at most {seconds:.0f} s; '
-                 f'afterwards, up to {used / 1e9:.1f} GB of a GPU were in use')
+    return Check(name, 'ok', f'a training pass, an evaluation and (unless data.synthetic) DALI ran on every rank '
+                 f'in at most {seconds:.0f} s; afterwards, up to {used / 1e9:.1f} GB of a GPU were in use')
 
 
 def environment_facts(env: Mapping[str, str], is_nvidias: bool) -> dict[str, list[str | None]]:

@@ -120,13 +120,14 @@ class RunLog:
         self._tag(tags.RUN_SET_RANDOM_SEED, seed)
 
     def hyperparameters(self, config: Config, global_batch_size: int, local_batch_size: int, decay_steps: int,
-                        warmup_steps: int) -> None:
+                        warmup_steps: int, last_step_lr_factor: float) -> None:
         """Log the batch size, the optimizer and the schedule, under the keys for this optimizer."""
         o, s, t = config.optimizer, config.schedule, config.train
         self._event(keys.GLOBAL_BATCH_SIZE, global_batch_size)
         self._event(keys.MODEL_BN_SPAN, local_batch_size)
         self._event(keys.GRADIENT_ACCUMULATION_STEPS, t.gradient_accumulation_steps)
         self._event(events.TARGET_ACCURACY, t.target_accuracy)
+        self._event(events.LAST_STEP_LR_FACTOR, last_step_lr_factor)
         self._event(keys.OPT_NAME, o.name)
         self._event(keys.OPT_BASE_LR, s.base_lr)
         self._event(keys.OPT_LR_WARMUP_EPOCHS, s.warmup_epochs)
@@ -225,7 +226,7 @@ class RunLog:
         self._tag(tags.TRAIN_EPOCH, epoch)
 
     def epoch_stop(self, epoch: int, images_per_s: float, learning_rate: float) -> None:
-        """Log the end of an epoch, its throughput over all ranks and its last learning rate."""
+        """Log the end of an epoch, its throughput over all ranks and the learning rate scheduled for its last step."""
         self._event(keys.EPOCH_STOP, kind=keys.INTERVAL_END, epoch_num=epoch + 1)
         self._event(events.TRACKED_STATS, {'throughput': float(images_per_s), 'learning_rate': float(learning_rate)},
                     epoch_num=epoch + 1)

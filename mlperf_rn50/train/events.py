@@ -75,7 +75,7 @@ class EpochStarted(Event, frozen=True):
 
 
 class StepDone(Event, frozen=True):
-    """End of a step; epoch: number of completed epochs, with a fractional part."""
+    """End of a step; epoch: number of completed epochs, with a fractional part; learning_rate: the one applied."""
 
     step: int
     epoch: float

@@ -148,7 +148,7 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
             if is_stop_requested:
                 return True
     trainer.settle()  # so that the clock is read when the work is done, not when it is queued
-    num_images = plan.config.data.num_train - first % plan.steps_per_epoch * plan.global_batch_size
+    num_images = plan.train_shard().num_counted - first % plan.steps_per_epoch * plan.global_batch_size
     progress.add_training(num_images, reporter.elapsed_s())
     run.sinks.handle(events.EpochDone(epoch, run.now_s(), num_images / reporter.elapsed_s(),
                                       plan.learning_rate(last - 1)))
@@ -279,7 +279,7 @@ class StepReporter:
         is_due = self._is_due(step + 1)
         norm, ratios = _read_norms(pending.norms) if pending.norms else (None, {})
         run.sinks.handle(events.StepDone(
-            step + 1, (step + 1) / plan.steps_per_epoch, run.now_s(), loss, plan.learning_rate(step),
+            step + 1, (step + 1) / plan.steps_per_epoch, run.now_s(), loss, plan.applied_rate(step),
             self._num_steps * plan.global_batch_size / self.elapsed_s(), is_due,
             sum(self._losses) / len(self._losses), norm, ratios))
         if is_due:

@@ -26,7 +26,7 @@ class Plan:
         data = self.config.data
         return Shard(data.num_train, rank, self.world_size, self.local_batch_size,
                      self.config.train.gradient_accumulation_steps, self.nodes,
-                     data.node_rotation_epochs if data.shuffle == 'node' else None)
+                     data.node_rotation_epochs if data.shuffle == 'node' else None, data.last_batch == 'wrap')
 
     def eval_shard(self, rank: int = 0) -> Shard:
         return Shard(self.config.data.num_val, rank, self.world_size, self.eval_batch_size)
@@ -57,6 +57,10 @@ class Plan:
 
     def learning_rate(self, step: int) -> float:
         return self.lr_scale * learning_rate(self.config.schedule, step, self.steps_per_epoch)
+
+    def applied_rate(self, step: int) -> float:
+        """Return the scheduled learning rate, scaled by the filled fraction of the step's global batch."""
+        return self.learning_rate(step) * self.fraction(step % self.steps_per_epoch)
 
     def is_eval_epoch(self, epoch: int) -> bool:
         """Check whether an epoch, counted from 0, ends with an evaluation; the last one does in the open division."""
@@ -145,12 +149,13 @@ def render_plan(plan: Plan) -> str:
         f'global batch          {plan.global_batch_size}',
         f'steps per epoch       {plan.steps_per_epoch}',
         f'shuffle               {_render_shuffle(plan)}',
-        f'padded, per epoch     {train.num_padded} training positions (weight 0), '
+        f'padded, per epoch     {train.num_padded} training positions (weight {int(train.is_wrapped)}), '
         f'{val.num_padded} validation positions (not counted)',
+        f'last step             learning rate x {plan.fraction(plan.steps_per_epoch - 1):.4g}, its filled part',
         f'target                Top-1 >= {c.train.target_accuracy} on {c.data.dataset}',
         f'aborts after          {plan.max_epochs} epochs, {plan.max_epochs * plan.steps_per_epoch} steps',
         f'evaluations           after epochs {" ".join(evals)} (counted from 1)',
-        'learning rate         at the first and last step of each epoch (counted from 1):']
+        'learning rate         scheduled, at the first and last step of each epoch (counted from 1):']
     for epoch in range(plan.max_epochs):
         first, last = epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch - 1
         lines.append(f'  {epoch + 1:4d}  {plan.learning_rate(first):.6g} .. {plan.learning_rate(last):.6g}')

@@ -42,7 +42,9 @@ def test_run_folder_contains_log_config_metrics_and_environment(whole_run):
     assert {'name', 'vendor', 'family', 'model', 'has', 'uses'} < set(env['host']['processor'])
     steps = metrics(run_dir, 'train')
     assert [m['step'] for m in steps] == list(range(1, 21))
-    assert steps[4]['learning_rate'] == pytest.approx(0.02)
+    filled = 22 / 32  # of the last step of an epoch
+    assert steps[4]['learning_rate'] == pytest.approx(0.02 * filled)
+    assert f'"last_step_lr_factor", "value": {filled}' in (run_dir / 'result_0.txt').read_text()
     evaluations = metrics(run_dir, 'eval')
     assert [m['num_images'] for m in evaluations] == [NUM_VAL] * 4
     assert all(0 <= m['num_top1'] <= m['num_top5'] <= NUM_VAL for m in evaluations)

@@ -10,8 +10,11 @@ from gpu.conftest import IS_DRY
 from gpu.pictures import pictures_config
 from numbered import make_config, with_data
 
+from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import eval_batches, train_batches
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.shards import Shard
+from mlperf_rn50.doctor.facts import try_batches
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.train.options import TrainConfig
 
@@ -53,6 +56,14 @@ def test_images_match_cpu(is_training, layout, precision, decoder, pictures, dev
     # A different mirror or crop of the same image would exceed the tolerance.
     assert level_differences(got, expected[..., ::-1]).min() > 2 * WORST_LEVELS[decoder]
     assert level_differences(got[..., 8:], expected[..., :-8]).min() > 2 * WORST_LEVELS[decoder]
+
+
+@pytest.mark.parametrize('decoder', ['cpu', 'mixed'])
+def test_trial_of_the_doctor_runs_dali(decoder, device_id, figure):
+    config = Config(data=DataConfig(decoder=decoder), train=TrainConfig(local_batch_size=BATCH))
+    trial = try_batches(config, 1, 0, device_id)
+    figure(f'trial batches, decoder {decoder}', trial['seconds'], 's')
+    assert (trial['what'], trial['problem']) == (f'DALI with data.decoder={decoder}', '')
 
 
 def read_late(batches, num_steps: int, context: mx.Context, side: int) -> list[tuple[list, list]]:

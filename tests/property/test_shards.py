@@ -17,8 +17,9 @@ SIZES = dict(num_samples=st.integers(1, 300), world_size=st.integers(1, 9), loca
 LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=7)  # ranks per node, also unequal
 
 
-def shards(num_samples, world_size, local, num_micro, nodes=(), rotation_epochs=None):
-    return [Shard(num_samples, r, world_size, local, num_micro, nodes, rotation_epochs) for r in range(world_size)]
+def shards(num_samples, world_size, local, num_micro, nodes=(), rotation_epochs=None, is_wrapped=False):
+    return [Shard(num_samples, r, world_size, local, num_micro, nodes, rotation_epochs, is_wrapped)
+            for r in range(world_size)]
 
 
 def nodes_of(layout):
@@ -48,6 +49,20 @@ def test_epoch_covers_every_sample_once_in_equal_steps_per_rank(num_samples, wor
     for step in range(group[0].steps_per_epoch):
         valid = sum(s.num_valid(step, m) for s in group for m in range(num_micro))
         assert valid == group[0].num_valid_global(step) > 0
+
+
+@given(**SIZES)
+def test_wrapped_epoch_has_only_full_steps_and_repeats_its_first_samples(num_samples, world_size, local, num_micro):
+    group = shards(num_samples, world_size, local, num_micro, is_wrapped=True)
+    order, batch = epoch_order(group[0], 3, 2), local * world_size * num_micro
+    assert group[0].num_counted == len(order) == group[0].steps_per_epoch * batch
+    assert sorted(read(group, order)) == sorted(np.resize(order[:num_samples], len(order)))
+    assert len(order) - num_samples == group[0].num_padded < batch and set(order) == set(range(num_samples))
+    for step in range(group[0].steps_per_epoch):
+        valid = sum(s.num_valid(step, m) for s in group for m in range(num_micro))
+        assert valid == group[0].num_valid_global(step) == batch
+    # The default reads the same samples at the same positions.
+    np.testing.assert_array_equal(order, epoch_order(shards(num_samples, world_size, local, num_micro)[0], 3, 2))
 
 
 @given(num_samples=st.integers(1, 200), world_size=st.integers(1, 6), local=st.integers(1, 8))

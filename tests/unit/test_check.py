@@ -11,7 +11,7 @@ import pytest
 from helpers import PUBLISHED, call, run
 from lines import mllog, run_lines, write_lines
 from mlperf_logging.compliance_checker import mlp_parser
-from sample_log import LARS, SGD, write_run
+from sample_log import LARS, SGD, closed, write_run
 
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.mllog.check import check
@@ -97,6 +97,21 @@ def test_command_lists_claims_and_notes_that_digits_are_not_imagenet(tmp_path):
     assert 'the data set is digits, not ImageNet' in done.stdout and 'the run was resumed 1 time;' in done.stdout
     assert 'can claim: 0.6.0 open\n' in call('check', v06).stdout
     assert call('check', path, '--ruleset', '0.6.0').returncode == 1
+
+
+NOTE = 'note: the last step of an epoch fills 75.00 % of its batch and scales its learning rate by 0.75; in the'
+
+
+@pytest.mark.parametrize('config, batch, is_noted', [(closed(LARS), 64, True), (closed(LARS), 48, False),
+                                                     (LARS, 64, False)])
+def test_scaled_last_step_of_a_closed_run_is_noted(tmp_path, config, batch, is_noted):
+    path = write_run(tmp_path / 'result_0.txt', config, batch=batch)
+    checked = check.check_log(path, ['4.0.0'])
+    assert checked.passed and (NOTE in check.render_log(checked)) == is_noted
+    facts = check.logs_as_json([checked])['logs'][0]
+    assert facts['last_step_lr_factor'] == 48 / batch
+    path.write_text(path.read_text().replace('"last_step_lr_factor", "value": ', '"last_step_lr_factor", "value": 1e'))
+    assert 'last step' not in check.render_log(check.check_log(path, ['4.0.0']))
 
 
 @pytest.mark.needs_published

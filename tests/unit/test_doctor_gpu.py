@@ -2,10 +2,14 @@
 from unittest.mock import Mock
 
 import mxnet as mx
+import numpy as np
 import pytest
+from numbered import with_data
 
 from mlperf_rn50.config import Config
+from mlperf_rn50.data import batches
 from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.pipeline import whole_images
 from mlperf_rn50.doctor import facts as doctor_facts
 from mlperf_rn50.doctor import gpu_stack
 from mlperf_rn50.doctor.gpu_stack import check_gpus, check_libraries, check_trial, cuda_major, mxnet_facts, one_line
@@ -129,10 +133,17 @@ def tried(problem='', seconds=2.0, warnings=()):
 @pytest.mark.parametrize('error, fix', [
     (REFUSED, 'cuDNN has no kernel for these sizes'),
     ('cudaMalloc retry failed: out of memory', 'lower train.local_batch_size'),
+    ('CUDA driver version is insufficient for CUDA runtime version', 'install a newer NVIDIA driver'),
     ('Check failed: something else', 'model.layout NCHW, float32 and a smaller batch')])
 def test_refused_kernel_is_reported_with_advice(error, fix):
     check = check_trial([row(trial=tried()), row(host='h2', trial=tried(one_line(error)))])
     assert check.status == 'failed' and check.found == f'an evaluation on h2: {one_line(error)}' and fix in check.fix
+
+
+def test_fix_for_a_decoder_is_another_decoder_or_driver():
+    check = check_trial([row(trial={**tried('nvJPEG error 5'), 'what': 'DALI with data.decoder=mixed'})])
+    assert check.status == 'failed' and check.found == 'DALI with data.decoder=mixed on h1: nvJPEG error 5'
+    assert check.fix == 'set data.decoder to cpu; if DALI still fails, install a newer NVIDIA driver'
 
 
 def test_successful_trial_batches():
@@ -141,6 +152,9 @@ def test_successful_trial_batches():
     assert check_trial([row()]).status == 'not needed'
     warned = check_trial([row(trial=tried()), row(trial=tried(warnings=['model.layout: got NHWC']))])
     assert (warned.status, warned.found) == ('warning', 'model.layout: got NHWC')
+
+
+NO_JPEG = np.frombuffer(b'\xff\xd8\xff\xe0 no JPEG' * 9, np.uint8)
 
 
 # --- gathering of facts --------------------------------------------------------------------------------------
@@ -156,6 +170,20 @@ def test_one_batch_of_each_kind_is_tried(monkeypatch, thin_resnets):
         lambda trainer: lambda images: seen.append(images.shape) or eval_net(trainer)(images)))
     trial = doctor_facts.try_batches(config(eval_batch_size=5), 1, 0, None)
     assert (trial['what'], trial['problem'], seen) == ('an evaluation', '', [(5, 3, 32, 32)]) and trial['seconds'] > 0
+
+
+def test_dali_decodes_a_batch_like_those_of_training(monkeypatch, thin_resnets):
+    seen, run = [], batches.run_pipeline
+    monkeypatch.setattr(batches, 'run_pipeline', lambda pipe: seen.append(run(pipe)) or seen[-1])
+    with_files = with_data(config(), synthetic=False)
+    trial = doctor_facts.try_batches(with_files, 1, 0, None)
+    assert (trial['what'], trial['problem'], len(seen)) == ('DALI with data.decoder=cpu', '', 1)
+    assert seen[0][0].as_tensor().shape() == [4, 3, 32, 32]
+    monkeypatch.setattr(doctor_facts, 'synthetic_inputs', lambda num: whole_images([NO_JPEG] * num))
+    trial = doctor_facts.try_batches(with_data(with_files, crop='none'), 1, 0, None)
+    # The decoder's message, without DALI's traceback before it.
+    assert trial['what'] == 'DALI with data.decoder=cpu' and 'input pipeline failed: ' in trial['problem']
+    assert 'pipeline.py' not in trial['problem']
 
 
 def test_error_of_a_kernel_is_one_line(monkeypatch, thin_resnets):

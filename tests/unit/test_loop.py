@@ -36,9 +36,9 @@ class MadeUpTrainer:
         pass
 
 
-def train_epoch(monkeypatch, stops_at, period_steps=0, period_s=0.0, overflows_at=None):
+def train_epoch(monkeypatch, stops_at, period_steps=0, period_s=0.0, overflows_at=None, last_batch='weight'):
     """Train an epoch of ten steps of 1 s and 8 images, the last with 4; return its result, the run and steps saved."""
-    config = Config(data=DataConfig(num_train=76), train=TrainConfig(local_batch_size=8),
+    config = Config(data=DataConfig(num_train=76, last_batch=last_batch), train=TrainConfig(local_batch_size=8),
                     checkpoint=CheckpointConfig(period_steps=period_steps, period_s=period_s))
     progress = Progress(step=0, seed=1, world_size=1, best_top1=0.0, clock_s=0.0, global_batch_size=8, lr_batch_size=8,
                         num_train=76, result_index=0, nodes=[0])
@@ -67,10 +67,13 @@ def test_stop_within_an_epoch_saves_once_and_its_images_count(monkeypatch, stops
     assert run.progress.images == 8 * expected[-1] and run.progress.train_s > 0
 
 
-def test_complete_epoch_counts_each_image_once(monkeypatch):
-    is_stopped, run, saved = train_epoch(monkeypatch, stops_at=99, period_steps=4)
+@pytest.mark.parametrize('last_batch, images, factor', [('weight', 76, 0.5), ('wrap', 80, 1)])
+def test_complete_epoch_counts_each_image_and_reports_applied_rates(monkeypatch, last_batch, images, factor):
+    is_stopped, run, saved = train_epoch(monkeypatch, 99, 4, last_batch=last_batch)
     assert not is_stopped and saved == [(4, 4), (8, 8)] and run.trainer.read_steps == list(range(10))
-    assert run.progress.images == 76 and run.progress.images_per_s > 0
+    assert run.progress.images == images and run.progress.images_per_s > 0
+    rates = [e.learning_rate for e in run.handled if isinstance(e, events.StepDone)]
+    assert rates == pytest.approx([run.plan.learning_rate(s) * (factor if s == 9 else 1) for s in range(10)])
 
 
 def report_reads(rank, num_bytes, total):

@@ -115,12 +115,22 @@ def test_resumed_step_skips_no_image_and_repeats_less_than_a_batch(before, now):
 
 
 @pytest.mark.parametrize('num_train, ranks, local, passes', [(100, 3, 4, 2), (96, 2, 4, 1), (5, 4, 2, 1)])
-def test_every_image_of_an_epoch_has_the_same_weight(num_train, ranks, local, passes):
+@pytest.mark.parametrize('last_batch', ['weight', 'wrap'])
+def test_every_image_of_an_epoch_has_the_same_weight(num_train, ranks, local, passes, last_batch):
     train = TrainConfig(local_batch_size=local, gradient_accumulation_steps=passes)
-    plan = make_plan(Config(data=DataConfig(num_train=num_train), train=train), ranks)
+    plan = make_plan(Config(data=DataConfig(num_train=num_train, last_batch=last_batch), train=train), ranks)
     filled = sum(plan.fraction(s) for s in range(plan.steps_per_epoch))  # also the factor on the learning rate
-    assert filled * plan.global_batch_size == pytest.approx(num_train)
+    counted = num_train if last_batch == 'weight' else plan.global_batch_size * plan.steps_per_epoch
+    assert filled * plan.global_batch_size == pytest.approx(counted) and plan.train_shard().num_counted == counted
     assert plan.loss_weight == 1 / (local * passes)  # for any number of ranks
+
+
+@pytest.mark.parametrize('last_batch, factor, text', [('weight', 1551 / 1664, '0.9321'), ('wrap', 1, '1')])
+def test_plan_gives_the_applied_rate_of_the_last_step(last_batch, factor, text):
+    plan = make_plan(replace(config(local_batch_size=208), data=DataConfig(last_batch=last_batch)), 8)
+    assert [plan.applied_rate(s) / plan.learning_rate(s) for s in (768, 769, 770, 1539)] == pytest.approx(
+        [1, factor] * 2)
+    assert f'last step             learning rate x {text}, its filled part\n' in render_plan(plan)
 
 
 def test_warmup_reaches_base_lr_at_its_last_step():

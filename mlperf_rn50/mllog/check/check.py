@@ -8,13 +8,13 @@ from typing import Any
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import walk
-from mlperf_rn50.mllog import events
+from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.check.official import NotInstalled, check_official, find_long_lines
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read.raw_log import number
 from mlperf_rn50.mllog.read.reader import read_events
 from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
-from mlperf_rn50.text import plural
+from mlperf_rn50.text import percent, plural
 
 _BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
 _MAX_NAMED = 20  # maximum number of torn lines, and of long lines, listed for each log
@@ -45,6 +45,7 @@ class LogFacts:
     dataset: str | None
     is_imagenet: bool  # also true for published logs, which name no data set
     num_resumes: int
+    last_step_lr_factor: float | None
     best_top1: float | None
     torn: tuple[str, ...]  # messages about torn lines; the last may count the omitted messages
     long: tuple[str, ...]  # the same for lines longer than the limit
@@ -101,7 +102,7 @@ def check_v05(path: Path) -> tuple[str, ...]:
 
 def find_facts(path: Path) -> LogFacts:
     formats, torn, accuracies = set(), [], []
-    division, dataset, is_imagenet, num_resumes = None, None, True, 0
+    division, dataset, is_imagenet, num_resumes, last_factor = None, None, True, 0, None
     for line, event in read_events(path):
         if isinstance(event, ValueError):
             torn.append(f'torn line {line}: {event}')
@@ -113,10 +114,13 @@ def find_facts(path: Path) -> LogFacts:
             dataset, is_imagenet = str(event.value), event.metadata.get('is_imagenet') is True
         elif event.key == events.RUN_RESUMED:
             num_resumes += 1
+        elif event.key == events.LAST_STEP_LR_FACTOR:
+            last_factor = number(event.value, 0, 1)
         elif event.key == 'eval_accuracy' and (accuracy := accuracy_of(event)) is not None:
             accuracies.append(accuracy)
-    return LogFacts(frozenset(formats), division, dataset, is_imagenet, num_resumes, max(accuracies, default=None),
-                    _limited(torn, 'torn lines'), _limited(find_long_lines(path), 'long lines'))
+    return LogFacts(frozenset(formats), division, dataset, is_imagenet, num_resumes, last_factor,
+                    max(accuracies, default=None), _limited(torn, 'torn lines'),
+                    _limited(find_long_lines(path), 'long lines'))
 
 
 def _limited(texts: Sequence[str], name: str) -> tuple[str, ...]:
@@ -194,6 +198,10 @@ def render_log(log: CheckedLog) -> str:
     if not log.facts.is_imagenet:
         lines.append(f'  note: the data set is {log.facts.dataset}, not ImageNet; this checks the format only, and the '
                      'result cannot be submitted')
+    factor = log.facts.last_step_lr_factor
+    if factor is not None and factor < 1 and any(v.division == keys.CLOSED for v in log.verdicts):
+        lines.append(f'  note: the last step of an epoch fills {percent(factor)} of its batch and scales its learning '
+                     f'rate by {factor:.4g}; in the reference, all steps are full, as with data.last_batch=wrap')
     if log.facts.num_resumes:
         lines.append(f'  note: the run was resumed {plural(log.facts.num_resumes, "time")}; only a run without a '
                      'resume can be submitted')
@@ -218,7 +226,7 @@ def render_sum(logs: Sequence[CheckedLog]) -> str:
 
 def logs_as_json(logs: Sequence[CheckedLog]) -> dict[str, Any]:
     """Return the verdicts as JSON with the keys of docs/results.md."""
-    names = ('best_top1', 'dataset', 'is_imagenet', 'num_resumes')
+    names = ('best_top1', 'dataset', 'is_imagenet', 'num_resumes', 'last_step_lr_factor')
     counts = {r: {'num_passed': passed, 'num_failed': failed} for r, (passed, failed) in count_verdicts(logs).items()}
     return {'passed': all(log.passed for log in logs),
             'logs': [{'file': str(log.path), 'passed': log.passed, 'error': log.error, 'can_claim': log.claims,

@@ -22,7 +22,8 @@ class MlperfLog:
                 log.init_start()
                 log.seed(event.seed)
                 log.hyperparameters(plan.config, plan.global_batch_size, plan.local_batch_size, plan.decay_steps,
-                                    round(plan.config.schedule.warmup_epochs * plan.steps_per_epoch))
+                                    round(plan.config.schedule.warmup_epochs * plan.steps_per_epoch),
+                                    plan.fraction(plan.steps_per_epoch - 1))
             case events.Built():
                 log.model(describe(event.plan.config), event.tensor_names)
                 if event.initial_weights:
