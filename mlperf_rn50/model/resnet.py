@@ -163,7 +163,7 @@ class _Layers:
 
     def _norm_keys(self, name: str, layer: Layer, is_last: bool) -> dict[str, Any]:
         config = self.config
-        return dict(axis=config.layout.index('C'), momentum=config.bn_momentum, epsilon=config.bn_epsilon,
+        return dict(axis=3 if config.layout == 'NHWC' else 1, momentum=config.bn_momentum, epsilon=config.bn_epsilon,
                     in_channels=layer.out_channels, prefix=f'{name}_',
                     gamma_initializer='zeros' if is_last and config.zero_gamma else 'ones')
 
