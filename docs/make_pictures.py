@@ -72,8 +72,9 @@ def make_watch_pictures(browser: Browser, folder: Path) -> None:
                 raise SystemExit(f'training ended with exit code {training.returncode} before the screenshot')
             time.sleep(0.5)
     finally:
-        os.killpg(training.pid, signal.SIGTERM)
-        training.wait()
+        if training.poll() is None:
+            os.killpg(training.pid, signal.SIGTERM)
+            training.wait()
     dump_page(run, _RUN, 5.0)
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print(render([run], console, None, 34))
