@@ -29,7 +29,7 @@ class FileLock:
             sys.stderr.write(f'{self.path}: this file system has no locks ({e.strerror}); start only one program at a '
                              'time in this folder\n')
             return True
-        if not self._is_current(self._file):  # the last holder has deleted the file in the meantime
+        if not self._is_current(self._file):  # the previous holder has deleted the file in the meantime
             self.close()
             return self.take()
         self.is_held = True

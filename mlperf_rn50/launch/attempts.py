@@ -14,7 +14,7 @@ from mlperf_rn50.train.watchdog.host_failures import append_line
 MAX_STUCK = 3  # consecutive attempts without a newer checkpoint, after which the launcher gives up
 # After this many failures of a host in such attempts, --elastic excludes it. Only a value below MAX_STUCK has effect.
 MAX_FAILURES = 2
-_MAX_PAUSE_S = 60.0
+_FIRST_PAUSE_S = 5.0  # before the restart after the first such attempt; doubled after each further one
 _ATTEMPTS = 'attempts.jsonl'
 _PHASES = {'eval_start': 'evaluation', 'epoch_start': 'training', 'eval_stop': 'training'}
 OVER = ('converged', 'aborted', 'failed')  # statuses of a finished run
@@ -127,8 +127,8 @@ def stuck_text(num_stuck: int) -> str:
 
 
 def pause_s(num_stuck: int) -> float:
-    """Return the pause before the next attempt: 0 after a newer checkpoint, else 5 s, doubled with each attempt."""
-    return min(_MAX_PAUSE_S, 5.0 * 2 ** (num_stuck - 1)) if num_stuck else 0.0
+    """Return the pause before the next attempt; 0 after an attempt that wrote a newer checkpoint."""
+    return _FIRST_PAUSE_S * 2 ** (num_stuck - 1) if num_stuck else 0.0
 
 
 def place_of(run: RunFolder) -> str:

@@ -68,7 +68,7 @@ class Overheads:
     outside_s: float | None  # extra time of the first epoch, and gaps; None to use that of the base
     outside_low_s: float
     outside_high_s: float
-    epochs_low: float  # as a fraction of the schedule's last evaluation epoch
+    epochs_low: float  # low end of the epochs to converge, divided by the last evaluation epoch of the schedule
     source: str
 
 

@@ -19,7 +19,7 @@ FORMAT = 'mlperf-rn50 predict 1'
 
 
 def _group(pairs: Iterable[tuple[str, Prediction]]) -> dict[str, str]:
-    """Map each text to the joined names of its layouts."""
+    """Return the distinct texts, each with the names of the layouts that have it, joined by commas."""
     named: dict[str, list[str]] = {}
     for text, row in pairs:
         named.setdefault(text, []).append(row.layout.name)

@@ -209,7 +209,7 @@ def _text(cells: dict[str, RecipeValue], key: str) -> str:
 
 
 def _values_text(recipes: Sequence[RecipeGroup], key: str) -> str:
-    """List the values of a key, each with its published batches."""
+    """List the published values of a key, each with the batches of the recipes that use it."""
     batches: dict[str, set[int]] = {}
     for p in recipes:
         cells = _published_cells(p)

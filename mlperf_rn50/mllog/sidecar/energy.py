@@ -147,7 +147,7 @@ def _node_joules(node: _Node, kind: str, until_s: float) -> Devices:
 
 
 def _last_s(node: _Node) -> float:
-    """Return the run's clock at the last reading of a node."""
+    """Return the time of a node's last reading on the clock of the run, in seconds."""
     last = node.sessions[-1] if node.sessions else None
     return last.last_s - last.start[0] + last.start[1] if last and last.start else 0.0
 

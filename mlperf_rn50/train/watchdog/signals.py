@@ -93,7 +93,7 @@ def end_at_once(code: int = EXIT_AT_ONCE) -> NoReturn:
 
 @contextmanager
 def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None]:
-    """Use a thread to handle the signals of a process without a watcher; native calls delay Python's own handlers."""
+    """Handle the signals of a process without a watcher in a thread, because native calls delay Python's handlers."""
     signals = SignalQueue(STOP_SIGNALS if request_stop else ())
 
     def read_signals() -> None:
