@@ -90,7 +90,7 @@ def measure_gemm(side: int, precision: str, context: mx.Context, num: int = 12) 
 
 
 def measure_peak(precision: str, context: mx.Context) -> float:
-    """Return the FLOP/s of the fastest matrix product. Call this with float32 before amp.init, with bfloat16 after it."""
+    """Return the FLOP/s of the fastest matrix product. Call it with float32 before amp.init, with bfloat16 after."""
     return 2 * _GEMM_SIDE**3 / measure_gemm(_GEMM_SIDE, precision, context).least_s
 
 
