@@ -14,7 +14,7 @@ _FAILED_ALLOCATION = re.compile(r'bad_alloc|Memory allocation failed|Failed to a
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Parse lines 'name number' (memory.events, vmstat) and 'Name: number kB' (status, meminfo) into counts or bytes."""
+    """Parse lines 'name number' (memory.events, vmstat) and 'Name: number kB' (status, meminfo, in bytes)."""
     lines = re.findall(r'^(\w+):?\s+(\d+)( kB)?$', read_small(path), re.MULTILINE)
     return {name: int(value) * (1024 if unit else 1) for name, value, unit in lines}
 
