@@ -26,6 +26,7 @@ from mlperf_rn50.system.gpu_env import device_of_words
 from mlperf_rn50.system.mpi_session import SHARED_MEMORY, no_room, tmp_dir
 from mlperf_rn50.train.watchdog.signals import SignalQueue
 
+_MAX_ARGUMENT_BYTES = (128 << 10) - 1  # of Linux, MAX_ARG_STRLEN without the final zero byte
 _MIN_FREE_BYTES = 16 << 20  # free space that the files of Open MPI and DALI need on this machine
 # The launcher waits _GRACE_S longer than the start limit, because ranks that already run enforce it themselves.
 _START_LIMIT, _GRACE_S = 'comm.start_limit_s', 120.0
@@ -88,6 +89,9 @@ class Launcher:
         name = 'srun.sh' if self.engine.in_slurm and self.options.image else self.engine.script
         script = str(self.here / 'launch/engines' / name)
         slots = ','.join(f'{host}:{layout.ranks_per_node}' for host in layout.hosts)
+        if len(slots) > _MAX_ARGUMENT_BYTES:
+            raise ConfigError(f'hosts: got {len(slots):,} characters for {len(layout.hosts):,} hosts, expected at most '
+                              f'{_MAX_ARGUMENT_BYTES:,} (limit of Linux for an argument); use shorter host names')
         remove_leftovers((SHARED_MEMORY, tmp_dir()))
         with self._guards(layout, job) as guards:
             code = run_engine([script, slots, *command], env, self.signals, job, limit_s, is_overdue,

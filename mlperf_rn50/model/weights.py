@@ -177,10 +177,17 @@ def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dic
     return (replace(config, data=data, model=model, train=train), {n: convert(a) for n, a in arrays.items()})
 
 
+def _with_shape(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return an array, transposed between NCHW and NHWC if only then it has this shape."""
+    orders = ((0, 1, 2, 3), (0, 3, 1, 2), (0, 2, 3, 1)) if array.ndim == 4 else ()
+    return next((a for a in map(array.transpose, orders) if a.shape == shape), array)
+
+
 def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
-    """Copy arrays into a network; return notes. Raise UserError if more than the number of classes differs."""
+    """Copy arrays of either layout into a network; return notes. Raise UserError for other differences than classes."""
     import mxnet as mx
     params = dict(net.collect_params().items())
+    arrays = {n: _with_shape(a, params[n].shape) if n in params else a for n, a in arrays.items()}
     for names, place in ((sorted(params.keys() - arrays), 'weights'), (sorted(arrays.keys() - params), 'network')):
         if names:
             raise UserError(f'weights: {names[0]} is missing in the {place} ({len(names)} such names); '
@@ -189,7 +196,7 @@ def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
     for name, param in params.items():
         if name not in fresh and arrays[name].shape != param.shape:
             raise UserError(f'weights: {name}: got shape {arrays[name].shape}, expected {param.shape}; use the '
-                            'same model.name, model.layout and data.pad_to_4_channels')
+                            'same model.name and data.pad_to_4_channels')
     for name in set(params) - set(fresh):
         for array in params[name].list_data():
             # MXNet copies the values, because an array that a graph has used may be in oneDNN's layout.

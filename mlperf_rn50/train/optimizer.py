@@ -127,7 +127,8 @@ class Optimizer:
             update(bucket, lr * fraction, momentum, rescale)
         if before is not None:
             # Correct the velocity even if the step is skipped, because only the device knows that it is.
-            before[0] *= correction
+            if correction != 1:
+                before[0] *= correction
             self._keep_if(is_finite, before)
         self.last_lr, self.is_batch_new = lr, False
 

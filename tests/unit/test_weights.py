@@ -164,6 +164,14 @@ def test_weights_are_set_in_place():
     np.testing.assert_array_equal(net(images).asnumpy(), build(2)(images).asnumpy())
 
 
+def test_weights_of_the_other_layout_are_transposed():
+    other = arrays_of(build(2))
+    net = build(1)
+    set_weights(net, {n: a.transpose(0, 2, 3, 1) if a.ndim == 4 else a for n, a in other.items()})
+    for name, array in arrays_of(net).items():
+        np.testing.assert_array_equal(array, other[name])
+
+
 @pytest.mark.parametrize('name', ['resnet18', 'googlenet'])
 def test_different_number_of_classes_reinitializes_last_layer_with_a_note(name):
     config = replace(CONFIG, model=replace(CONFIG.model, name=name), data=replace(

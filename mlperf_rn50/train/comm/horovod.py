@@ -22,8 +22,8 @@ from mlperf_rn50.train.comm.sharing import check_places, find_sets, find_stages
 # Number of names for background sums: more than are ever pending, and few enough for Horovod's cache.
 _MAX_IN_BACKGROUND = 16
 # Factor on gradients that are exchanged in 16 bits, a power of two: large, so that small values do not become zero, and
-# half of the largest float16 at a gradient of 16; larger ones are clipped.
-_FP16_SCALE, _FP16_LIMIT = 2.0**11, 2.0**15
+# half of the largest float16 at a gradient of 8; larger ones are clipped.
+_FP16_SCALE, _FP16_LIMIT = 2.0**12, 2.0**15
 Exchange = Callable[[], AbstractContextManager[None]]
 
 
