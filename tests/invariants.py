@@ -18,7 +18,7 @@ def check_run(path: Path):
     except UserError as e:
         assert str(path) in str(e) and '\n' not in str(e)
         return None
-    assert len(run.evaluations) <= 10_000 and len(run.segments) <= 10_000 and len(run.warnings) <= 200
+    assert len(run.evaluations) <= 10_000 and len(run.segments) <= 10_000 and len(run.findings) <= 200
     assert all(0 <= e.accuracy <= 1 for e in run.evaluations)
     assert [e.epoch for e in run.evaluations] == sorted({e.epoch for e in run.evaluations})
     for value in (run.time_to_train_s, run.init_s):

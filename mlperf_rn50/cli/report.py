@@ -30,6 +30,8 @@ def make_parser() -> Parser:
         help='output format (default: table)')
     add('--rows', choices=['runs', 'evaluations'], help='rows of --format csv (default: runs)')
     add('--out', metavar='DIR', help='folder for report.{html,json,md,csv}, report_evaluations.csv, figures (SVG, PNG)')
+    add('--findings', action='store_true',
+        help='list all findings in text and Markdown, also notes (default: at most 3 errors and warnings per system)')
     add('--baseline', metavar='SYSTEM', help='system to compare with (default: the smallest of each study)')
     add_price_option(parser)
     return parser
@@ -49,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)
     if options.out:
         from mlperf_rn50.analysis.report.page import dump_report
-        print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out))}', file=sys.stderr)
+        print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out), options.findings)}', file=sys.stderr)
         if options.format == 'html':
             return code
     if options.format == 'html':
@@ -57,9 +59,12 @@ def run(argv: Sequence[str]) -> int:
         from mlperf_rn50.analysis.report.plots import draw_study
         print(render_html(studies, [draw_study(s) for s in studies], Path.cwd()))
     elif options.format == 'table' and has_colour(sys.stdout):
-        print(render_table(studies, terminal_style(lambda text: paint(text, 'bold'), paint_status)))
+        style = terminal_style(lambda text: paint(text, 'bold'), paint_status)
+        print(render_table(studies, style, options.findings))
+    elif options.format in ('table', 'markdown'):
+        render_text = render_table if options.format == 'table' else render_markdown
+        print(render_text(studies, has_all_findings=options.findings))
     else:
         csv = render_evaluations_csv if options.rows == 'evaluations' else render_csv
-        print({'table': render_table, 'markdown': render_markdown, 'csv': csv,
-               'json': render_json}[options.format](studies))
+        print((csv if options.format == 'csv' else render_json)(studies))
     return code

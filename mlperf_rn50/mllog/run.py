@@ -1,7 +1,7 @@
-"""A run as read from its log, with the sources of its facts and the warnings about it."""
+"""A run as read from its log, with the sources of its facts and the findings about it."""
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,11 @@ RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'running', 
 
 V05_TARGET, TARGET = 0.749, 0.759  # Top-1 required in the closed division of v0.5, and of later rounds
 IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
-MAX_WARNINGS = 50  # maximum number of contradictions, and of other warnings
+MAX_FINDINGS = 50  # maximum number of findings of each grade
+
+# error: a number does not count; warning: a number may be wrong; note: a property of a log.
+Grade = Literal['error', 'warning', 'note']
+GRADES: tuple[Grade, ...] = ('error', 'warning', 'note')
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,43 +30,60 @@ class FactSource:
     path: Path | None = None  # file of the description; None for the log
 
 
-@dataclass(frozen=True, slots=True)
-class LogWarning:
+class Finding(NamedTuple):
+    """A finding about a line, a log or a run set, and a summary to use for several such lines."""
+
     line: int | None  # None for the whole file
     text: str
-    is_contradiction: bool = False  # the line contradicts a value that is used; this value may be wrong
+    summary: str = ''
+    grade: Grade = 'warning'
+    file: Path | None = None  # None for several logs
 
 
-class Notes:
-    """Collects the first warning of each kind, and counts its lines, so that the memory does not grow with the log."""
+def note(text: str) -> Finding:
+    """Return a note about a run set or a comparison."""
+    return Finding(None, text, grade='note')
+
+
+def most_severe(findings: Iterable[Finding]) -> list[Finding]:
+    """Return errors, then warnings, then notes, each in the given order."""
+    return sorted(findings, key=lambda f: GRADES.index(f.grade))
+
+
+class Findings:
+    """Collects the first finding of each kind, and counts its lines, so that the memory does not grow with the log."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[bool, str], LogWarning] = {}  # the first warning by (is_contradiction, summary)
-        self._counts: Counter[tuple[bool, str]] = Counter()
+        self._kept: dict[tuple[Grade, str], Finding] = {}  # the first finding by grade and summary
+        self._counts: Counter[tuple[Grade, str]] = Counter()
 
-    def warn(self, line: int | None, text: str, summary: str = '', is_contradiction: bool = False) -> None:
-        """Add a warning; of several with the same summary, only the first is kept."""
-        kind = is_contradiction, summary or text
-        if kind not in self._kept and sum(key[0] == is_contradiction for key in self._kept) >= MAX_WARNINGS:
-            omitted = LogWarning(line, 'further warnings are omitted', is_contradiction)
-            self._kept.setdefault((is_contradiction, ''), omitted)
+    def add(self, finding: Finding) -> None:
+        """Add a finding; of several with the same grade and summary, only the first is kept."""
+        grade, kind = finding.grade, (finding.grade, finding.summary or finding.text)
+        if kind not in self._kept and sum(key[0] == grade for key in self._kept) >= MAX_FINDINGS:
+            omitted = Finding(finding.line, f'further {grade}s are omitted', grade=grade)
+            self._kept.setdefault((grade, ''), omitted)
             return
-        self._kept.setdefault(kind, LogWarning(line, text, is_contradiction))
+        self._kept.setdefault(kind, finding)
         self._counts[kind] += 1
 
-    def contradict(self, line: int | None, text: str, summary: str = '') -> None:
-        """Add a warning that contradicts a value that is used."""
-        self.warn(line, text, summary, True)
+    def error(self, line: int | None, text: str, summary: str = '') -> None:
+        self.add(Finding(line, text, summary, 'error'))
 
-    def include(self, other: 'Notes') -> None:
-        """Insert the warnings of another collector before those of this one."""
+    def warn(self, line: int | None, text: str, summary: str = '') -> None:
+        self.add(Finding(line, text, summary))
+
+    def note(self, line: int | None, text: str, summary: str = '') -> None:
+        self.add(Finding(line, text, summary, 'note'))
+
+    def include(self, other: 'Findings') -> None:
+        """Insert the findings of another collector before those of this one."""
         self._kept, self._counts = {**other._kept, **self._kept}, other._counts + self._counts
 
-    def warnings(self) -> tuple[LogWarning, ...]:
-        """Return contradictions, then other warnings, both in the order of the log."""
-        kept = sorted(self._kept.items(), key=lambda item: not item[0][0])
-        return tuple(w if (count := self._counts[kind]) < 2 else
-                     replace(w, text=f'{count} lines from line {w.line} on: {kind[1]}') for kind, w in kept)
+    def of(self, path: Path) -> tuple[Finding, ...]:
+        """Return errors, warnings and notes about a file, each in the order of the log."""
+        return tuple(most_severe(f._replace(file=path) if (count := self._counts[kind]) < 2 else f._replace(
+            file=path, text=f'{count} lines from line {f.line} on: {kind[1]}') for kind, f in self._kept.items()))
 
 
 class Evaluation(NamedTuple):
@@ -125,13 +146,18 @@ class Run:
     num_resumes: int = 0
     sources: Mapping[str, FactSource] = field(default_factory=dict)  # by field name
     lines: Mapping[str, int] = field(default_factory=dict)  # line numbers of keys that occur once, such as run_start
-    warnings: tuple[LogWarning, ...] = ()  # contradictions first; one warning for all lines of a kind
+    findings: tuple[Finding, ...] = ()  # errors first; one finding for all lines of a kind
 
     def fact(self, name: str) -> Any:
         """Return a field; None if only lines of a log without run_stop imply it, because more lines may follow."""
         source = self.sources.get(name)
         is_cut = keys.RUN_STOP not in self.lines
         return None if is_cut and source and source.basis == 'implied' else getattr(self, name)
+
+    @property
+    def num_warnings(self) -> int:
+        """Number of errors and warnings."""
+        return sum(f.grade != 'note' for f in self.findings)
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:

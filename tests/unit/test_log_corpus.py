@@ -9,28 +9,29 @@ import os
 import platform
 import re
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from lines import START_S, mllog, run_lines, write_lines
 
+from mlperf_rn50.analysis.sets.findings import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.analysis.sets.set_warnings import set_warnings
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.read.description import _count, load_object
 from mlperf_rn50.mllog.read.reader import read_run
-from mlperf_rn50.mllog.run import Notes, Run
+from mlperf_rn50.mllog.run import Findings, Run
 
 LOGS = Path(__file__).parents[1] / 'logs'
 CASES = sorted(p for p in LOGS.iterdir() if p.is_dir())
 
 
 def facts_of_run(run: Run) -> dict:
-    """Return the known facts of a run; warnings are reduced to their line and whether they are contradictions."""
+    """Return the known facts of a run; findings are reduced to their line and grade."""
     facts = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)} | {
         'path': run.path.name, 'age_s': None, 'optimizer': dict(run.optimizer), 'lines': dict(run.lines),
         'sources': {k: [s.basis, s.line] for k, s in run.sources.items()},
-        'warnings': [[w.line, w.is_contradiction] for w in run.warnings]}
+        'findings': [[f.line, f.grade] for f in run.findings]}
     return {k: v for k, v in facts.items() if v not in (None, (), {}, [])}
 
 
@@ -41,7 +42,7 @@ def facts_of(case: Path) -> object:
     except UserError as e:
         return {'error': type(e).__name__}
     facts = [{'folder': str(s.folder.relative_to(case)), 'is_refused': s.refusal is not None,
-              'is_duplicate': s.is_duplicate, 'num_doubts': len(s.doubts), 'num_warnings': len(set_warnings(s)),
+              'is_duplicate': s.is_duplicate, 'num_findings': dict(Counter(f.grade for f in set_findings(s))),
               'duplicates': [[d.run.path.name, d.original.path.name] for d in s.duplicates],
               'score_minutes': s.score_minutes, 'runs': [facts_of_run(r) for r in s.runs]} for s in systems]
     return json.loads(json.dumps(facts), parse_float=lambda text: round(float(text), 6))
@@ -68,18 +69,18 @@ def test_memory_does_not_grow_with_the_log(tmp_path):
     run = read_run(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(run.evaluations) == 10_000 and len(run.warnings) < 200 and len(run.optimizer) == 64
+    assert len(run.evaluations) == 10_000 and len(run.findings) < 200 and len(run.optimizer) == 64
     assert run.evaluations[0].line == 2
     assert peak < 12_000_000
 
 
-def test_warnings_of_a_log_and_size_of_a_description_are_bounded(tmp_path):
-    notes = Notes()
+def test_findings_of_a_log_and_size_of_a_description_are_bounded(tmp_path):
+    findings = Findings()
     for k in range(60):
-        notes.warn(k, str(k))
-        notes.contradict(k, str(k))
-    assert [w.is_contradiction for w in notes.warnings()] == [True] * 51 + [False] * 51
-    assert notes.warnings()[-1].text == 'further warnings are omitted'
+        findings.note(k, str(k))
+        findings.error(k, str(k))
+    found = findings.of(tmp_path)
+    assert [f.grade for f in found] == ['error'] * 51 + ['note'] * 51 and found[-1].text == 'further notes are omitted'
     (tmp_path / 'env.json').write_text(' ' * (1 << 20) + '{}')
     with pytest.raises(ValueError, match='is larger than 1048576 bytes'):
         load_object(tmp_path / 'env.json')
@@ -118,9 +119,10 @@ def test_quiet_log_belongs_to_a_failed_run(unended, written_s, keys, now_s, stat
 def test_only_a_running_run_has_an_age(unended, tmp_path):
     run = read_run(unended(accuracies=(0.5, 0.4)), now_s=START_S + 82)
     assert (run.age_s, run.last_epoch, run.best_accuracy) == (60.0, 2, 0.5)
-    assert (run.epochs_to_converge, run.time_to_train_s, run.warnings) == (None, None, ())
+    assert (run.epochs_to_converge, run.time_to_train_s, run.findings) == (None, None, ())
     run = read_run(unended(), now_s=START_S + 22 + 601)
-    assert run.age_s is None and [w.text for w in run.warnings] == ['no run_stop; the log ends here']
+    assert run.age_s is None
+    assert [(f.grade, f.text) for f in run.findings] == [('error', 'no run_stop; the log ends here')]
     run = read_run(write_lines(tmp_path / 'result_0.txt', run_lines()), now_s=START_S + 22)
     assert (run.status, run.age_s) == ('converged', None)
 

@@ -9,7 +9,7 @@ from made_systems import studies_of, study_of
 from mlperf_rn50.analysis.report import detail_tables, tables
 from mlperf_rn50.analysis.report.detail_tables import runs_table
 from mlperf_rn50.analysis.report.plots import draw_study
-from mlperf_rn50.analysis.report.tables import notes_of
+from mlperf_rn50.analysis.report.tables import finding_lines
 from mlperf_rn50.analysis.report.text import render_table
 from mlperf_rn50.analysis.sets import load
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -76,10 +76,11 @@ def test_truncated_run_table_keeps_unconverged_runs_and_has_a_note(studies, monk
     assert table.note == note and note in render_table(studies)
 
 
-def test_notes_beyond_the_limit_are_counted(studies, monkeypatch):
-    whole = notes_of(studies[0])
-    monkeypatch.setattr(tables, 'MAX_NOTES', 1)
-    assert notes_of(studies[0]) == [whole[0], f'{len(whole) - 1} more warnings are in the JSON report']
+def test_findings_beyond_the_limit_are_counted(studies, monkeypatch):
+    whole = finding_lines(studies[0], has_all=True)
+    monkeypatch.setattr(tables, 'MAX_FINDINGS', 1)
+    left = f'{len(whole) - 1} more findings are in the JSON report'
+    assert finding_lines(studies[0], has_all=True) == [whole[0], left]
 
 
 def test_telemetry_files_are_found_by_node(tmp_path):

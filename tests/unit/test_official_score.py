@@ -62,20 +62,20 @@ def test_score_matches_the_official_summarizer_on_published_logs(tmp_path):
 def test_official_score_is_shown_with_the_score(tree_of):
     home, system = tree_of('v4.0')
     score, official = system.score_minutes, official_score_minutes(system)
-    done = call('report', home)
+    done = call('report', home, '--findings')
     assert 'the score is scaled by 1.0294' in done.stdout
-    note = f'box: the official score is {official:.2f} min = {score:.2f} min x 1.0294 because the runs took'
-    assert note in done.stdout
+    note = f'the official score is {official:.2f} min = {score:.2f} min x 1.0294 because the runs took'
+    assert f'box: note: {note}' in done.stdout
     row = json.loads(call('report', home, '--format', 'json').stdout)['systems'][0]
     assert (row['score_minutes'], row['official_score_minutes']) == (score, official)
-    assert any(w.startswith(note) for w in row['warnings'])
+    assert any(f['text'].startswith(note) for f in row['findings'])
 
 
 def test_unscaled_round_reports_the_factor_that_would_apply(tree_of):
     system = changed(tree_of('v0.7')[1], target_accuracy=TARGET)
     verdict = check_rcp(system)
     assert (verdict.scaling, 'the score would be scaled by 1.0294' in verdict.text) == (1, True)
-    assert not make_studies([system])[0].notes
+    assert not make_studies([system])[0].findings[system]
 
 
 def test_without_mlperf_logging_the_score_is_unscaled_with_a_note(tree_of, monkeypatch):
@@ -88,7 +88,7 @@ def test_without_mlperf_logging_the_score_is_unscaled_with_a_note(tree_of, monke
     monkeypatch.setitem(sys.modules, 'mlperf_logging', None)
     assert is_applicable(system) and check_rcp(system) is None
     assert official_score_minutes(system) == system.score_minutes
-    done = call('report', home)
+    done = call('report', home, '--findings')
     note = "reference convergence points were not checked; run pip install 'mlperf-rn50[check]'"
     assert done.returncode == 0 and done.stdout.count(note) == 1 and 'Epochs against the reference' not in done.stdout
 

@@ -12,7 +12,7 @@ from mlperf_rn50.analysis.report.detail_tables import runs_table
 from mlperf_rn50.analysis.report.page import dump_report, render_html
 from mlperf_rn50.analysis.report.picture import render_svg
 from mlperf_rn50.analysis.report.plots import draw_study
-from mlperf_rn50.analysis.report.tables import answer_table, notes_of, overview_table
+from mlperf_rn50.analysis.report.tables import answer_table, finding_lines, overview_table
 from mlperf_rn50.analysis.report.text import render_markdown, render_table
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -91,10 +91,23 @@ def test_official_score_has_a_column_only_if_it_differs(sweep, monkeypatch):
     assert 'official score, min' not in answer_table(study).head
 
 
-def test_shared_note_names_all_its_systems(tmp_path):
+def test_shared_finding_names_all_its_systems(tmp_path):
     for name, more_s in (('a', 0.0), ('b', 3.7)):
         write_set(tmp_path / name, 2, seed=9, epoch_s=lambda k, more_s=more_s: 10.0 + k + more_s)
-    assert 'a, b: 2 runs have the same seed 9' in notes_of(study_of(tmp_path))
+    assert 'a, b: warning: 2 runs have the same seed 9' in finding_lines(study_of(tmp_path))
+
+
+def test_text_has_three_findings_per_system_without_notes_and_the_page_folds_the_rest(tmp_path):
+    write_set(tmp_path / 'a', 5, seed=None, accuracies=lambda k: (0.5, 0.6 + k / 100))
+    study = study_of(tmp_path)
+    text, whole = render_table([study]), render_table([study], has_all_findings=True)
+    lines = text[text.index('Findings'):].splitlines()[1:]
+    assert [line.split(': ')[1] for line in lines] == ['error', 'error', 'error', '4 more']
+    assert lines[3].endswith('--findings')
+    note = 'note: no log contains a seed'
+    assert note not in text and note in whole and '4 more' not in whole
+    page = bare_page_of([study])
+    assert page.index('4 more: see all findings') < page.index('<details><summary>all findings') < page.index(note)
 
 
 def check_headings(page):

@@ -9,6 +9,7 @@ from made_systems import studies_of, study_of
 from mlperf_rn50.analysis.report.data import render_json
 from mlperf_rn50.analysis.report.text import render_table
 from mlperf_rn50.analysis.sets import scaling
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.errors import UserError
 
 
@@ -47,7 +48,8 @@ def test_overlapping_intervals_break_the_identity_and_are_reported(tmp_path):
     log.write_text('\n'.join(lines))
     study = study_of(tmp_path)
     assert study.comparisons[1].identity_error > scaling.IDENTITY_TOLERANCE
-    assert any('intervals in the logs overlap or are missing' in note for note in study.notes)
+    found = study.findings[study.comparisons[1].run_set]
+    assert [f.grade for f in found if 'intervals in the logs overlap or are missing' in f.text] == ['warning']
 
 
 def test_node_splits_of_the_same_accelerators(tmp_path):
@@ -64,8 +66,9 @@ def test_difference_below_the_evaluation_period_is_weak(tmp_path):
     write_set(tmp_path / 'a', 3, accuracies=(0.5, 0.76), period=4)
     write_set(tmp_path / 'b', 3, accuracies=lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76), period=4, nodes=2,
               ranks=8)
-    note = 'b: weak evidence, because the mean epochs differ from a by 1.3, less than the 4 epochs between evaluations'
-    assert note in study_of(tmp_path).notes
+    text = 'weak evidence, because the mean epochs differ from a by 1.3, less than the 4 epochs between evaluations'
+    study = study_of(tmp_path)
+    assert ('note', text) in [(f.grade, f.text) for f in study.findings[study.run_sets[1]]]
 
 
 def test_different_targets_and_data_are_different_studies(tmp_path):
@@ -99,21 +102,34 @@ def test_system_without_a_log_is_shown_with_its_study(tmp_path):
     assert [s.name for s in study.run_sets] == ['1x4', '2x4'] and study.comparisons == (None, None)
     assert {(s['baseline'], s['speedup'], s['efficiency']) for s in systems_of(study).values()} == {(None, None, None)}
     text = render_table([study])
-    assert '2x4: 1 of 1 logs cannot be read and count as not converged' in text
+    assert '2x4: error: 1 of 1 logs cannot be read and count as not converged' in text
     assert 'speed-up' not in next(line for line in text.splitlines() if line.startswith('system'))
 
 
 @pytest.mark.parametrize('names, is_alike, has_note', [
     (('unnamed', 'unnamed'), False, False), (('box', 'box'), True, True), (('1xbox', '2xbox'), True, False),
     (('2xDGX-1', '12xDGX-2H'), False, False)])
-def test_efficiency_of_unknown_accelerators_has_a_caution(tmp_path, names, is_alike, has_note):
+def test_efficiency_of_unknown_accelerators_has_a_warning(tmp_path, names, is_alike, has_note):
     for nodes, name in zip((1, 2), names):
         write_set(tmp_path / f's/{nodes}n', 1, nodes=nodes, ranks=4 * nodes, platform=name, number_of_nodes=nodes)
     study = study_of(tmp_path)
     assert [s.num_nodes for s in study.run_sets] == [1, 2] and study.comparisons[1].efficiency
-    caution = 'the accelerator of 1n, 2n is unknown; efficiency assumes that all accelerators are the same model'
-    assert study.cautions == (() if is_alike else (caution,))
-    assert [n for n in study.notes if 'ran on' in n] == (['all systems ran on platform box'] if has_note else [])
+    warning = 'the accelerator of 1n, 2n is unknown; efficiency assumes that all accelerators are the same model'
+    texts = [(f.grade, f.text) for f in study.findings[study.baseline]]
+    assert texts == [*([] if is_alike else [('warning', warning)]),
+                     *([('note', 'all systems ran on platform box')] if has_note else [])]
+
+
+def test_number_of_accelerators_in_the_platform_is_no_number_of_nodes(tmp_path):
+    folder = write_set(tmp_path / 'v1.0/us/results/box/resnet', 1, platform='8xA100', ranks=8)
+    (tmp_path / 'v1.0/us/systems').mkdir()
+    description = tmp_path / 'v1.0/us/systems/box.json'
+    warnings = []
+    for per_node in (8, 4):
+        description.write_text(json.dumps({'number_of_nodes': 1, 'accelerators_per_node': per_node}))
+        found = load_run_sets([folder])[0].runs[0].findings
+        warnings.append([f.text for f in found if 'nodes (submission_platform)' in f.text])
+    assert warnings == [[], ['8 nodes (submission_platform), but 1 (box.json); 1 is used']]
 
 
 def test_only_widest_of_many_splits_is_shown_with_a_note(tmp_path):
@@ -128,7 +144,7 @@ def test_only_widest_of_many_splits_is_shown_with_a_note(tmp_path):
     slowest = min(s.images_per_s for s in many.run_sets if s.num_nodes != fastest.num_nodes)
     assert [x.difference for x in many.splits] == [fastest.images_per_s / slowest - 1]
     assert ('of 16 systems with 16 accelerators, only the fastest is compared with the slowest on another number of '
-            'nodes') in many.notes
+            'nodes') in [f.text for f in many.findings[many.baseline]]
 
 
 def systems_of(*studies):
@@ -146,20 +162,19 @@ def submission(home, models, **keys):
     return home
 
 
-CAUTION = '2n: A100, not V100 as in 1n; the speed-up compares different hardware and has no efficiency'
+DIFFERENCE = 'A100, not V100 as in 1n; the speed-up compares different hardware and has no efficiency'
 
 
-@pytest.mark.parametrize('models, efficiency, cautions', [
-    (('V100', 'A100'), None, [CAUTION]), (('A100', 'A100'), 1, []), (('A100', ''), 1, []), (('', ''), 1, [])])
-def test_different_accelerator_models_have_no_efficiency(tmp_path, models, efficiency, cautions):
+@pytest.mark.parametrize('models, efficiency, differences', [
+    (('V100', 'A100'), None, [DIFFERENCE]), (('A100', 'A100'), 1, []), (('A100', ''), 1, []), (('', ''), 1, [])])
+def test_different_accelerator_models_have_no_efficiency(tmp_path, models, efficiency, differences):
     study = study_of(submission(tmp_path / 'v1.0/us', dict(zip((1, 2), models))))
     last = study.comparisons[1]
     assert last.speedup == pytest.approx(2) and last.efficiency == last.hardware_efficiency == (
         efficiency and pytest.approx(efficiency))
-    assert (study.rates[1] is None) == (efficiency is None) and list(study.cautions) == cautions
-    text = render_table([study])
-    assert not cautions or text.index(CAUTION) < text.index('speed-up    efficiency')
-    assert [w for w in systems_of(study)['2n']['warnings'] if 'A100, not' in w] == cautions
+    assert (study.rates[1] is None) == (efficiency is None)
+    found = [f for f in systems_of(study)['2n']['findings'] if 'A100, not' in f['text']]
+    assert found == [{'grade': 'note', 'text': text, 'file': None, 'line': None} for text in differences]
 
 
 def test_node_splits_compare_the_same_accelerator_model(tmp_path):
@@ -167,11 +182,12 @@ def test_node_splits_compare_the_same_accelerator_model(tmp_path):
     assert [(x.faster.name, x.slower.name) for x in study.splits] == [('2n', '1n')]
 
 
-def test_different_rules_are_cautions(tmp_path):
+def test_different_rules_are_findings(tmp_path):
     write_set(tmp_path / 'v1.0/us/results/a/resnet', 1)
     write_set(tmp_path / 'v2.0/us/results/b/resnet', 1, nodes=2, ranks=8, division='open', target=0.759)
     study = study_of(tmp_path, baseline='a')
-    assert study.cautions == ('b: rules of v2.0, not v1.0 as in a', 'b: open division, not closed as in a')
+    assert [(f.grade, f.text) for f in study.findings[study.run_sets[1]]] == [
+        ('note', 'rules of v2.0, not v1.0 as in a'), ('warning', 'open division, not closed as in a')]
     assert study.comparisons[1].speedup == pytest.approx(1)
 
 
@@ -182,12 +198,14 @@ def test_speedups_and_inconsistencies_of_published_rounds():
     assert len(systems) == 6
     n2 = systems['dgxa100_n2_ngc20.06_mxnet']
     assert n2['baseline'] == 'dgxa100_ngc20.06_mxnet' and n2['speedup'] == pytest.approx(39.78 / 23.75, abs=1e-3)
-    assert n2['efficiency'] == pytest.approx(n2['speedup'] / 2) and not systems[n2['baseline']]['warnings']
+    assert n2['efficiency'] == pytest.approx(n2['speedup'] / 2)
+    assert all(f['grade'] == 'note' for f in systems[n2['baseline']]['findings'])
     for system in systems.values():
         product = system['throughput_gain'] * system['epoch_ratio'] * system['share_ratio']
         assert product == pytest.approx(system['speedup'])
     # The description has 36 nodes, but the logs have 32. A v0.5 log contains the batch of one accelerator.
     multi = systems['dgx2h_multi_ngc18.11_mxnet']
-    assert any('36 nodes (entry.json), but 32 (32 cache_clear lines); 32 is used' in w for w in multi['warnings'])
-    assert all(any('36 nodes' in w for w in r['warnings']) for r in multi['runs'])
+    text = '36 nodes (entry.json), but 32 (32 cache_clear lines); 32 is used'
+    assert any(text in f['text'] for f in multi['findings'])
+    assert all(any('36 nodes' in f['text'] for f in r['findings']) for r in multi['runs'])
     assert multi['runs'][0]['sources']['global_batch_size'].startswith('implied: input_batch_size x num_accelerators')

@@ -13,13 +13,13 @@ from lines import mllog, run_lines, write_lines, write_set
 from made_systems import study_of
 
 from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.sets.findings import render_finding, set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.run_set import RunSet, score_minutes
-from mlperf_rn50.analysis.sets.set_warnings import set_warnings
 from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.duplicates import find_duplicates
-from mlperf_rn50.mllog.run import LogWarning
+from mlperf_rn50.mllog.run import Finding
 
 MINUTES = 60.0
 REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt, expected one value in a run set; report '
@@ -40,6 +40,10 @@ def test_score_drops_fastest_and_slowest_of_five(times, score):
     assert got == (None if score is None else pytest.approx(score))
 
 
+def graded(system):
+    return [(f.grade, f.text) for f in set_findings(system)]
+
+
 def test_set_of_five(tmp_path):
     system = load_set(write_set(tmp_path / 'study/box', epoch_s=lambda k: 10.0 + k, nodes=2, ranks=8))
     assert (system.name, system.study_name, len(system.converged)) == ('box', 'study', 5)
@@ -48,7 +52,7 @@ def test_set_of_five(tmp_path):
     # Two epochs of 10 to 14 s and two evaluations of 1 s: 22 to 30 s; the middle three are 24, 26, 28.
     assert system.score_minutes == pytest.approx(26 / 60) and system.time_s == pytest.approx(26)
     assert system.epoch_s == pytest.approx(12) and system.images_per_s == pytest.approx(1_281_167 / 12)
-    assert set_warnings(system) == []
+    assert set_findings(system) == []
 
 
 def test_one_aborted_run_counts_as_the_slowest_and_two_make_the_set_invalid(tmp_path):
@@ -56,7 +60,7 @@ def test_one_aborted_run_counts_as_the_slowest_and_two_make_the_set_invalid(tmp_
                              status=lambda k: 'aborted' if k == 0 else 'success'))
     # 24, 26, 28, 30 and the aborted run, which was fast but counts as the slowest; 26, 28 and 30 remain.
     assert one.score_minutes == pytest.approx(28 / 60) and [r.status for r in one.runs].count('aborted') == 1
-    assert '1 of 5 runs did not converge' in set_warnings(one)
+    assert ('note', '1 of 5 runs did not converge') in graded(one)
     two = load_set(write_set(tmp_path / 'two', epoch_s=lambda k: 10.0 + k,
                              status=lambda k: None if k < 2 else 'success'))
     assert two.score_minutes is None and two.time_s == pytest.approx(28)
@@ -70,17 +74,18 @@ def test_fewer_than_five_runs_have_a_mean_and_a_spread(tmp_path):
 
 
 @pytest.mark.parametrize('num_runs, keys, expected', [
-    (3, {}, ['no MLPerf score: got 3 runs, expected 5']),
-    (1, {}, ['no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown']),
-    (5, {'seed': 9}, ['5 runs have the same seed 9']),
-    (5, {'seed': None}, ['no log contains a seed; the runs may have the same seed']),
+    (3, {}, [('note', 'no MLPerf score: got 3 runs, expected 5')]),
+    (1, {}, [('note', 'no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown')]),
+    (5, {'seed': 9}, [('warning', '5 runs have the same seed 9')]),
+    (5, {'seed': None}, [('note', 'no log contains a seed; the runs may have the same seed')]),
     (5, {'period': 4, 'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76)},
-     ['the runs differ by at most one evaluation; a smaller eval_period gives better resolution']),
+     [('note', 'the runs differ by at most one evaluation; a smaller eval_period gives better resolution')]),
     (5, {'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.5, 0.6, 0.76)}, []),
     (5, {'status': lambda k: 'success' if k > 1 else 'aborted'}, [
-        '2 of 5 runs did not converge', 'no MLPerf score: two or more runs without convergence make the set invalid'])])
-def test_warnings_of_weak_sets(tmp_path, num_runs, keys, expected):
-    assert set_warnings(load_set(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys))) == expected
+        ('error', 'no MLPerf score: two or more runs without convergence make the set invalid'),
+        ('warning', '2 of 5 runs did not converge')])])
+def test_findings_of_weak_sets(tmp_path, num_runs, keys, expected):
+    assert graded(load_set(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys))) == expected
 
 
 def test_unreadable_log_counts_as_unconverged_run(tmp_path):
@@ -88,7 +93,8 @@ def test_unreadable_log_counts_as_unconverged_run(tmp_path):
     (folder / 'result_4.txt').write_text('Segmentation fault\n')
     system = load_set(folder)
     assert [r.status for r in system.runs] == ['converged'] * 4 + ['unreadable'] and system.score_minutes is not None
-    assert any(w.startswith('result_4.txt: contains no MLPerf log line') for w in set_warnings(system))
+    text = 'error: result_4.txt: contains no MLPerf log line'
+    assert any(render_finding(f).startswith(text) for f in set_findings(system))
     with pytest.raises(UserError, match='result_4.txt: contains no MLPerf log line'):
         load_run_sets([folder / 'result_4.txt'])
     write_lines(folder / 'result_4.txt', run_lines()[:6])  # killed early
@@ -139,7 +145,8 @@ def test_refused_set_is_a_row_with_its_reason_and_others_are_reported(tree):
     assert (done.returncode, done.stderr) == (1, '')
     first, last, refused = json.loads(done.stdout)['systems']
     assert [first, last] == whole and (first['refusal'], refused['refusal']) == (None, REFUSAL)
-    assert refused['warnings'][0] == REFUSAL and [r['status'] for r in refused['runs']] == ['converged'] * 5
+    assert refused['findings'][0] == {'grade': 'error', 'text': REFUSAL, 'file': None, 'line': None}
+    assert [r['status'] for r in refused['runs']] == ['converged'] * 5
     for key in ('global_batch_size', 'score_minutes', 'official_score_minutes', 'epochs_to_converge_mean', 'speedup',
                 'time_to_train_mean_s', 'time_to_train_spread_s', 'images_per_s', 'time_parts_s', 'efficiency'):
         assert refused[key] is None and (first[key] is not None or key == 'dataset'), key
@@ -167,9 +174,9 @@ def test_duplicate_with_different_seed_is_not_counted(tmp_path):
     (tmp_path / 'result_3.txt').write_text(copied)
     system = load_set(tmp_path)
     assert (len(system.runs), len(system.counted), len(system.converged), system.score_minutes) == (5, 4, 4, None)
-    warnings = set_warnings(system)
-    assert system.runs[3].seed == 77 and warnings[0].startswith('result_3.txt is a duplicate of result_1.txt')
-    assert 'no MLPerf score: got 4 runs, expected 5' in warnings
+    found = graded(system)
+    assert system.runs[3].seed == 77 and found[0][1].startswith('result_3.txt is a duplicate of result_1.txt')
+    assert found[0][0] == 'warning' and ('note', 'no MLPerf score: got 4 runs, expected 5') in found
     assert system.time_s == pytest.approx(2 * (10.123 + (0 + 1 + 2 + 4) / 4 + 1.01))
     row = json.loads(call('report', tmp_path, '--format', 'json').stdout)['systems'][0]
     assert (row['num_runs'], row['num_converged'], row['score_minutes']) == (5, 4, None)
@@ -199,23 +206,25 @@ def test_unreadable_folder_is_refused(tree, monkeypatch):
 def test_description_in_an_inaccessible_folder_is_ignored(tmp_path, monkeypatch):
     folder = write_set(tmp_path / 'us/results/box/resnet', 1)
     deny(monkeypatch, 'stat', 'systems')
-    assert any('box.json cannot be read: Permission denied; ignored' in w for w in set_warnings(load_set(folder)))
+    assert ('note', 'box.json cannot be read: Permission denied; ignored') in graded(load_set(folder))
 
 
-def test_warnings_are_sorted_by_severity(tmp_path):
+def test_findings_are_sorted_by_grade_and_those_of_all_logs_are_merged(tmp_path):
     write_set(tmp_path, 4, epoch_s=lambda k: 10.123 + k, batch=lambda k: 64 if k else 32, train_samples=1437)
     (tmp_path / 'result_4.txt').write_text((tmp_path / 'result_2.txt').read_text())
     refused = load_set(tmp_path)
     run = refused.runs[0]
-    runs = [replace(run, path=tmp_path / f'result_{k}.txt', warnings=(LogWarning(1, 'odd'), LogWarning(k, 'no', True)))
-            for k in range(2)]
+    runs = [replace(run, path=path, findings=(Finding(1, 'odd', '', 'note', path), Finding(k, 'no', file=path),
+                                              Finding(k, str(k), '', 'error', path)))
+            for k, path in enumerate([tmp_path / 'result_0.txt', tmp_path / 'result_1.txt'])]
     system = RunSet('box', tmp_path, tmp_path, tuple(runs))
-    assert set_warnings(system) == [
-        f'{runs[1].path.name} is a duplicate of {runs[0].path.name}: all 10 times of epochs and evaluations are equal '
-        'to the millisecond; counted once', 'all 2 logs: no',
-        'no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown',
-        'the data set is unnamed, not ImageNet', 'all 2 logs: odd']
-    assert set_warnings(refused)[0] == refused.refusal and 'is a duplicate of' in set_warnings(refused)[1]
+    assert list(map(render_finding, set_findings(system))) == [
+        'error: result_0.txt:0: 0', 'error: result_1.txt:1: 1',
+        'warning: result_1.txt is a duplicate of result_0.txt: all 10 times of epochs and evaluations are equal to '
+        'the millisecond; counted once', 'warning: all 2 logs: no',
+        'note: no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown',
+        'note: the data set is unnamed, not ImageNet', 'note: all 2 logs: odd']
+    assert graded(refused)[0] == ('error', refused.refusal) and 'is a duplicate of' in graded(refused)[1][1]
 
 
 def test_set_has_no_score_while_a_run_is_running(tmp_path):
@@ -223,7 +232,7 @@ def test_set_has_no_score_while_a_run_is_running(tmp_path):
     found = load_set(write_set(tmp_path, accuracies=[0.1] * 20 + [0.76]))
     system = replace(found, runs=(replace(found.runs[0], status='running'), *found.runs[1:]))
     assert found.score_minutes and system.score_minutes is None and len(system.converged) == 4
-    assert set_warnings(system) == ['no MLPerf score yet: 1 of 5 runs are still running']
+    assert graded(system) == [('note', 'no MLPerf score yet: 1 of 5 runs are still running')]
 
 
 def make_socket(path):
@@ -279,10 +288,16 @@ def test_duplicates_of_other_system_are_reported(tmp_path):
         write_lines(tmp_path / 's/b' / path.name, [path.read_text().replace('"seed", "value": ', '"seed", "value": 9')])
     study = study_of(tmp_path)
     doubt = 'all 5 logs have the same times as logs of a; they are duplicates, not runs of a different system'
-    assert {s.name: s.doubts for s in study.run_sets} == {'a': (), 'b': (doubt,), 'c': ()}
-    assert f'- b: {doubt}' in render_table([study])
+    assert {s.name: s.findings for s in study.run_sets} == {'a': (), 'b': (Finding(None, doubt),), 'c': ()}
+    assert f'- b: warning: {doubt}' in render_table([study])
     assert {s.name for s, c in zip(study.run_sets, study.comparisons) if c} == {'a', 'c'}  # a ratio is meaningless
     assert {s.name for s, r in zip(study.run_sets, study.rates) if r} == {'a', 'c'}
+
+
+def test_set_submitted_again_in_a_later_round_has_a_note(tmp_path):
+    for name in ('v1.0', 'v2.0'):
+        write_set(tmp_path / name / 'us/results/a/resnet', epoch_s=lambda k: 10.123 + k)
+    assert [f.grade for s in load_run_sets([tmp_path]) for f in s.findings] == ['note']
 
 
 def test_single_duplicate_log_of_other_system_is_named(tmp_path):
@@ -290,9 +305,10 @@ def test_single_duplicate_log_of_other_system_is_named(tmp_path):
         write_set(tmp_path / name / 'a', epoch_s=lambda k, e=epoch_s: e + k)
     (tmp_path / 'other/a/result_3.txt').write_text((tmp_path / 's/a/result_1.txt').read_text())
     first, second = load_run_sets([tmp_path])
-    copied = next(s for s in (first, second) if s.doubts)
-    assert [len(s.doubts) for s in (first, second)] == [0, 1]
-    assert copied.doubts == (f'result_1.txt has the same times as result_3.txt of {first.folder}; one is a duplicate',)
+    copied = next(s for s in (first, second) if s.findings)
+    assert [len(s.findings) for s in (first, second)] == [0, 1]
+    text = f'result_1.txt has the same times as result_3.txt of {first.folder}; one is a duplicate'
+    assert copied.findings == (Finding(None, text, file=copied.folder / 'result_1.txt'),)
 
 
 @pytest.mark.parametrize('numbers, missing', [
@@ -302,7 +318,7 @@ def test_gaps_in_run_numbers_are_reported(tmp_path, numbers, missing):
     for k, number in enumerate(numbers):
         write_lines(tmp_path / f'result_{number}.txt', run_lines(seed=k, epoch_s=10.123 + k))
     text = f'result_<k>.txt is missing for k = {missing}; the numbering has a gap'
-    assert [w for w in set_warnings(load_set(tmp_path)) if 'missing' in w] == ([text] if missing else [])
+    assert [t for t in graded(load_set(tmp_path)) if 'missing' in t[1]] == ([('warning', text)] if missing else [])
 
 
 def test_run_with_a_contradictory_clock_is_not_counted(tmp_path):
@@ -310,4 +326,4 @@ def test_run_with_a_contradictory_clock_is_not_counted(tmp_path):
     path.write_text(path.read_text().replace(mllog('run_start', 0), mllog('run_start', 60)))
     found = load_set(tmp_path)
     assert found.runs[4].status == 'failed'
-    assert '1 of 5 runs do not count because their logs contradict themselves' in set_warnings(found)
+    assert ('error', '1 of 5 runs do not count because their logs contradict themselves') in graded(found)

@@ -117,4 +117,4 @@ def test_changes_of_a_resumed_run_are_in_every_output(tmp_path, capsys):
         assert ['"changed"' in line for line in resumed] == [False, True]
         assert json.dumps(changed) in resumed[1]
     assert ('the run was resumed with a changed configuration: schedule.base_lr 0.02 -> 0.5, train.max_epochs None -> 9'
-            in [w.text for w in read_run(run.result).warnings])
+            in [w.text for w in read_run(run.result).findings])

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import mlperf_rn50
+from mlperf_rn50.analysis.report.tables import findings_of
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
-from mlperf_rn50.analysis.sets.set_warnings import render_warning, set_warnings
 from mlperf_rn50.mllog.events import printable
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.run import Finding, Run
 
 FORMAT = 'mlperf-rn50 report 1'
 _TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')  # keys whose value is an object or null
@@ -24,12 +24,17 @@ _FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ra
 _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
 
 
+def _finding_object(finding: Finding) -> dict[str, Any]:
+    return {'grade': finding.grade, 'text': finding.text, 'file': finding.file and str(finding.file),
+            'line': finding.line}
+
+
 def _run_object(run_set: RunSet, run: Run) -> dict[str, Any]:
     energy = run_set.energies.get(run.path)
     return {'file': str(run.path), 'status': run.status, 'epochs_to_converge': run.epochs_to_converge,
             'time_to_train_s': run.time_to_train_s, 'final_accuracy': run.final_accuracy, 'seed': run.seed,
             'last_epoch': run.last_epoch, 'age_s': run.age_s,
-            'warnings': [render_warning(run, w) for w in run.warnings],
+            'findings': list(map(_finding_object, run.findings)),
             'evaluations': [{name: getattr(e, name) for name in _EVALUATION} for e in run.evaluations],
             'energy_s': energy.seconds if energy and energy.measured else None,
             'cpu_joules': energy.cpu_joules if energy else None, 'gpu_joules': energy.gpu_joules if energy else None,
@@ -62,7 +67,7 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
         **{name: getattr(comparison, name, None) for name in _FACTORS},
         'rcp': {'ruleset': verdict.ruleset, 'reference_epochs': verdict.reference_epochs,
                 'min_epochs': verdict.min_epochs, 'passed': verdict.passed, 'text': verdict.text} if verdict else None,
-        'warnings': [*set_warnings(run_set), *study.notes_by_start.get(run_set.name, ())]}
+        'findings': list(map(_finding_object, findings_of(study, run_set)))}
 
 
 def _systems(studies: Sequence[Study]) -> Iterator[tuple[RunSet, dict[str, Any]]]:
@@ -96,7 +101,7 @@ def render_csv(studies: Sequence[Study]) -> str:
     for run_set, entry in _systems(studies):
         shared = _plain(entry)
         rows += ({**shared, **_plain(_run_object(run_set, run)), 'num_evaluations': len(run.evaluations),
-                  'num_warnings': len(run.warnings)} for run in run_set.runs)
+                  'num_warnings': run.num_warnings} for run in run_set.runs)
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(k for row in rows for k in row)), lineterminator='\n')
     writer.writeheader()

@@ -35,7 +35,7 @@ def runs_table(study: Study) -> Table:
                   percent_cell(r.final_accuracy, '.2f', evaluation_refs(r)),
                   Cell('-' if r.seed is None else str(r.seed), r.seed,
                        ((r.path, r.sources['seed'].line or 0),) if 'seed' in r.sources else ()),
-                  Cell(str(len(r.warnings) or '-'), len(r.warnings)))
+                  Cell(str(r.num_warnings or '-'), r.num_warnings))
                  for s, r in shown)
     note = '' if len(shown) == len(runs) else (
         f'{len(shown)} of {len(runs)} runs; converged runs are omitted first, and the JSON and CSV reports have all.')

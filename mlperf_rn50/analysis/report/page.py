@@ -2,6 +2,7 @@
 import itertools
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,7 +12,7 @@ from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv,
 from mlperf_rn50.analysis.report.picture import Picture, dump_picture, inline_svg
 from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.analysis.report.refs import heading
-from mlperf_rn50.analysis.report.tables import notes_of, official_minutes, overview_table, tables_of
+from mlperf_rn50.analysis.report.tables import finding_lines, official_minutes, overview_table, tables_of
 from mlperf_rn50.analysis.report.text import render_markdown
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
@@ -111,8 +112,8 @@ def _table(table: Table, name: str, sources: _Sources) -> dict:
 
 def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _Sources) -> dict:
     name = f'study-{number}'
-    return {'id': name, 'title': heading(study), 'answer': _answer(study), 'notes': notes_of(study),
-            'cautions': study.cautions,
+    return {'id': name, 'title': heading(study), 'answer': _answer(study),
+            'findings': finding_lines(study, more='see all findings'), 'all_findings': finding_lines(study, True),
             'pictures': [{'id': f'p{number}-{k}-', 'title': p.title, 'notes': p.notes,
                           'svg': inline_svg(p, f'p{number}-{k}-')} for k, p in enumerate(pictures)],
             'tables': [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(tables_of(study), start=1)]}
@@ -130,12 +131,13 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
         quotes=sources.quotes(folder), version=mlperf_rn50.__version__)
 
 
-def dump_report(studies: Sequence[Study], folder: Path) -> Path:
+def dump_report(studies: Sequence[Study], folder: Path, has_all_findings: bool = False) -> Path:
     """Write the plots, and the report in all formats. Return the page's path; raise ConfigError if writing fails."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, render in (('.json', render_json), ('.csv', render_csv),
-                             ('_evaluations.csv', render_evaluations_csv), ('.md', render_markdown)):
+                             ('_evaluations.csv', render_evaluations_csv),
+                             ('.md', partial(render_markdown, has_all_findings=has_all_findings))):
             write_atomically(folder / f'report{name}', render(studies) + '\n')
         drawn = []
         for i, study in enumerate(studies, start=1):

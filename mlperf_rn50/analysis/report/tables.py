@@ -1,4 +1,4 @@
-"""Tables and warnings of the report, for all output formats. The only files read are sidecar files of the logs."""
+"""Tables and findings of the report, for all output formats. The only files read are sidecar files of the logs."""
 import math
 from collections.abc import Sequence
 
@@ -6,14 +6,16 @@ from mlperf_rn50.analysis.report import detail_tables as details
 from mlperf_rn50.analysis.report.refs import evaluation_refs, fact_refs, time_refs, training_refs, unit_name
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
+from mlperf_rn50.analysis.sets.findings import render_finding, set_findings
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
-from mlperf_rn50.analysis.sets.set_warnings import set_warnings
+from mlperf_rn50.mllog.run import Finding, most_severe, note
 from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
 from mlperf_rn50.table import Cell, Ref, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, minutes, money
 
-MAX_NOTES = 200  # maximum warnings shown per study
+MAX_SHOWN = 3  # maximum errors and warnings shown per system, unless all findings are requested
+MAX_FINDINGS = 200  # maximum findings shown per study
 _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
 
 
@@ -142,14 +144,28 @@ def tables_of(study: Study) -> list[Table]:
     return [t for make in makers if (t := make(study)).rows]
 
 
-def notes_of(study: Study) -> list[str]:
-    """Return the warnings about systems, then the warnings about the comparison."""
+def findings_of(study: Study, run_set: RunSet) -> list[Finding]:
+    """Return the findings about a system, its logs, its metrics and its comparison, the most severe first."""
+    slow = [Finding(None, text, file=run.path) for run in run_set.runs for text in read_stragglers(run)]
+    energy = [note(text) for text in details.energy_notes(run_set)]
+    return most_severe([*set_findings(run_set), *study.findings[run_set], *slow, *energy])
+
+
+def finding_lines(study: Study, has_all: bool = False, more: str = '--findings') -> list[str]:
+    """Return a line per finding, with the systems that share it.
+
+    Args:
+        has_all: whether to include notes, and more than MAX_SHOWN errors and warnings per system.
+        more: where a reader finds the omitted errors and warnings.
+    """
     named: dict[str, list[str]] = {}
     for run_set in study.run_sets:
-        stragglers = (f'{run.path.name}: {text}' for run in run_set.runs for text in read_stragglers(run))
-        warnings = (w for w in set_warnings(run_set) if w != run_set.refusal)  # the table contains the refusal
-        for text in (*warnings, *details.energy_notes(run_set), *stragglers):
+        found = [f for f in findings_of(study, run_set) if f.text != run_set.refusal]  # the table contains the refusal
+        shown = found if has_all else [f for f in found if f.grade != 'note']
+        texts = [render_finding(f) for f in (shown if has_all else shown[:MAX_SHOWN])]
+        texts += [] if len(texts) == len(shown) else [f'{len(shown) - len(texts)} more: {more}']
+        for text in texts:
             named.setdefault(text, []).append(run_set.name)
-    notes = [*(f'{", ".join(names)}: {text}' for text, names in named.items()), *study.notes]
-    more = [f'{len(notes) - MAX_NOTES} more warnings are in the JSON report'] * (len(notes) > MAX_NOTES)
-    return notes[:MAX_NOTES] + more
+    lines = [f'{", ".join(names)}: {text}' for text, names in named.items()]
+    left = [f'{len(lines) - MAX_FINDINGS} more findings are in the JSON report'] * (len(lines) > MAX_FINDINGS)
+    return lines[:MAX_FINDINGS] + left

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from mlperf_rn50.analysis.report.refs import heading
-from mlperf_rn50.analysis.report.tables import notes_of, overview_table, tables_of
+from mlperf_rn50.analysis.report.tables import finding_lines, overview_table, tables_of
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Table
@@ -24,7 +24,7 @@ class Style:
     clean: Callable[[str], str]  # escapes text from logs
     table_format: str  # name of a tabulate format
     study: Callable[[str], str]  # formats the heading of a study
-    section: Callable[[str], str]  # formats the heading of a table or of the warnings
+    section: Callable[[str], str]  # formats the heading of a table, of findings or of warnings
     gap: str  # text between a table and its notes
     status: Callable[[str], str] = str  # formats the status of a run
 
@@ -52,23 +52,24 @@ def _render_table(table: Table, style: Style, title: Callable[[str], str]) -> st
 
 
 def render_section(title: str, points: Sequence[str], tables: Sequence[Table], notes: Sequence[str],
-                   style: Style) -> str:
-    """Return a section: heading, points, tables and warnings."""
+                   style: Style, notes_title: str = 'Warnings') -> str:
+    """Return a section: heading, points, tables, and warnings or findings."""
     parts = [style.study(style.clean(title))]
     if points:
         parts.append('\n'.join(f'- {style.clean(p)}' for p in points))
     parts += [_render_table(t, style, style.section) for t in tables]
     if notes:
-        parts.append(style.section('Warnings') + '\n'.join(f'- {style.clean(n)}' for n in notes))
+        parts.append(style.section(notes_title) + '\n'.join(f'- {style.clean(n)}' for n in notes))
     return '\n\n'.join(parts)
 
 
-def render_table(studies: Sequence[Study], style: Style = TERMINAL) -> str:
+def render_table(studies: Sequence[Study], style: Style = TERMINAL, has_all_findings: bool = False) -> str:
     overview = overview_table(studies)
     parts = [_render_table(overview, style, lambda title: style.study(title) + '\n\n')] if overview else []
-    parts += [render_section(heading(s), s.cautions, tables_of(s), notes_of(s), style) for s in studies]
+    parts += [render_section(heading(s), (), tables_of(s), finding_lines(s, has_all_findings), style, 'Findings')
+              for s in studies]
     return '\n\n'.join(parts)
 
 
-def render_markdown(studies: Sequence[Study]) -> str:
-    return render_table(studies, MARKDOWN)
+def render_markdown(studies: Sequence[Study], has_all_findings: bool = False) -> str:
+    return render_table(studies, MARKDOWN, has_all_findings)

@@ -20,7 +20,7 @@ from mlperf_rn50.files import walk
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
-from mlperf_rn50.mllog.run import LogWarning, Run
+from mlperf_rn50.mllog.run import Finding, Run
 
 # Facts that the runs of a set must share, in addition to the keys of the optimizer.
 _SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num_accelerators', 'dataset', 'round',
@@ -54,11 +54,12 @@ def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSEr
 
 
 def _unreadable(path: Path, *reasons: str) -> Run:
-    return Run(path, 'unknown', 'unreadable', warnings=tuple(LogWarning(None, text, True) for text in reasons))
+    found = tuple(Finding(None, text, grade='error', file=path) for text in reasons)
+    return Run(path, 'unknown', 'unreadable', findings=found)
 
 
 def _load_run(path: Path) -> Run | OtherBenchmark:
-    """Return the run of a log, with the reason as a warning if the log cannot be read."""
+    """Return the run of a log, with the reason as a finding if the log cannot be read."""
     try:
         return read_run(path)
     except OtherBenchmark as e:
@@ -124,7 +125,7 @@ def _find_difference(runs: Sequence[Run]) -> str | None:
     return None
 
 
-def _find_submitters(runs: Sequence[Run]) -> list[str]:
+def _find_submitters(runs: Sequence[Run]) -> list[Finding]:
     """Return a warning if the logs of a set contain several submitters."""
     named: dict[str, Run] = {}
     for run in runs:
@@ -133,7 +134,7 @@ def _find_submitters(runs: Sequence[Run]) -> list[str]:
     if len(named) < 2:
         return []
     texts = [f'{str(r.org)[:_MAX_VALUE]!r} in {r.path.name}' for r in islice(named.values(), 3)]
-    return [f'the logs contain {len(named)} submitters, expected one: {", ".join(texts)}']
+    return [Finding(None, f'the logs contain {len(named)} submitters, expected one: {", ".join(texts)}')]
 
 
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
@@ -144,18 +145,21 @@ def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
         index, other = indices[id(duplicate.run)], indices[id(duplicate.original)]
         if index != other:
             found[index].setdefault(other, []).append(duplicate)
-    return [replace(s, doubts=(*s.doubts, *(_duplicate_text(s, run_sets[i], d) for i, d in found[k].items())),
+    return [replace(s, findings=(*s.findings, *(_flag_duplicates(s, run_sets[i], d) for i, d in found[k].items())),
                     is_duplicate=sum(map(len, found[k].values())) == len(s.runs)) for k, s in enumerate(run_sets)]
 
 
-def _duplicate_text(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplicate]) -> str:
+def _flag_duplicates(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplicate]) -> Finding:
+    """Return a warning, or a note if a whole set was submitted again in another round."""
     name = other.name if other.name != run_set.name else str(other.folder)
     if len(duplicates) == 1:
         first = duplicates[0]
-        return f'{first.run.path.name} has the same times as {first.original.path.name} of {name}; one is a duplicate'
+        return Finding(None, f'{first.run.path.name} has the same times as {first.original.path.name} of {name}; one '
+                       'is a duplicate', file=first.run.path)
+    is_again = len(duplicates) == len(run_set.runs) and run_set.round != other.round
     count = 'all' if len(duplicates) == len(run_set.runs) else f'{len(duplicates)} of'
-    return (f'{count} {len(run_set.runs)} logs have the same times as logs of {name}; they are duplicates, not runs of '
-            'a different system')
+    return Finding(None, f'{count} {len(run_set.runs)} logs have the same times as logs of {name}; they are '
+                   'duplicates, not runs of a different system', grade='note' if is_again else 'warning')
 
 
 def _make_run_set(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> RunSet:
@@ -188,5 +192,5 @@ def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
         raise others[0]
     if all(r.status == 'unreadable' for s in run_sets for r in s.runs) and not faults:
         run = run_sets[0].runs[0]
-        raise UserError(f'{run.path}: {run.warnings[0].text}')
+        raise UserError(f'{run.path}: {run.findings[0].text}')
     return _mark_duplicates(sorted(run_sets, key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name)))

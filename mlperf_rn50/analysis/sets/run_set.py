@@ -15,7 +15,7 @@ from mlperf_rn50.analysis.sets.cost import images_per_joule, mean_energy, node_h
 from mlperf_rn50.analysis.sets.recipe import Recipe, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import Parts, RunTimes, make_times, mean_parts, seconds_per_epoch
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.run import Finding, Run
 from mlperf_rn50.mllog.sidecar.energy import Energy, read_energy
 from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry
 
@@ -60,7 +60,7 @@ class RunSet:
     study: Path  # parent folder
     runs: tuple[Run, ...]
     refusal: str | None = None  # why the runs do not form a set
-    doubts: tuple[str, ...] = ()  # warnings about the whole set, such as duplicates of other logs
+    findings: tuple[Finding, ...] = ()  # about the whole set, such as duplicates of other logs
     is_duplicate: bool = False  # all logs duplicate those of other sets
     is_published: bool = False  # whether the set is from the packaged table
     unlogged: Mapping[str, Any] = field(default_factory=dict)  # recipe fields known only from the submitted settings

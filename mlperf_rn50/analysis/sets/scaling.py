@@ -1,12 +1,12 @@
 """Speed-up and efficiency of systems, and the factors of the speed-up. Pure functions."""
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mllog.run import Finding, note
 from mlperf_rn50.text import plural, some
 
 UNNAMED = 'unnamed'  # the default of run.submission_platform
@@ -129,8 +129,7 @@ class Study:
     comparisons: tuple[Comparison | None, ...]  # None for systems without a time; all None for fewer than two times
     splits: tuple[Split, ...]
     rates: tuple[Rate | None, ...]
-    cautions: tuple[str, ...]  # differences between compared systems, shown before any ratio
-    notes: tuple[str, ...]
+    findings: Mapping[RunSet, Sequence[Finding]]  # about comparisons; those about the whole study are the baseline's
     price_per_node_hour: float | None = None  # in any currency
 
     def cost(self, run_set: RunSet) -> float | None:
@@ -138,29 +137,20 @@ class Study:
         price, hours = self.price_per_node_hour, run_set.node_hours
         return None if price is None or hours is None else hours * price
 
-    @cached_property
-    def notes_by_start(self) -> dict[str, list[str]]:
-        """Cautions and notes by each prefix before a colon, such as the name of a system."""
-        found: dict[str, list[str]] = {}
-        for note in (*self.cautions, *self.notes):
-            words = note.split(': ')
-            for count in range(1, len(words)):
-                found.setdefault(': '.join(words[:count]), []).append(note)
-        return found
 
-
-def _cautions_of(run_set: RunSet, baseline: RunSet) -> list[str]:
+def _differences(run_set: RunSet, baseline: RunSet) -> list[Finding]:
+    """Return findings about differences between a system and the baseline other than its size."""
     result = []
     if has_other_units(run_set, baseline):
         kinds = [s.accelerator or ('accelerators' if s.num_accelerators else 'ranks on CPUs')
                  for s in (run_set, baseline)]
-        result.append(f'{kinds[0]}, not {kinds[1]} as in {baseline.name}; the speed-up compares different hardware and '
-                      'has no efficiency')
+        result.append(note(f'{kinds[0]}, not {kinds[1]} as in {baseline.name}; the speed-up compares different '
+                           'hardware and has no efficiency'))
     if run_set.round != baseline.round:
-        result.append(f'rules of {run_set.round}, not {baseline.round} as in {baseline.name}')
+        result.append(note(f'rules of {run_set.round}, not {baseline.round} as in {baseline.name}'))
     if run_set.division and baseline.division and run_set.division != baseline.division:
-        result.append(f'{run_set.division} division, not {baseline.division} as in {baseline.name}')
-    return [f'{run_set.name}: {text}' for text in result]
+        result.append(Finding(None, f'{run_set.division} division, not {baseline.division} as in {baseline.name}'))
+    return result
 
 
 def _machine(run_set: RunSet) -> str:
@@ -169,44 +159,52 @@ def _machine(run_set: RunSet) -> str:
     return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
 
 
-def _unknown_accelerators(comparisons: Sequence[Comparison | None], baseline: RunSet) -> list[str]:
-    """Return a caution if efficiencies assume that unknown accelerators are the same model."""
+def _unknown_accelerators(comparisons: Sequence[Comparison | None], baseline: RunSet) -> list[Finding]:
+    """Return a warning if efficiencies assume that unknown accelerators are the same model."""
     others = [c.run_set for c in comparisons if c and c.run_set is not baseline and c.efficiency is not None
               and c.run_set.num_accelerators and None in (c.run_set.accelerator, baseline.accelerator)
               and (not _machine(c.run_set) or _machine(c.run_set) != _machine(baseline))]
     unknown = list(dict.fromkeys(s.name for s in (baseline, *others) if s.accelerator is None)) if others else []
-    return [f'the accelerator of {some(unknown, MAX_NAMES)} is unknown; efficiency assumes that all accelerators are '
-            'the same model'] if unknown else []
+    return [Finding(None, f'the accelerator of {some(unknown, MAX_NAMES)} is unknown; efficiency assumes that all '
+                    'accelerators are the same model')] if unknown else []
 
 
-def _notes(run_sets: Sequence[RunSet], comparisons: Sequence[Comparison | None], baseline: RunSet) -> list[str]:
-    notes = []
+def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparison | None],
+                      baseline: RunSet) -> dict[RunSet, list[Finding]]:
+    """Return findings about comparisons by system; those about the whole study belong to the baseline."""
+    found: dict[RunSet, list[Finding]] = {s: [] for s in run_sets}
+    found[baseline] += _unknown_accelerators(comparisons, baseline)
     for c in comparisons:
         if c is None or c.run_set is baseline:
             continue
+        found[c.run_set] += _differences(c.run_set, baseline)
         if c.identity_error is not None and c.identity_error > IDENTITY_TOLERANCE:
-            notes.append(f'{c.run_set.name}: the product of the factors is {100 * c.identity_error:.1f} % off the '
-                         'speed-up; intervals in the logs overlap or are missing')
+            found[c.run_set].append(Finding(None, f'the product of the factors is {100 * c.identity_error:.1f} % off '
+                                            'the speed-up; intervals in the logs overlap or are missing'))
         period = max((s.eval_period or 0) for s in (c.run_set, baseline))
         difference = abs((c.run_set.epochs_mean or 0) - (baseline.epochs_mean or 0))
         if 0 < difference < period:
-            notes.append(f'{c.run_set.name}: weak evidence, because the mean epochs differ from {baseline.name} by '
-                         f'{difference:.1f}, less than the {plural(period, "epoch")} between evaluations')
+            found[c.run_set].append(note(
+                f'weak evidence, because the mean epochs differ from {baseline.name} by {difference:.1f}, less than '
+                f'the {plural(period, "epoch")} between evaluations'))
     platforms = {s.platform for s in run_sets if s.platform}
     if len(platforms) == 1 and platforms != {UNNAMED} and len({s.num_nodes for s in run_sets} - {None}) > 1:
-        notes.append(f'all systems ran on platform {platforms.pop()}')
-    notes += [f'of {len(group)} systems with {units} {"accelerators" if group[0].num_accelerators else "ranks"}, only '
-              'the fastest is compared with the slowest on another number of nodes'
-              for units, group in _by_units(run_sets).items() if len(group) > MAX_OF_SPLITS
-              and len({s.num_nodes for s in group} - {None}) > 1]
+        found[baseline].append(note(f'all systems ran on platform {platforms.pop()}'))
+    found[baseline] += [
+        note(f'of {len(group)} systems with {units} {"accelerators" if group[0].num_accelerators else "ranks"}, only '
+             'the fastest is compared with the slowest on another number of nodes')
+        for units, group in _by_units(run_sets).items()
+        if len(group) > MAX_OF_SPLITS and len({s.num_nodes for s in group} - {None}) > 1]
     for run_set in run_sets:
         score, official = run_set.score_minutes, rcp.official_score_minutes(run_set)
         if score and official and official != score:
-            notes.append(f'{run_set.name}: the official score is {official:.2f} min = {score:.2f} min x '
-                         f'{official / score:.4f} because the runs took fewer epochs than the reference')
+            found[run_set].append(note(
+                f'the official score is {official:.2f} min = {score:.2f} min x {official / score:.4f} because the runs '
+                'took fewer epochs than the reference'))
     if any(rcp.is_applicable(s) and rcp.check_rcp(s) is None for s in run_sets):
-        notes.append("reference convergence points were not checked; run pip install 'mlperf-rn50[check]'")
-    return notes
+        found[baseline].append(note("reference convergence points were not checked; run pip install "
+                                    "'mlperf-rn50[check]'"))
+    return found
 
 
 def _rate(run_set: RunSet, baseline: RunSet) -> Rate | None:
@@ -222,11 +220,9 @@ def _make_study(run_sets: Sequence[RunSet], baseline: RunSet, price_per_node_hou
     comparisons: tuple[Comparison | None, ...] = tuple(compare(s, baseline) for s in run_sets)
     if sum(c is not None for c in comparisons) < 2:
         comparisons = (None,) * len(run_sets)
-    cautions = [text for c in comparisons if c for text in _cautions_of(c.run_set, baseline)]
-    cautions += _unknown_accelerators(comparisons, baseline)
     return Study(baseline.study_name, tuple(run_sets), baseline, comparisons, tuple(compare_splits(run_sets)),
-                 tuple(_rate(s, baseline) for s in run_sets), tuple(cautions),
-                 tuple(_notes(run_sets, comparisons, baseline)), price_per_node_hour)
+                 tuple(_rate(s, baseline) for s in run_sets), _compare_findings(run_sets, comparisons, baseline),
+                 price_per_node_hour)
 
 
 def _is_apart(run_set: RunSet) -> bool:

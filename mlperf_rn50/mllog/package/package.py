@@ -181,11 +181,11 @@ def find_warnings(runs: Sequence[Run]) -> list[str]:
     """Return the warnings about an accepted set: a failed run, and the warnings about its logs."""
     result = [f'1 of {len(runs)} runs did not converge ({r.path.name}: {r.status}) and counts as the slowest'
               for r in runs if r.status != 'converged']
-    counts = Counter(text for r in runs for text in dict.fromkeys(w.text for w in r.warnings))
+    counts = Counter(text for r in runs for text in dict.fromkeys(w.text for w in r.findings))
     shared = [text for text, count in counts.items() if count == len(runs) > 1]
     result += [f'all {len(runs)} logs: {text}' for text in shared]
     for run in runs:
-        rest = [w for w in run.warnings if w.text not in shared]
+        rest = [w for w in run.findings if w.text not in shared]
         result += [f'{run.path.name}{"" if w.line is None else f":{w.line}"}: {w.text}' for w in rest[:_MAX_WARNINGS]]
         if len(rest) > _MAX_WARNINGS:
             result.append(f'{run.path.name}: {len(rest) - _MAX_WARNINGS} more warnings; mlperf-rn50 report shows them')

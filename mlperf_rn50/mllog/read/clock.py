@@ -1,11 +1,11 @@
 """Evaluations and training segments on a run's clock, and findings about inconsistent times. Pure."""
 import bisect
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog, integer, number
-from mlperf_rn50.mllog.run import Evaluation, TrainSegment
+from mlperf_rn50.mllog.run import Evaluation, Finding, TrainSegment
 
 SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; in published logs, it is milliseconds
 _GAP_S = 60.0  # tolerated time between the last evaluation and run_stop, however short the epochs are
@@ -60,14 +60,6 @@ def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]
         if stop_s is not None and stop_s >= start_s >= 0:
             segments.append(TrainSegment(epoch, num_epochs, start_s, stop_s, number(rate, 0, 1e12), mark.line))
     return tuple(segments)
-
-
-class Finding(NamedTuple):
-    """A warning about a line, and a summary to use for several such lines."""
-
-    line: int
-    text: str
-    summary: str = ''
 
 
 Moment = tuple[LinePosition, str]  # position of an event in the log, and name of the event
@@ -167,7 +159,7 @@ def _check_order(name: str, starts: Mapping[int, tuple[LinePosition, float]]) ->
 
 
 def check_gap(log: RawLog, done: tuple[Evaluation, ...], segments: tuple[TrainSegment, ...]) -> Iterator[Finding]:
-    """Yield a finding if run_stop is so late that training and evaluation cannot explain it."""
+    """Yield a note if run_stop is so late that training and evaluation cannot explain it."""
     ends = [t for e in done for t in (e.time_s, e.stop_s) if t is not None]
     if log.resumes or not ends or not log.single.keys() >= {keys.RUN_START, keys.RUN_STOP}:
         return
@@ -178,4 +170,4 @@ def check_gap(log: RawLog, done: tuple[Evaluation, ...], segments: tuple[TrainSe
     limit_s = max(_GAP_S, usual_s)
     if (gap_s := (log.clock_s(stop) or 0.0) - max(ends)) > limit_s:
         yield Finding(stop.line, f'run_stop is {gap_s:.1f} s later than the last evaluation, expected at most '
-                      f'{limit_s:.1f} s')
+                      f'{limit_s:.1f} s', grade='note')

@@ -65,14 +65,16 @@ class LayoutReader:
         self._sources[name] = used.source
         for v in known[1:]:
             if v.number != used.number:
-                log.contradict(None if v.source.path else v.source.line, f'{v.number} {unit} ({v.source.text}), but '
-                               f'{used.number} ({used.source.text}); {used.number} is used')
+                log.warn(None if v.source.path else v.source.line, f'{v.number} {unit} ({v.source.text}), but '
+                         f'{used.number} ({used.source.text}); {used.number} is used')
         return used.number
 
     def _nodes(self) -> int | None:
         platform = self._log.value(keys.SUBMISSION_PLATFORM)
         factor = re.match(r'(\d{1,6})x(?=\D)', platform[:1000]) if isinstance(platform, str) else None
-        named = make_count(integer(int(factor[1]), 1) if factor else None,
+        total = self._described.accelerators  # in a platform such as 8xA100, the factor is their number
+        is_nodes = factor and (total is None or int(factor[1]) != total.number)
+        named = make_count(integer(int(factor[1]), 1) if factor and is_nodes else None,
                            FactSource('implied', keys.SUBMISSION_PLATFORM, self._log.line(keys.SUBMISSION_PLATFORM)))
         return self._settle('num_nodes', 'nodes', self._logged(events.NUM_NODES),
                             *self._in_order(self._described.nodes, self._cleared), named)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent
-from mlperf_rn50.mllog.run import FactSource, Notes
+from mlperf_rn50.mllog.run import FactSource, Findings
 
 _MAX_KEPT = 10_000  # maximum number of evaluations, epochs and so on; a real log has about a hundred
 _MAX_KEYS = 64
@@ -75,8 +75,8 @@ class RawLog:
         self.accuracies: dict[int, tuple[LinePosition, float]] = {}
         self.stats: dict[int, tuple[LinePosition, Mapping[str, Any]]] = {}
         self.rates: list[tuple[LinePosition, Any]] = []  # learning rates as logged
-        self.notes = Notes()
-        self.warn, self.contradict = self.notes.warn, self.notes.contradict
+        self.findings = Findings()
+        self.error, self.warn, self.note = self.findings.error, self.findings.warn, self.findings.note
         self.has_other_end = False  # whether a second run_stop has a different status
         self.longest_gap_s = 0.0  # between two events
         self.last_s: float | None = None  # time of the last event
@@ -154,24 +154,24 @@ class RawLog:
         if key == keys.RUN_STOP and self._is_other_end(mark, event):
             return
         if before.value != event.value:
-            self.contradict(mark.line, f'{event.key} is {event.value!r:.80}, but {before.value!r:.80} on line '
-                            f'{first.line}; the first is used', f'{event.key} has several values; the first is used')
+            self.warn(mark.line, f'{event.key} is {event.value!r:.80}, but {before.value!r:.80} on line '
+                      f'{first.line}; the first is used', f'{event.key} has several values; the first is used')
         elif key in _ONCE and abs(gap_s) <= _SAME_EVENT_S:
-            self.warn(mark.line, f'{key} repeats line {first.line}; the first is used', _DUPLICATE)
+            self.note(mark.line, f'{key} repeats line {first.line}; the first is used', _DUPLICATE)
         elif key in _ONCE:
             text = f'{key} repeats line {first.line} at a different time'
-            self.contradict(mark.line, f'{text} ({gap_s:+.1f} s); the first is used', f'{text}; the first is used')
+            self.warn(mark.line, f'{text} ({gap_s:+.1f} s); the first is used', f'{text}; the first is used')
 
     def _is_other_end(self, mark: LinePosition, event: LogEvent) -> bool:
-        """Return whether a second run_stop has a different status; warn if so."""
+        """Return whether a second run_stop has a different status; add an error if so."""
         first, before = self.single[keys.RUN_STOP]
         ends = [str(e.metadata.get('status') if self.format != 'MLPv0.5.0' else self.is_success(e))[:80]
                 for e in (before, event)]
         if ends[0] == ends[1]:
             return False
         self.has_other_end = True
-        self.contradict(mark.line, f'run_stop has status {ends[1]!r}, but {ends[0]!r} on line {first.line}; the first '
-                        'is used, but the run counts as failed')
+        self.error(mark.line, f'run_stop has status {ends[1]!r}, but {ends[0]!r} on line {first.line}; the first '
+                   'is used, but the run counts as failed')
         return True
 
     def _add_progress(self, mark: LinePosition, key: str, event: LogEvent) -> None:
@@ -220,9 +220,9 @@ class RawLog:
             self.warn(mark.line, f'eval_accuracy is {value!r:.80}, expected a fraction from 0 to 1; ignored',
                       'eval_accuracy is not a fraction from 0 to 1; ignored')
         elif before and before[1] != accuracy:
-            self.contradict(mark.line, f'eval_accuracy of epoch {epoch} is {accuracy}, but {before[1]} on line '
-                            f'{before[0].line}; the first is used',
-                            'eval_accuracy of an epoch has several values; the first is used')
+            self.warn(mark.line, f'eval_accuracy of epoch {epoch} is {accuracy}, but {before[1]} on line '
+                      f'{before[0].line}; the first is used',
+                      'eval_accuracy of an epoch has several values; the first is used')
         elif self._keep(self.accuracies, epoch, (mark, float(accuracy)), mark, event.key):
             self._evaluated = epoch or 0
             for marks, open_mark in zip((self.eval_starts, self.eval_stops), self._open_eval):
@@ -230,14 +230,14 @@ class RawLog:
             self._open_eval = []
 
     def _keep(self, kept: dict[int, Any], epoch: int | None, value: Any, mark: LinePosition, key: str) -> bool:
-        """Keep a value if it is the first of its epoch, otherwise warn; return whether it was kept."""
+        """Keep a value if it is the first of its epoch, otherwise add a finding; return whether it was kept."""
         if epoch is None:
             self.warn(mark.line, f'{key} has no epoch number; ignored')
         elif epoch in kept:
             if not self.resumes:  # a resumed run repeats the epochs after its checkpoint
                 first = kept[epoch] if isinstance(kept[epoch], LinePosition) else kept[epoch][0]
                 is_duplicate = abs(mark.time_s - first.time_s) <= _SAME_EVENT_S
-                self.warn(mark.line, f'{key} of epoch {epoch} is repeated; the first is used',
+                self.note(mark.line, f'{key} of epoch {epoch} is repeated; the first is used',
                           _DUPLICATE if is_duplicate else f'{key} of an epoch is repeated; the first is used')
         elif len(kept) >= _MAX_KEPT:
             self.warn(mark.line, f'more than {_MAX_KEPT} lines of {key}; the rest are ignored')

@@ -1,7 +1,7 @@
 """Conversion of log files of v0.5 (:::MLPv0.5.0), v0.6 (:::MLL) and v0.7 to v4.0 (:::MLLOG) to Runs.
 
 A log is not trusted. It is read as a stream, a value is used only if its type and range are valid, and anything
-inconsistent becomes a warning with a line number.
+inconsistent becomes a finding with a line number.
 """
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from mlperf_rn50.mllog.events import LineFormat, LogEvent, decode_events
 from mlperf_rn50.mllog.read.description import find_description
 from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
-from mlperf_rn50.mllog.run import Notes, Run
+from mlperf_rn50.mllog.run import Findings, Run
 
 
 def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
@@ -35,10 +35,10 @@ class OtherBenchmark(UserError):
 def read_run(path: Path, now_s: float | None = None) -> Run:
     """Return the run in a log file; now_s is the current time. Raise UserError unless it is a log of one ResNet run."""
     logs: dict[LineFormat, RawLog] = {}
-    torn, last_line = Notes(), 0
+    torn, last_line = Findings(), 0
     for last_line, event in read_events(path):
         if isinstance(event, ValueError):
-            torn.warn(last_line, f'torn line, ignored: {str(event)[:200]}', 'torn line, ignored')
+            torn.note(last_line, f'torn line, ignored: {str(event)[:200]}', 'torn line, ignored')
             continue
         benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
         if event.line_format == 'MLPv0.5.0':
@@ -59,8 +59,8 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
     # Logs of this program contain the same run in two formats; the later format contains more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)
-    best.notes.include(torn)
+    best.findings.include(torn)
     description, warning = find_description(path)
     if warning:
-        best.warn(None, warning)
+        best.note(None, warning)
     return RunResolver(path, best, description, last_line, time.time() if now_s is None else now_s).run()

@@ -1,4 +1,4 @@
-"""Combination of a log and its system description into a Run: facts, their sources, and warnings."""
+"""Combination of a log and its system description into a Run: facts, their sources, and findings."""
 import math
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from mlperf_rn50.mllog.read import clock
 from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
 from mlperf_rn50.mllog.read.layout import LayoutReader
 from mlperf_rn50.mllog.read.raw_log import RawLog, integer, number
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Run, RunStatus
+from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Finding, Run, RunStatus
 from mlperf_rn50.text import plural
 
 _AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
@@ -72,8 +72,8 @@ class RunResolver:
         self.sources['org'] = source
         name, logged_name = _normalized(org), _normalized(logged or org)
         if not name.startswith(logged_name) and not logged_name.startswith(name):
-            self.log.contradict(self.log.line(keys.SUBMISSION_ORG), f'submission_org is {logged!r:.80}, but '
-                                f'{org!r:.80} in {source.text}; the latter is used')
+            self.log.note(self.log.line(keys.SUBMISSION_ORG), f'submission_org is {logged!r:.80}, but '
+                          f'{org!r:.80} in {source.text}; the latter is used')
         return org
 
     def _target(self, round_name: str, division: str | None) -> float | None:
@@ -96,49 +96,49 @@ class RunResolver:
             event = log.single[events.DATASET][1]
             is_imagenet = event.metadata.get('is_imagenet') is True
             if is_imagenet and not is_size_of_imagenet:
-                log.contradict(log.line(keys.TRAIN_SAMPLES), f'{text}, although dataset has is_imagenet true')
+                log.warn(log.line(keys.TRAIN_SAMPLES), f'{text}, although dataset has is_imagenet true')
             return _text(event.value), is_imagenet and is_size_of_imagenet, num_train, num_val
         if not is_size_of_imagenet:
-            log.warn(log.line(keys.TRAIN_SAMPLES), text)
+            log.note(log.line(keys.TRAIN_SAMPLES), text)
             return None, False, num_train, num_val
         if num_val not in (None, IMAGENET_VAL):
-            log.warn(log.line(keys.EVAL_SAMPLES), f'{num_val} evaluation images, expected {IMAGENET_VAL} for ImageNet')
+            log.note(log.line(keys.EVAL_SAMPLES), f'{num_val} evaluation images, expected {IMAGENET_VAL} for ImageNet')
         return None, True, num_train or IMAGENET_TRAIN, num_val or IMAGENET_VAL
 
     def _is_sound(self) -> bool:
-        """Return whether the log's times give a valid time to train; warn of inconsistent times."""
+        """Return whether the log's times give a valid time to train; add findings about inconsistent times."""
         contradictions = clock.contradictions(self.log)
-        for line, text, summary in contradictions:
-            self.log.contradict(line, f'{text}; the run has no valid time to train', summary)
+        for line, text, summary, *_ in contradictions:
+            self.log.error(line, f'{text}; the run has no valid time to train', summary)
         for finding in clock.misplaced(self.log):
-            self.log.contradict(*finding)
+            self.log.findings.add(finding)
         return not contradictions
 
     def _status(self, target: float | None, time_s: float | None, is_sound: bool) -> RunStatus:
         """Return the status of the run; the evaluations must confirm a success."""
         log = self.log
         if keys.RUN_START not in log.single:
-            log.warn(None, 'no run_start; the time to train is unknown')
+            log.error(None, 'no run_start; the time to train is unknown')
         if keys.RUN_STOP not in log.single:
             if self._is_written():
                 return 'running'
-            log.warn(self.last_line, 'no run_stop; the log ends here')
+            log.error(self.last_line, 'no run_stop; the log ends here')
             return 'failed'
         mark, stop = log.single[keys.RUN_STOP]
         reason, is_v05 = stop.metadata.get('reason'), log.format == 'MLPv0.5.0'
         last = self.evaluations[-1].accuracy if self.evaluations else 0.0
         if not log.is_success(stop):
             if not is_v05 and 'status' not in stop.metadata and target is not None and last >= target:
-                log.contradict(mark.line, f'run_stop has no status, although the last accuracy, {last:g}, reaches the '
-                               f'target, {target:g}; the run does not count as converged')
+                log.error(mark.line, f'run_stop has no status, although the last accuracy, {last:g}, reaches the '
+                          f'target, {target:g}; the run does not count as converged')
             return 'failed' if log.has_other_end else reason if reason in ('interrupted', 'failed') else 'aborted'
         if not self.evaluations or is_sound and (time_s is None or time_s <= 0):
-            log.contradict(mark.line, 'run_stop has status success, but ' + (
+            log.error(mark.line, 'run_stop has status success, but ' + (
                 'is not later than run_start' if self.evaluations else 'no evaluation is logged'))
             return 'failed'
         if target is not None and last < target:
-            log.contradict(mark.line, f'{"" if is_v05 else "run_stop has status success, but "}the last accuracy, '
-                           f'{last:g}, is below the target, {target:g}')
+            log.error(mark.line, f'{"" if is_v05 else "run_stop has status success, but "}the last accuracy, '
+                      f'{last:g}, is below the target, {target:g}')
             return 'aborted'
         return 'converged' if is_sound and not log.has_other_end else 'failed'
 
@@ -159,39 +159,40 @@ class RunResolver:
             self.sources['round'] = FactSource('implied', 'the folder name')
             return named[-1]
         if named and named[-1] != name:
-            self.log.contradict(None, f'the lines have the format of {name}, but the folder is {named[-1]}; {name} is '
-                                'used')
+            self.log.warn(None, f'the lines have the format of {name}, but the folder is {named[-1]}; {name} is used')
         self.sources['round'] = FactSource('implied', 'the line format')
         return name
 
-    def _flag_evaluations(self, target: float | None, num_val: int | None) -> None:
+    def _flag_evaluations(self, target: float | None, num_val: int | None, status: RunStatus) -> None:
         log, evaluations = self.log, self.evaluations
         if not evaluations:
             return
         last = evaluations[-1]
         early = [e for e in evaluations[:-1] if target is not None and e.accuracy >= target]
         if early:
-            log.contradict(early[0].line, f'the target was reached in epoch {early[0].epoch}, but training continued '
-                           f'to epoch {last.epoch}, which is used')
+            log.warn(early[0].line, f'the target was reached in epoch {early[0].epoch}, but training continued '
+                     f'to epoch {last.epoch}, which is used')
         trained = max((k + count - 1 for starts in (log.epochs, log.blocks) for k, (_, count) in starts.items()),
                       default=last.epoch)
         period = max((b.epoch - a.epoch for a, b in zip(evaluations, evaluations[1:])), default=1)
         # A slow evaluation may end while the next epoch is trained.
         if not trained - max(2, period) <= last.epoch <= trained:
-            log.contradict(last.line, f'the last evaluation is of epoch {last.epoch}, but the last trained epoch is '
-                           f'{trained}')
+            # Some v0.5 logs have a line for the first epoch only, so that the number of trained epochs is unknown.
+            is_doubtful = status == 'converged' and len(log.epochs) + len(log.blocks) > 1
+            log.findings.add(Finding(last.line, f'the last evaluation is of epoch {last.epoch}, but the last trained '
+                                     f'epoch is {trained}', grade='warning' if is_doubtful else 'note'))
         misfits = [e for e in evaluations if num_val and not _is_share(e.accuracy, num_val)]
         if misfits and num_val:
             fits = [n for n in range(num_val - num_val // 20, num_val + num_val // 10)
                     if all(_is_share(e.accuracy, n) for e in evaluations)] if len(evaluations) <= 100 else []
-            log.warn(misfits[0].line, f'{len(misfits)} of {len(evaluations)} accuracies are not multiples of '
+            log.note(misfits[0].line, f'{len(misfits)} of {len(evaluations)} accuracies are not multiples of '
                      f'1/{num_val}, expected for {num_val} evaluation images'
                      + (f', but all are multiples of 1/{fits[0]}' if len(fits) == 1 else ''))
 
     def _flag_resumes(self) -> None:
         log = self.log
         if log.resumes:
-            log.warn(log.resumes[0][0].line, f'the run was resumed {plural(len(log.resumes), "time")}; only a run '
+            log.note(log.resumes[0][0].line, f'the run was resumed {plural(len(log.resumes), "time")}; only a run '
                      'without a resume can be submitted')
         for mark, event in log.resumes:
             changed = event.metadata.get('changed')
@@ -207,8 +208,7 @@ class RunResolver:
             return None
         seconds = stop[0].time_s - start.time_s
         if seconds < -clock.SKEW_S:
-            self.log.contradict(stop[0].line, f'init_stop is {-seconds:.1f} s earlier than init_start (line '
-                                f'{start.line})')
+            self.log.warn(stop[0].line, f'init_stop is {-seconds:.1f} s earlier than init_start (line {start.line})')
             return None
         return max(seconds, 0.0)
 
@@ -220,7 +220,7 @@ class RunResolver:
         pairs = [(log.clock_s(mark), number(rate, 0, 1e9)) for mark, rate in log.rates]
         rates = tuple(sorted((t, rate) for t, rate in pairs if t is not None and rate is not None))
         for finding in clock.check_gap(log, self.evaluations, segments) if is_sound else []:
-            log.contradict(*finding)
+            log.findings.add(finding)
         return {'evaluations': self.evaluations, 'segments': segments, 'learning_rates': rates,
                 'init_s': self._init_s(), 'time_to_train_s': time_s if is_sound and (time_s or 0.0) >= 0 else None,
                 'last_epoch': max([*log.epochs, *log.blocks, *log.accuracies], default=None),
@@ -237,12 +237,12 @@ class RunResolver:
         optimizer = {k: v if _is_plain(v) else repr(v)[:200] for k, v in sorted(log.optimizer.items())}
         dataset, is_imagenet, num_train, num_val = self._data()
         status = self._status(target, times['time_to_train_s'], is_sound)
-        self._flag_evaluations(target, num_val)
+        self._flag_evaluations(target, num_val, status)
         self._flag_resumes()
         rule = V05_TARGET if round_name == 'v0.5' else TARGET
         if target is not None and target < rule and division == keys.CLOSED and is_imagenet:
-            log.contradict(log.line(events.TARGET_ACCURACY), f'target_accuracy is {target:g}, expected at least '
-                           f'{rule:g} in the closed division of {round_name}')
+            log.warn(log.line(events.TARGET_ACCURACY), f'target_accuracy is {target:g}, expected at least '
+                     f'{rule:g} in the closed division of {round_name}')
         if log.seed:
             self.sources['seed'] = FactSource('logged', keys.SEED, log.seed[0])
         return Run(
@@ -258,4 +258,4 @@ class RunResolver:
             age_s=age_s(self.path, self.now_s) if status == 'running' else None,
             sources=MappingProxyType(self.sources),
             lines=MappingProxyType({key: mark.line for key, (mark, _) in log.single.items()}),
-            warnings=log.notes.warnings(), **times)
+            findings=log.findings.of(self.path), **times)

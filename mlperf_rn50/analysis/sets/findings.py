@@ -1,0 +1,92 @@
+"""Findings about a run set: refusal, duplicates, weak evidence and its logs. Pure functions."""
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+
+from mlperf_rn50.analysis.sets.run_set import RUNS_OF_A_SCORE, RunSet
+from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.run import Finding, Grade, Run, most_severe, note
+from mlperf_rn50.text import plural
+
+_MAX_MISSING = 10  # maximum missing logs listed in a finding
+
+
+def render_finding(finding: Finding) -> str:
+    name = finding.file.name if finding.file else ''
+    line = '' if finding.line is None else f':{finding.line}'
+    place = '' if finding.text.startswith(name) else f'{name}{line}: '
+    return f'{finding.grade}: {place}{finding.text}'
+
+
+def _failures(run_set: RunSet) -> list[Finding]:
+    """Return a finding for each reason why runs do not count as converged; a score includes one such run."""
+    runs = run_set.counted
+    unread = sum(r.status == 'unreadable' for r in runs)
+    # These runs reached the target and ended, but their logs contradict themselves about the time or status.
+    unclear = sum(r.status == 'failed' and keys.RUN_STOP in r.lines and r.target_accuracy is not None
+                  and (r.final_accuracy or 0.0) >= r.target_accuracy for r in runs)
+    short = sum(r.status not in ('converged', 'running') for r in runs) - unread - unclear
+    short_grade: Grade = 'warning' if run_set.score_minutes is None else 'note'
+    texts: list[tuple[int, str, Grade]] = [
+        (unread, 'logs cannot be read and count as not converged', 'error'),
+        (unclear, 'runs do not count because their logs contradict themselves', 'error'),
+        (short, 'runs did not converge', short_grade)]
+    return [Finding(None, f'{count} of {len(runs)} {text}', grade=grade) for count, text, grade in texts if count]
+
+
+def _missing_numbers(runs: Sequence[Run]) -> list[Finding]:
+    """Return a warning about gaps in the numbers of result_<k>.txt, which start from 0 or 1."""
+    names = [re.fullmatch(r'result_(\d{1,9})\.txt', r.path.name) for r in runs]
+    numbers = {int(m[1]) for m in names if m}
+    if len(numbers) < 2 or not all(names):
+        return []
+    wanted = range(min(*numbers, 1), max(numbers) + 1)
+    count = len(wanted) - len(numbers)
+    first = ', '.join(map(str, islice((k for k in wanted if k not in numbers), _MAX_MISSING)))
+    more = f' and {count - _MAX_MISSING} more' if count > _MAX_MISSING else ''
+    text = f'result_<k>.txt is missing for k = {first}{more}; the numbering has a gap'
+    return [Finding(None, text)] if count else []
+
+
+def _weaknesses(run_set: RunSet) -> list[Finding]:
+    if run_set.refusal:
+        return []
+    runs, num_running = run_set.counted, sum(r.status == 'running' for r in run_set.runs)
+    result = _failures(run_set)
+    if num_running:
+        result.append(note(f'no MLPerf score yet: {num_running} of {len(runs)} runs are still running'))
+    elif len(runs) == RUNS_OF_A_SCORE and run_set.score_minutes is None:
+        result.append(Finding(None, 'no MLPerf score: two or more runs without convergence make the set invalid',
+                              grade='error'))
+    elif len(runs) != RUNS_OF_A_SCORE:
+        result.append(note(f'no MLPerf score: got {plural(len(runs), "run")}, expected {RUNS_OF_A_SCORE}'
+                           + ('; the spread of a single run is unknown' if len(runs) == 1 else '')))
+    seeds = Counter(r.seed for r in runs if r.seed is not None)
+    result += [Finding(None, f'{count} runs have the same seed {seed}') for seed, count in seeds.items() if count > 1]
+    if not seeds and sum(r.status != 'unreadable' for r in runs) > 1:
+        result.append(note('no log contains a seed; the runs may have the same seed'))
+    result += _missing_numbers(run_set.runs)
+    period, epochs = run_set.eval_period, run_set.epochs
+    if period and epochs and 0 < max(epochs) - min(epochs) <= period:
+        result.append(note('the runs differ by at most one evaluation; a smaller eval_period gives better resolution'))
+    if not run_set.is_imagenet:
+        result.append(note(f'the data set is {run_set.dataset or "unnamed"}, not ImageNet'))
+    return result
+
+
+def _log_findings(run_set: RunSet) -> list[Finding]:
+    """Return findings about the logs; a finding that applies to all logs is returned only once."""
+    found = [f for r in run_set.runs for f in r.findings]
+    counts = Counter(kind for kind, _ in dict.fromkeys(((f.grade, f.text), f.file) for f in found))
+    shared = {kind for kind, count in counts.items() if count == len(run_set.runs) > 1}
+    merged = dict.fromkeys((f.grade, f.text) for f in found if (f.grade, f.text) in shared)
+    return [*(Finding(None, f'all {len(run_set.runs)} logs: {text}', grade=grade) for grade, text in merged),
+            *(f for f in found if (f.grade, f.text) not in shared)]
+
+
+def set_findings(run_set: RunSet) -> list[Finding]:
+    """Return errors, then warnings, then notes; in each grade, those about the set precede those about its logs."""
+    refusal = [Finding(None, run_set.refusal, grade='error')] if run_set.refusal else []
+    duplicates = [Finding(None, f'{d.text}; counted once', file=d.run.path) for d in run_set.duplicates]
+    return most_severe([*refusal, *run_set.findings, *duplicates, *_weaknesses(run_set), *_log_findings(run_set)])
