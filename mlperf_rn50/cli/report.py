@@ -30,7 +30,7 @@ def make_parser() -> Parser:
         help='output format (default: table)')
     add('--rows', choices=['runs', 'evaluations'], help='rows of --format csv (default: runs)')
     add('--out', metavar='DIR', help='folder for report.{html,json,md,csv}, report_evaluations.csv, figures (SVG, PNG)')
-    add('--baseline', metavar='SYSTEM', help='system to compare with (default: the smallest of each study)')
+    add('--baseline', metavar='SYSTEM', help='system to compare with (default: the smallest set of each series)')
     add_price_option(parser)
     return parser
 
