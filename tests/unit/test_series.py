@@ -30,6 +30,11 @@ def test_sets_that_differ_in_one_fact_are_in_no_series(facts):
     assert names_of(system('a', 1), system('b', 2, **facts)) == []
 
 
+def test_case_and_spaces_of_a_framework_do_not_matter():
+    frameworks = ('NGC MXNet 23.04, NGC Pytorch 23.04', 'NGC MXNet 23.04 , NGC PyTorch 23.04')
+    assert names_of(*(system(f'{k}', k, framework=f) for k, f in enumerate(frameworks, start=1))) == [['1', '2']]
+
+
 def test_sets_without_time_and_equal_numbers_of_nodes_make_no_series():
     aborted = system('b', 2, status='aborted')
     assert names_of(system('a', 1), aborted) == names_of(system('a', 1), system('c', 1)) == []

@@ -40,9 +40,10 @@ def _units_per_node(run_set: RunSet) -> float:
 
 
 def _kind(run_set: RunSet) -> tuple:
-    """Return what all sets of a series share."""
+    """Return what all sets of a series share; some submissions write a framework with different case and spaces."""
+    framework = ''.join((run_set.framework or '').casefold().split())
     return (run_set.study, run_set.round, run_set.org, run_set.accelerator, bool(run_set.num_accelerators),
-            _units_per_node(run_set), run_set.framework, run_set.division)
+            _units_per_node(run_set), framework, run_set.division)
 
 
 def _grouped(run_sets: Sequence[RunSet], keys: Sequence[object]) -> list[list[RunSet]]:
