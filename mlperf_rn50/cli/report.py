@@ -32,7 +32,7 @@ def make_parser() -> Parser:
     add('--out', metavar='DIR', help='folder for report.{html,json,md,csv}, report_evaluations.csv, figures (SVG, PNG)')
     add('--findings', action='store_true',
         help='list all findings in text and Markdown, also notes (default: at most 3 errors and warnings per system)')
-    add('--baseline', metavar='SYSTEM', help='system to compare with (default: the smallest of each study)')
+    add('--baseline', metavar='SYSTEM', help='system to compare with (default: the smallest set of each series)')
     add_price_option(parser)
     return parser
 

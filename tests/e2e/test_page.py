@@ -73,7 +73,7 @@ def frame(page, title):
     return page.locator('.frame', has=page.get_by_role('heading', name=title, exact=True)).first
 
 
-RESULTS, ALL = 'Epochs to converge and time to train', 'All systems'
+RESULTS, ALL = '1x1 on 1, 2, 4, 8 nodes, 1 rank per node', 'All systems'
 
 
 @pytest.mark.engine
@@ -87,8 +87,8 @@ def test_numeric_columns_and_names_sort_numerically(open_page):
     assert table.locator('th[aria-sort]').evaluate_all('l => l.map(h => [h.textContent, h.ariaSort])') == [
         ['batch', 'descending']]
     assert table.page.locator('#announcement').inner_text() == 'sorted by batch, descending'
-    table.get_by_role('button', name='system').press('Enter')
-    assert column(table, 'system') == ['1x1', '2x1', '4x1', '8x1']
+    table.get_by_role('button', name='nodes').press('Enter')
+    assert column(table, 'nodes') == ['1', '2', '4', '8']
     names = frame(open_page('rounds'), ALL).locator('table')
     names.get_by_role('button', name='system').click()
     assert column(names, 'system')[-2:] == ['e9', 'e10']
@@ -99,6 +99,7 @@ def test_numeric_columns_and_names_sort_numerically(open_page):
 
 def test_arrow_keys_move_within_a_table(open_page):
     page = open_page('rounds')
+    frame(page, ALL).locator('.columns input').check()
     table = frame(page, ALL).locator('table')
     table.get_by_role('button', name='system').focus()
     for key, text in [('ArrowRight', 'round'), ('End', 'study'), ('ArrowLeft', 'data'), ('Home', 'system'),
@@ -153,12 +154,12 @@ def test_sources_expand_when_a_number_is_clicked(open_page, screen):
 def test_plots_show_values_for_mouse_and_keyboard(open_page):
     page = open_page()
     tip = page.locator('#tip')
-    figure = page.locator('figure', has_text='Speed-up').first
+    figure = page.locator('figure', has_text='Time, efficiency and epochs').first
     mark = figure.locator('use:has(title)').first
     mark.scroll_into_view_if_needed()
     box = mark.bounding_box()
     page.mouse.move(box['x'] + box['width'] / 2, box['y'] + box['height'] / 2)
-    assert tip.inner_text() == '1 node: 1.00 times as fast on 1 rank, efficiency 100 %'
+    assert tip.inner_text() == '1x1: 0.66 min'
     page.mouse.move(0, 0)
     assert tip.inner_text() == ''
     figure.focus()
@@ -180,3 +181,16 @@ def test_page_fits_the_screen_width(open_page, name, screen):
     assert width == screen['viewport']['width'] and page.evaluate('document.documentElement.scrollWidth') <= width
     for box in (f.bounding_box() for f in page.locator('figure').all()):
         assert box['x'] >= 0 and box['x'] + box['width'] <= width
+
+
+@SCREENS
+def test_result_is_first_and_rows_have_one_line(open_page, screen):
+    page = open_page(**screen)
+    table = frame(page, RESULTS).locator('table')
+    assert table.bounding_box()['y'] < screen['viewport']['height'] / 2
+    heads = table.get_by_role('columnheader')
+    assert heads.count() == 7
+    heights = table.locator('tbody tr').evaluate_all('l => l.map(r => r.offsetHeight)')
+    assert max(heights) < 45  # two lines need 52
+    frame(page, RESULTS).locator('.columns input').check()
+    assert heads.count() > 7

@@ -145,13 +145,13 @@ def rows_of(text):
 def test_tables_have_columns_of_known_values(studies, tmp_path):
     text = render_table(studies(3.5), has_all_findings=True)
     heads = ['node-hours', 'cost', 'CPU kWh', 'GPU kWh', 'images/J']
-    columns, _, first, second, *_ = rows_of(text[text.index('\nsystem ') + 1:])
+    columns, _, first, second, *_ = rows_of(text[text.index('\n  nodes ') + 1:])
     assert [dict(zip(columns, first))[h] for h in heads] == ['0.00611', '0.0214', '0.000917', '0.00183', '259']
     assert [dict(zip(columns, second))[h] for h in heads[2:]] == ['-', '-', '-']
     assert '2x1: note: CPU energy was not measured in 1 of 2 runs; result_1.txt: telemetry of 1 node, but 2' in text
     assert rows_of(text.partition('Energy per run\n')[2])[2] == ['1x1', '22.0', '0.00275', 'CPUs and GPUs', '450']
     page = render_html(studies(3.5), [[]], tmp_path)
-    assert '0.0214 for 0.00611 node-hours' in page and '>GPU kWh<' in page
+    assert '>0.0214<' in page and '>GPU kWh<' in page
     for path in tmp_path.rglob('telemetry*'):
         path.unlink()
     assert [h for h in heads if h in render_table(studies(2))] == ['node-hours', 'cost']

@@ -50,11 +50,11 @@ def test_system_has_one_exclusive_colour_in_all_plots(pictures):
     assert not others & set(COLOURS)
     colours = {}
     for picture in pictures.values():
-        for title, drawn in marks_of(picture) if picture.name != 'time_parts' else []:
+        for title, drawn in marks_of(picture) if picture.name not in ('time_parts', 'series_1') else []:
             system = re.sub('^(1|2|40)x4/.*|:.*', r'\1', title).removesuffix('s').removesuffix(' node')
             if drawn:  # an ideal line has the colour of the grid
                 colours.setdefault(system, set()).update(drawn)
-    assert len(pictures) == 8
+    assert len(pictures) == 7
     assert colours == {name: {c} for name, c in zip(('1', '2', '40'), COLOURS)}
 
 
@@ -87,11 +87,11 @@ def test_heading_is_in_the_file_but_not_in_the_page(pictures):
 def test_refused_system_is_named_but_not_drawn(sweep):
     study = study_of(sweep)
     refused = replace(study.run_sets[1], refusal='made up')
-    drawn = pictures_of(sweep, run_sets=(study.run_sets[0], refused, study.run_sets[2]))
+    drawn = pictures_of(sweep, run_sets=(study.run_sets[0], refused, study.run_sets[2]), series=())
     for name, picture in drawn.items():
         assert 'Not drawn because they are refused: 2 nodes' in picture.caption
         assert not [t for t, _ in marks_of(picture) if t.startswith(('2 nodes', '2x4'))], name
-    assert drawn and not pictures_of(sweep, run_sets=(refused,), comparisons=(None,), rates=(None,))
+    assert drawn and not pictures_of(sweep, run_sets=(refused,), comparisons=(None,), rates=(None,), series=())
 
 
 def test_status_of_a_run_is_marked(sweep, pictures):
@@ -104,7 +104,7 @@ def test_status_of_a_run_is_marked(sweep, pictures):
     for name in ('epochs', 'accuracy_time'):
         assert '>still running<' in single[name] and '>did not converge<' not in single[name]
     assert '1x4/result_0.txt: 2.00 epochs, running' in single['epochs']
-    assert 'ideal' not in single['throughput'] and not {'efficiency', 'speedup'} & set(single)
+    assert 'ideal' not in single['throughput'] and not {'series_1', 'speedup'} & set(single)
 
 
 def test_number_of_drawn_runs_is_limited_and_noted(tmp_path):

@@ -34,11 +34,8 @@ def test_report_table_matches_expected_text(studies):
 sweep: Top-1 75.90 % on ImageNet
 ================================
 
-Epochs to converge and time to train
-system      nodes    accelerators    batch    converged    epochs to converge    mean epochs    time, min  time from      images/s    s/epoch    speed-up    efficiency
---------  -------  --------------  -------  -----------  --------------------  -------------  -----------  -----------  ----------  ---------  ----------  ------------
-1x4             1               4       64        2 / 2                  2, 2            2.0  2.10 ± 0.14  mean of 2        20,336      63.00         1.0         100 %
-2x4             2               8      128        1 / 2                     2            2.0         1.33  mean of 1        32,029      40.00         1.6          79 %
+1x4 on 1, 2 nodes, 4 accelerators per node
+  nodes    batch    epochs      minutes    speed-up    efficiency    images/s    hardware    statistics     rest    converged  time from    system
 ''')  # noqa: E501
 
 

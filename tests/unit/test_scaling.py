@@ -168,7 +168,7 @@ DIFFERENCE = 'A100, not V100 as in 1n; the speed-up compares different hardware 
 @pytest.mark.parametrize('models, efficiency, differences', [
     (('V100', 'A100'), None, [DIFFERENCE]), (('A100', 'A100'), 1, []), (('A100', ''), 1, []), (('', ''), 1, [])])
 def test_different_accelerator_models_have_no_efficiency(tmp_path, models, efficiency, differences):
-    study = study_of(submission(tmp_path / 'v1.0/us', dict(zip((1, 2), models))))
+    study = study_of(submission(tmp_path / 'v1.0/us', dict(zip((1, 2), models))), baseline='1n')
     last = study.comparisons[1]
     assert last.speedup == pytest.approx(2) and last.efficiency == last.hardware_efficiency == (
         efficiency and pytest.approx(efficiency))
@@ -200,9 +200,11 @@ def test_speedups_and_inconsistencies_of_published_rounds():
     assert n2['baseline'] == 'dgxa100_ngc20.06_mxnet' and n2['speedup'] == pytest.approx(39.78 / 23.75, abs=1e-3)
     assert n2['efficiency'] == pytest.approx(n2['speedup'] / 2)
     assert all(f['grade'] == 'note' for f in systems[n2['baseline']]['findings'])
-    for system in systems.values():
+    compared = [s for s in systems.values() if s['baseline']]
+    for system in compared:
         product = system['throughput_gain'] * system['epoch_ratio'] * system['share_ratio']
         assert product == pytest.approx(system['speedup'])
+    assert len(compared) == 4
     # The description has 36 nodes, but the logs have 32. A v0.5 log contains the batch of one accelerator.
     multi = systems['dgx2h_multi_ngc18.11_mxnet']
     text = '36 nodes (entry.json), but 32 (32 cache_clear lines); 32 is used'

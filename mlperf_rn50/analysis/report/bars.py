@@ -1,16 +1,18 @@
 """Plots that compare systems by one or two values each, mostly as bars."""
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mlperf_rn50.analysis.report import picture as drawing
-from mlperf_rn50.analysis.report.refs import unit_name
-from mlperf_rn50.analysis.report.scene import Scene, by_mark, explain_colours, explain_marks
+from mlperf_rn50.analysis.report.refs import heading, unit_name
+from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, by_mark, explain_colours, explain_marks
 from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.sets.series import Series
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import plural, short
 
@@ -77,13 +79,59 @@ def draw_epochs(scene: Scene) -> drawing.Picture:
                         lambda r: r.evaluations[-1].epoch if r.evaluations else None)
 
 
+def _draw_panel(picture: drawing.Picture, axes: Axes, rows: Sequence[tuple[RunSet, float | None]], style: str,
+                text: str) -> None:
+    """Draw values over nodes; text formats the value in a tooltip."""
+    known = [(s, v) for s, v in rows if v is not None]
+    line, = axes.plot([s.num_nodes or 0 for s, _ in known], [v for _, v in known], style, color=drawing.INK,
+                      markersize=5, linewidth=1, markerfacecolor=drawing.INK if style == 'o-' else 'none')
+    picture.tip(line, *(f'{short(s.name, MAX_NAME)}: {text.format(v)}' for s, v in known))
+
+
+def _label_panel(axes: Axes, nodes: Sequence[int], ylabel: str) -> None:
+    axes.set_xscale('log', base=2)
+    axes.minorticks_off()
+    axes.set_xticks(drawing.ticks(nodes), [f'{n:,}' for n in drawing.ticks(nodes)])
+    axes.margins(x=0.1)
+    axes.set(xlabel='nodes', ylabel=ylabel)
+
+
+def draw_series(scene: Scene, series: Series, name: str) -> drawing.Picture:
+    """Draw time, efficiency and epochs of a series over its nodes, with the ideal time and efficiency."""
+    figure = Figure(figsize=(drawing.WIDTH_IN, 4.2))
+    panels = figure.subplot_mosaic([['time', 'time'], ['efficiency', 'epochs']])
+    time, efficiency, epochs = panels['time'], panels['efficiency'], panels['epochs']
+    picture = drawing.Picture(name, series.title, heading(scene.study), figure)
+    pairs = [(s, c) for s in series.run_sets if (c := scene.study.comparison_of.get(s))]
+    nodes = sorted({s.num_nodes or 0 for s in series.run_sets})
+    ideal = [(s.num_nodes or 0, s.minutes * c.efficiency) for s, c in pairs if s.minutes and c.efficiency]
+    time.plot([n for n, _ in ideal], [m for _, m in ideal], '--', color=drawing.GRID, linewidth=1.2)
+    _draw_panel(picture, time, [(s, s.minutes) for s, _ in pairs], 'o-', '{:.2f} min')
+    _draw_panel(picture, efficiency, [(s, c.hardware_efficiency) for s, c in pairs], 's:', 'hardware {:.1%}')
+    _draw_panel(picture, efficiency, [(s, c.efficiency) for s, c in pairs], 'o-', 'efficiency {:.1%}')
+    _draw_panel(picture, epochs, [(s, s.epochs_mean) for s, _ in pairs], 'o-', '{:.1f} epochs')
+    for axes, ylabel in ((time, ''), (efficiency, 'efficiency'), (epochs, 'mean epochs')):
+        _label_panel(axes, nodes, ylabel)
+    drawing.scale_up(time.yaxis, 'minutes', [m for s, _ in pairs if (m := s.minutes)] or [1.0])
+    efficiency.axhline(1, color=drawing.GRID, linestyle='--', linewidth=1.2)
+    efficiency.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
+    efficiency.set_ylim(0, 1.1 * max([1.0, *(c.efficiency for _, c in pairs if c.efficiency)]))
+    epochs.set_ylim(0, 1.1 * max((s.epochs_mean or 1.0 for s, _ in pairs), default=1.0))
+    drawing.legend(picture, [Line2D([], [], color=drawing.GRID, linestyle='--', label='ideal'),
+                             Line2D([], [], color=drawing.INK, marker='o', markersize=5, label='measured'),
+                             Line2D([], [], color=drawing.INK, marker='s', markersize=5, linestyle=':',
+                                    markerfacecolor='none', label='images/s only')])
+    return picture
+
+
 def draw_speedup(scene: Scene) -> drawing.Picture | None:
-    """Draw speed-up against the number of accelerators or ranks; return None if nothing is compared."""
+    """Draw speed-up over the first baseline for all numbers of units; return None if series have all comparisons."""
     study = scene.study
     known = [(s, s.run_set.num_units, c) for s in scene.shown
-             if (c := study.comparisons[s.place]) and s.run_set.num_units]
+             if (c := study.comparisons[s.place]) and s.run_set.num_units
+             and c.baseline is study.baseline]
     base = study.baseline.num_units
-    if len(known) < 2 or not base:
+    if len(known) < 2 or not base or not any(s.run_set in study.others for s, _, _ in known):
         return None
     picture, axes = scene.picture('speedup', 'Speed-up', 3.2)
     units = sorted({u for _, u, _ in known} | {base})
@@ -133,27 +181,6 @@ def draw_throughput(scene: Scene) -> drawing.Picture | None:
         axes.xaxis.set_major_locator(MaxNLocator(5))
         if has_ideal:
             drawing.legend(picture, [Patch(label='ideal', **_IDEAL), Patch(label='measured', **_filled(drawing.INK))])
-    return picture
-
-
-def draw_efficiency(scene: Scene) -> drawing.Picture | None:
-    rates = [scene.study.rates[s.place] for s in scene.shown]
-    if sum(r is not None for r in rates) < 2:
-        return None
-    picture, axes = scene.rows('efficiency', 'Efficiency')
-    for row, (s, rate) in enumerate(zip(scene.shown, rates)):
-        comparison = scene.study.comparisons[s.place]
-        if rate is not None:
-            _bar(picture, axes, row - 0.13, rate.efficiency,
-                 f'{s.label}: {100 * rate.efficiency:.1f} % of the ideal throughput', 0.24, **_filled(s.colour))
-        if comparison and comparison.efficiency is not None:
-            _bar(picture, axes, row + 0.13, comparison.efficiency,
-                 f'{s.label}: {100 * comparison.efficiency:.1f} % of the ideal speed-up', 0.24, fill=False,
-                 edgecolor=s.colour, hatch='/////')
-    axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
-    axes.set_xlabel(f'share of the ideal, relative to {scene.base_label}')
-    drawing.legend(picture, [Patch(label='throughput', **_filled(drawing.INK)),
-                             Patch(fill=False, edgecolor=drawing.INK, hatch='/////', label='time to train')])
     return picture
 
 

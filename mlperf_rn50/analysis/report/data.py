@@ -63,7 +63,7 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
         'node_hours': run_set.node_hours, 'price_per_node_hour': study.price_per_node_hour, 'cost': study.cost(run_set),
         'cpu_kwh': kwh(energy.cpu_joules) if energy else None, 'gpu_kwh': kwh(energy.gpu_joules) if energy else None,
         'images_per_joule': run_set.images_per_joule, 'energy_not_measured': dict(energy.reasons) if energy else None,
-        'baseline': study.baseline.name if any(study.comparisons) else None,
+        'baseline': comparison.baseline.name if comparison else None,
         **{name: getattr(comparison, name, None) for name in _FACTORS},
         'rcp': {'ruleset': verdict.ruleset, 'reference_epochs': verdict.reference_epochs,
                 'min_epochs': verdict.min_epochs, 'passed': verdict.passed, 'text': verdict.text} if verdict else None,

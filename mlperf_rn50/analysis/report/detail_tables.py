@@ -1,4 +1,4 @@
-"""Detail tables of a study: scaling, node splits, phases, energy, reads, reference convergence points, runs."""
+"""Detail tables of a study: node splits, phases, energy, reads, reference convergence points, runs."""
 from mlperf_rn50.analysis.report.refs import clock_refs, evaluation_refs, line_refs, time_refs, training_refs, unit_name
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
@@ -42,34 +42,6 @@ def runs_table(study: Study) -> Table:
     return Table('Runs', ('system', 'log', 'status', 'epochs', 'time, min',
                           f'last Top-1, {data_name(study.baseline.other_dataset)}', 'seed', 'warnings'), rows, note,
                  minor=('seed', 'warnings'))
-
-
-def scaling_table(study: Study) -> Table:
-    rows = []
-    for c in study.comparisons:
-        if c and c.run_set is not study.baseline:
-            times, training = time_refs(c.run_set, c.baseline), training_refs(c.run_set, c.baseline)
-            rows.append((Cell(c.run_set.name), number_cell(c.speedup, ',.2f', times),
-                         number_cell(c.throughput_gain, ',.2f', training),
-                         number_cell(c.epoch_ratio, ',.3f', training),
-                         number_cell(c.share_ratio, ',.3f', times + training),
-                         percent_cell(c.efficiency, '.1f', times),
-                         percent_cell(c.hardware_efficiency, '.1f', training)))
-    return Table('Speed-up factors (throughput gain x epoch ratio x share ratio)', (
-        'system', 'speed-up', 'throughput gain', 'epoch ratio', 'share ratio', 'efficiency', 'hardware efficiency'),
-        tuple(rows),
-        f'Values are relative to {study.baseline.name}, for the scored runs. Throughput gain reflects hardware; epoch '
-        'ratio reflects convergence. Share ratio compares the shares of time at full speed, excluding the first-epoch '
-        f'overhead, evaluations and gaps. Hardware efficiency is throughput gain / ratio of {unit_name(study)}.')
-
-
-def rates_table(study: Study) -> Table:
-    rows = tuple((Cell(s.name), number_cell(r.units), number_cell(r.ideal, ',.1f', training_refs(study.baseline)),
-                  number_cell(r.real, ',.1f', training_refs(s)),
-                  percent_cell(r.efficiency, '.0f', training_refs(s, study.baseline)))
-                 for s, r in zip(study.run_sets, study.rates) if r and not s.refusal)
-    return Table('Scaling efficiency of throughput', ('system', unit_name(study), 'ideal images/s', 'real images/s',
-                                                      'efficiency'), rows if len(rows) > 1 else ())
 
 
 def splits_table(study: Study) -> Table:

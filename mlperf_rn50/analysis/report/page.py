@@ -1,8 +1,8 @@
 """Render the report as a self-contained HTML page whose numbers link to their log lines."""
-import itertools
 import os
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice, zip_longest
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,18 +12,15 @@ from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv,
 from mlperf_rn50.analysis.report.picture import Picture, dump_picture, inline_svg
 from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.analysis.report.refs import heading
-from mlperf_rn50.analysis.report.tables import finding_lines, official_minutes, overview_table, tables_of
+from mlperf_rn50.analysis.report.tables import finding_lines, overview_table, tables_of
 from mlperf_rn50.analysis.report.text import render_markdown
-from mlperf_rn50.analysis.sets.run_set import RunSet
-from mlperf_rn50.analysis.sets.scaling import Comparison, Study
+from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.files import numbered_lines, write_atomically, writing_folder
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Cell, Ref, Table
-from mlperf_rn50.text import money, plural
 
 _MAX_QUOTE = 200  # maximum characters quoted per log line
 _MAX_LINES = 24  # maximum log lines per source entry; five runs have fewer
-_MAX_ANSWERS = 8  # maximum systems that each get a sentence above the table
 
 
 class _Sources:
@@ -52,42 +49,11 @@ class _Sources:
 def _read_lines(path: Path, numbers: set[int]) -> dict[int, str]:
     """Return the truncated text of the lines with these numbers, by number."""
     texts = {}
-    for number, line in itertools.islice(numbered_lines(path), max(numbers)):
+    for number, line in islice(numbered_lines(path), max(numbers)):
         if number in numbers:
             text = printable(line.decode('utf-8', 'replace').strip())
             texts[number] = text if len(text) <= _MAX_QUOTE else text[:_MAX_QUOTE] + ' ...'
     return texts
-
-
-def _answer(study: Study) -> list[str]:
-    """Return a sentence per system; with many systems, only for the baseline and the fastest."""
-    pairs = list(zip(study.run_sets, study.comparisons))
-    if len(pairs) <= _MAX_ANSWERS:
-        return [_system_answer(study, s, c) for s, c in pairs]
-    fastest = min((s for s in study.run_sets if s.time_s), key=lambda s: s.time_s or 0.0, default=None)
-    chosen = [_system_answer(study, s, c) for s, c in pairs if s is study.baseline or s is fastest]
-    return [*chosen, f'this list has only the baseline and the fastest of {len(pairs)} systems; the table has all']
-
-
-def _system_answer(study: Study, run_set: RunSet, comparison: Comparison | None) -> str:
-    if run_set.refusal:
-        return f'{run_set.name}: refused because {run_set.refusal}'
-    name = run_set.name + ('' if run_set.num_nodes is None else f' ({plural(run_set.num_nodes, "node")})')
-    num_running = sum(r.status == 'running' for r in run_set.runs)
-    still = f', {num_running} still running' if num_running else ''
-    if run_set.time_s is None or run_set.epochs_mean is None:
-        return f'{name}: none of {len(run_set.runs)} runs reached the target{still}'
-    basis = 'MLPerf score' if run_set.score_minutes is not None else f'mean of {len(run_set.converged)} runs'
-    text = f'{name}: {run_set.epochs_mean:.1f} epochs, {run_set.time_s / 60:.2f} min ({basis})'
-    if (official := official_minutes(run_set)) is not None:
-        text += f', official score {official:.2f} min'
-    if (cost := study.cost(run_set)) is not None:
-        text += f', {money(cost)} for {run_set.node_hours:,.3g} node-hours'
-    if comparison and run_set is not study.baseline:
-        text += f', {comparison.speedup:.1f} times as fast as {study.baseline.name}'
-        if comparison.efficiency is not None:
-            text += f', efficiency {100 * comparison.efficiency:.0f} %'
-    return text + still
 
 
 def _cell(cell: Cell, sources: _Sources) -> dict:
@@ -105,18 +71,19 @@ def _table(table: Table, name: str, sources: _Sources) -> dict:
     texts = [(i, head, sorted({row[i].text for row in whole} - {'-'})) for i, head in enumerate(table.head)
              if head in table.choices]
     return {'id': name, 'title': table.title, 'note': table.note, 'columns': columns,
-            'has_long_names': any(len(row[0].text) > 9 for row in table.rows),
             'has_minor': any(c['is_minor'] for c in columns), 'choices': [x for x in texts if len(x[2]) > 1],
             'rows': [[_cell(c, sources) for c in row] for row in table.rows]}
 
 
 def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _Sources) -> dict:
-    name = f'study-{number}'
-    return {'id': name, 'title': heading(study), 'answer': _answer(study),
-            'findings': finding_lines(study, more='see all findings'), 'all_findings': finding_lines(study, True),
-            'pictures': [{'id': f'p{number}-{k}-', 'title': p.title, 'notes': p.notes,
-                          'svg': inline_svg(p, f'p{number}-{k}-')} for k, p in enumerate(pictures)],
-            'tables': [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(tables_of(study), start=1)]}
+    name, count = f'study-{number}', len(study.series)
+    drawn = [{'id': f'p{number}-{k}-', 'title': p.title, 'notes': p.notes, 'svg': inline_svg(p, f'p{number}-{k}-')}
+             for k, p in enumerate(pictures)]
+    tables = [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(tables_of(study), start=1)]
+    series = list(zip_longest(tables[:count], drawn[:count]))
+    return {'id': name, 'title': heading(study), 'findings': finding_lines(study, more='see all findings'),
+            'all_findings': finding_lines(study, True), 'series': series,
+            'pictures': drawn[count:], 'tables': tables[count:], 'has_others': bool(study.others)}
 
 
 def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder: Path) -> str:

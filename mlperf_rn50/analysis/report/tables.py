@@ -8,14 +8,16 @@ from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.findings import render_finding, set_findings
 from mlperf_rn50.analysis.sets.run_set import RunSet
-from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Study, has_other_units
+from mlperf_rn50.analysis.sets.series import Series
 from mlperf_rn50.mllog.run import Finding, most_severe, note
 from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
 from mlperf_rn50.table import Cell, Ref, Table, figures_cell, number_cell, percent_cell
-from mlperf_rn50.text import data_name, minutes, money
+from mlperf_rn50.text import data_name, minutes, money, some
 
 MAX_SHOWN = 3  # maximum errors and warnings shown per system, unless all findings are requested
 MAX_FINDINGS = 200  # maximum findings shown per study
+_FACTORS = ('speed-up', 'efficiency', 'hardware', 'statistics', 'rest')
 _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
 
 
@@ -85,32 +87,74 @@ def _cost_note(study: Study, left_out: Sequence[str]) -> str:
         'of all nodes; images/J uses the sum of the energies shown.')
 
 
-def answer_table(study: Study) -> Table:
-    rows = []
-    for run_set, comparison in zip(study.run_sets, study.comparisons):
-        refs = time_refs(run_set, study.baseline)
-        cells = _system_cells(run_set, unit_name(study))
-        names = {h: cells.pop(h) for h in ('accelerator', 'framework')}
-        rows.append({**cells, 'speed-up': number_cell(comparison.speedup if comparison else None, ',.1f', refs),
-                     'efficiency': percent_cell(comparison.efficiency if comparison else None, '.0f', refs),
-                     **_cost_cells(study, run_set, time_refs(run_set)), **names})
-    is_compared = any(c and c.run_set is not study.baseline for c in study.comparisons)
-    left_out = [h for h in ('cost', *_ENERGY) if all(row[h].value is None for row in rows)]
-    left_out += ['node-hours'] if len(left_out) == 1 + len(_ENERGY) else []
-    base = study.baseline.accelerator
-    differs = any(c and c.efficiency is None and c.run_set.accelerator and base and c.run_set.accelerator != base
-                  for c in study.comparisons)
-    note = (f'Speed-up and efficiency are relative to {study.baseline.name}. ' if is_compared else '') + (
-        'Efficiency between different accelerators is not defined. ' if differs else '') + (
+def _row(study: Study, run_set: RunSet) -> dict[str, Cell]:
+    """Return all cells of a system in a study; hardware, statistics and rest are the factors of the efficiency."""
+    c = study.comparison_of.get(run_set)
+    base = c.baseline if c else None
+    times, training = time_refs(run_set, base), training_refs(run_set, base)
+    cells = _system_cells(run_set, unit_name(study))
+    names = {h: cells.pop(h) for h in ('accelerator', 'framework')}
+    return {**cells, 'speed-up': number_cell(c.speedup if c else None, ',.2f', times),
+            'efficiency': percent_cell(c.efficiency if c else None, '.1f', times),
+            'hardware': percent_cell(c.hardware_efficiency if c else None, '.1f', training),
+            'statistics': percent_cell(c.epoch_ratio if c else None, '.1f', training),
+            'rest': percent_cell(c.rest if c else None, '.1f', times + training),
+            **_cost_cells(study, run_set, time_refs(run_set)), **names}
+
+
+def _absent(study: Study, run_sets: Sequence[RunSet], rows: Sequence[dict[str, Cell]]) -> list[str]:
+    """Return the columns that are empty or without meaning for these systems."""
+    absent = [h for h in ('cost', *_ENERGY) if all(row[h].value is None for row in rows)]
+    absent += ['node-hours'] if len(absent) == 1 + len(_ENERGY) else []
+    return absent if _bases(study, run_sets) else [*absent, *_FACTORS]
+
+
+def _bases(study: Study, run_sets: Sequence[RunSet]) -> dict[RunSet, RunSet]:
+    """Return the baseline of each system that is compared with another one."""
+    return {s: c.baseline for s in run_sets if (c := study.comparison_of.get(s)) and c.baseline is not s}
+
+
+def _note(study: Study, run_sets: Sequence[RunSet], absent: Sequence[str]) -> str:
+    bases = _bases(study, run_sets)
+    names = list(dict.fromkeys(b.name for b in bases.values()))
+    return (f'Speed-up and efficiency are relative to {some(names, MAX_NAMES)}. Efficiency = hardware (images/s) x '
+            'statistics (epochs) x rest (first epoch, evaluations, gaps). ' if bases else '') + (
+        'Efficiency between different accelerators is not defined. '
+        if any(has_other_units(s, b) for s, b in bases.items()) else '') + (
+        'The time is the MLPerf score.' if 'time from' in absent else
         'The time is the MLPerf score (five runs, fastest and slowest dropped) or, without a score, the mean of the '
         'converged runs ± standard deviation.') + (
         ' The official score is scaled by the reference convergence points.'
-        if any(map(official_minutes, study.run_sets)) else '') + _cost_note(study, left_out)
+        if any(map(official_minutes, run_sets)) else '') + _cost_note(study, absent)
+
+
+def series_table(study: Study, series: Series) -> Table:
+    """Return the table of a series: seven columns of results, then the factors of the efficiency and other columns."""
+    run_sets = series.run_sets
+    rows = [_row(study, s) for s in run_sets]
+    absent = _absent(study, run_sets, rows)
+    if all(s.score_minutes is not None for s in run_sets):
+        absent.append('time from')
+    if all(len(s.converged) == len(s.runs) for s in run_sets):
+        absent.append('converged')
+    rows = [{**row, 'epochs': row['mean epochs'], 'minutes': row['time, min']} for row in rows]
+    order = ('nodes', 'batch', 'epochs', 'minutes', *_FACTORS[:2], 'images/s', *_FACTORS[2:], 'converged',
+             'time from', 'official score, min', 'node-hours', 'cost', *_ENERGY, 'system')
+    return _systems_table(series.title, run_sets, [{h: row[h] for h in order} for row in rows], absent,
+                          note=_note(study, run_sets, absent), minor=order[7:])
+
+
+def answer_table(study: Study) -> Table:
+    """Return the table of the systems that are in no series."""
+    title = 'Other systems' if study.series else 'Epochs to converge and time to train'
+    if not study.others:
+        return Table(title, (), ())
+    rows = [_row(study, s) for s in study.others]
+    absent = _absent(study, study.others, rows)
     return _systems_table(
-        'Epochs to converge and time to train', study.run_sets, rows,
-        (*left_out, *(() if is_compared else ('speed-up', 'efficiency'))),
-        note=note, minor=(unit_name(study), 'batch', 'epochs to converge', 'time from', 'images/s', 's/epoch',
-                          'accelerator', 'framework'))
+        title, study.others, rows, absent, note=_note(study, study.others, absent),
+        minor=(unit_name(study), 'batch', 'epochs to converge', 'time from', 's/epoch', *_FACTORS[2:], 'accelerator',
+               'framework'))
 
 
 def overview_table(studies: Sequence[Study]) -> Table | None:
@@ -132,16 +176,16 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
     return _systems_table(
         'All systems', [s for study in studies for s in study.run_sets], rows, (),
         note='Times to different targets or on different data are not comparable; each study below has one target.',
-        minor=('organisation', 'nodes', 'accelerator', 'framework', 'batch', 'converged', 'time from',
-               'official score, min', 'target', 'data', 'study'),
+        minor=('nodes', 'accelerator', 'framework', 'converged', 'time from', 'official score, min', 'target', 'data',
+               'study'),
         choices=('round', 'organisation', 'accelerator'))
 
 
 def tables_of(study: Study) -> list[Table]:
-    """Return the non-empty tables of a study."""
-    makers = (answer_table, details.scaling_table, details.splits_table, details.rates_table, details.parts_table,
-              details.energy_table, details.reads_table, details.rcp_table, details.runs_table)
-    return [t for make in makers if (t := make(study)).rows]
+    """Return the non-empty tables of a study, series first."""
+    makers = (answer_table, details.splits_table, details.parts_table, details.energy_table, details.reads_table,
+              details.rcp_table, details.runs_table)
+    return [*(series_table(study, x) for x in study.series), *(t for make in makers if (t := make(study)).rows)]
 
 
 def findings_of(study: Study, run_set: RunSet) -> list[Finding]:

@@ -111,8 +111,8 @@ def _known_fact(run: Run, name: str) -> Any:
 
 
 def _find_difference(runs: Sequence[Run]) -> str | None:
-    """Return the first setting that differs between runs, with its values and files."""
-    runs = [r for r in runs if r.status != 'unreadable']
+    """Return the first setting that differs between converged runs, or else between all, with its values and files."""
+    runs = [r for r in runs if r.status == 'converged'] or [r for r in runs if r.status != 'unreadable']
     fields = [(name, [(r, _known_fact(r, name)) for r in runs]) for name in _SHARED]
     names = dict.fromkeys(k for r in runs for k in r.optimizer)
     fields += [(key, [(r, r.optimizer.get(key)) for r in runs]) for key in names]

@@ -1,15 +1,16 @@
 """Speed-up and efficiency of systems, and the factors of the speed-up. Pure functions."""
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
+from mlperf_rn50.analysis.sets.series import UNNAMED, Series, find_series, machine
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.run import Finding, note
 from mlperf_rn50.text import plural, some
 
-UNNAMED = 'unnamed'  # the default of run.submission_platform
 IDENTITY_TOLERANCE = 0.01  # if the product of the factors is off by more, intervals overlap or are missing
 MAX_NAMES = 8  # maximum system names in a message
 MAX_OF_SPLITS = 8  # maximum systems with equal numbers of units that are all compared in pairs
@@ -35,7 +36,7 @@ def scale_rate(base_units: int, base_rate: float, units: int, rate: float) -> Ra
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system compared with the baseline of its study; a factor above 1 means that the system is faster."""
+    """A system compared with its baseline; a factor above 1 means that the system is faster."""
 
     run_set: RunSet
     baseline: RunSet
@@ -46,6 +47,11 @@ class Comparison:
     epoch_ratio: float | None  # epochs of the baseline / epochs of the system
     share_ratio: float | None  # full_speed_share of the system / that of the baseline
     identity_error: float | None  # |throughput_gain x epoch_ratio x share_ratio / speedup - 1|
+
+    @property
+    def rest(self) -> float | None:
+        """Factor of the speed-up that neither throughput nor epochs explain: first epoch, evaluations and gaps."""
+        return ratio(ratio(self.speedup, self.throughput_gain), self.epoch_ratio)
 
 
 def full_speed_share(run_set: RunSet) -> float | None:
@@ -125,17 +131,28 @@ class Study:
 
     name: str
     run_sets: tuple[RunSet, ...]
-    baseline: RunSet
-    comparisons: tuple[Comparison | None, ...]  # None for systems without a time; all None for fewer than two times
+    baseline: RunSet  # the chosen one, or the first with a time
+    comparisons: tuple[Comparison | None, ...]  # None without a time, and for systems that have no comparable system
     splits: tuple[Split, ...]
     rates: tuple[Rate | None, ...]
     findings: Mapping[RunSet, Sequence[Finding]]  # about comparisons; those about the whole study are the baseline's
+    series: tuple[Series, ...] = ()
     price_per_node_hour: float | None = None  # in any currency
 
     def cost(self, run_set: RunSet) -> float | None:
         """Return the cost of a system's time, or None if price, time or number of nodes is unknown."""
         price, hours = self.price_per_node_hour, run_set.node_hours
         return None if price is None or hours is None else hours * price
+
+    @cached_property
+    def comparison_of(self) -> dict[RunSet, Comparison | None]:
+        return dict(zip(self.run_sets, self.comparisons))
+
+    @cached_property
+    def others(self) -> list[RunSet]:
+        """Systems that are in no series."""
+        members = {s for x in self.series for s in x.run_sets}
+        return [s for s in self.run_sets if s not in members]
 
 
 def _differences(run_set: RunSet, baseline: RunSet) -> list[Finding]:
@@ -153,18 +170,13 @@ def _differences(run_set: RunSet, baseline: RunSet) -> list[Finding]:
     return result
 
 
-def _machine(run_set: RunSet) -> str:
-    """Return the platform without a leading number of nodes, such as 2x in 2xDGX-1; '' if unknown."""
-    platform = run_set.platform or UNNAMED
-    return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
-
-
-def _unknown_accelerators(comparisons: Sequence[Comparison | None], baseline: RunSet) -> list[Finding]:
+def _unknown_accelerators(comparisons: Sequence[Comparison | None]) -> list[Finding]:
     """Return a warning if efficiencies assume that unknown accelerators are the same model."""
-    others = [c.run_set for c in comparisons if c and c.run_set is not baseline and c.efficiency is not None
-              and c.run_set.num_accelerators and None in (c.run_set.accelerator, baseline.accelerator)
-              and (not _machine(c.run_set) or _machine(c.run_set) != _machine(baseline))]
-    unknown = list(dict.fromkeys(s.name for s in (baseline, *others) if s.accelerator is None)) if others else []
+    pairs = [(c.baseline, c.run_set) for c in comparisons if c and c.run_set is not c.baseline
+             and c.efficiency is not None and c.run_set.num_accelerators
+             and None in (c.run_set.accelerator, c.baseline.accelerator)
+             and (not machine(c.run_set) or machine(c.run_set) != machine(c.baseline))]
+    unknown = list(dict.fromkeys(s.name for pair in pairs for s in pair if s.accelerator is None))
     return [Finding(None, f'the accelerator of {some(unknown, MAX_NAMES)} is unknown; efficiency assumes that all '
                     'accelerators are the same model')] if unknown else []
 
@@ -173,19 +185,19 @@ def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparis
                       baseline: RunSet) -> dict[RunSet, list[Finding]]:
     """Return findings about comparisons by system; those about the whole study belong to the baseline."""
     found: dict[RunSet, list[Finding]] = {s: [] for s in run_sets}
-    found[baseline] += _unknown_accelerators(comparisons, baseline)
+    found[baseline] += _unknown_accelerators(comparisons)
     for c in comparisons:
-        if c is None or c.run_set is baseline:
+        if c is None or c.run_set is c.baseline:
             continue
-        found[c.run_set] += _differences(c.run_set, baseline)
+        found[c.run_set] += _differences(c.run_set, c.baseline)
         if c.identity_error is not None and c.identity_error > IDENTITY_TOLERANCE:
             found[c.run_set].append(Finding(None, f'the product of the factors is {100 * c.identity_error:.1f} % off '
                                             'the speed-up; intervals in the logs overlap or are missing'))
-        period = max((s.eval_period or 0) for s in (c.run_set, baseline))
-        difference = abs((c.run_set.epochs_mean or 0) - (baseline.epochs_mean or 0))
+        period = max((s.eval_period or 0) for s in (c.run_set, c.baseline))
+        difference = abs((c.run_set.epochs_mean or 0) - (c.baseline.epochs_mean or 0))
         if 0 < difference < period:
             found[c.run_set].append(note(
-                f'weak evidence, because the mean epochs differ from {baseline.name} by {difference:.1f}, less than '
+                f'weak evidence, because the mean epochs differ from {c.baseline.name} by {difference:.1f}, less than '
                 f'the {plural(period, "epoch")} between evaluations'))
     platforms = {s.platform for s in run_sets if s.platform}
     if len(platforms) == 1 and platforms != {UNNAMED} and len({s.num_nodes for s in run_sets} - {None}) > 1:
@@ -216,13 +228,23 @@ def _rate(run_set: RunSet, baseline: RunSet) -> Rate | None:
     return scale_rate(base_units, base_rate, units, rate) if base_units and base_rate and units and rate else None
 
 
-def _make_study(run_sets: Sequence[RunSet], baseline: RunSet, price_per_node_hour: float | None) -> Study:
-    comparisons: tuple[Comparison | None, ...] = tuple(compare(s, baseline) for s in run_sets)
-    if sum(c is not None for c in comparisons) < 2:
-        comparisons = (None,) * len(run_sets)
+def _baselines(run_sets: Sequence[RunSet], series: Sequence[Series]) -> list[RunSet]:
+    """Return the baseline of each system: that of its series, or the first system with a time and such units."""
+    of_series = {s: x.baseline for x in series for s in x.run_sets}
+    return [of_series.get(s) or next((o for o in run_sets if o.time_s and not has_other_units(s, o)), s)
+            for s in run_sets]
+
+
+def _make_study(run_sets: Sequence[RunSet], chosen: RunSet | None, price_per_node_hour: float | None) -> Study:
+    series = find_series(run_sets)
+    bases = [chosen] * len(run_sets) if chosen else _baselines(run_sets, series)
+    compared = list(map(compare, run_sets, bases))
+    uses = Counter(c.baseline for c in compared if c)
+    comparisons = tuple(c if c and uses[c.baseline] > 1 else None for c in compared)
+    baseline = chosen or next((s for s in run_sets if s.time_s), run_sets[0])
     return Study(baseline.study_name, tuple(run_sets), baseline, comparisons, tuple(compare_splits(run_sets)),
-                 tuple(_rate(s, baseline) for s in run_sets), _compare_findings(run_sets, comparisons, baseline),
-                 price_per_node_hour)
+                 tuple(map(_rate, run_sets, bases)), _compare_findings(run_sets, comparisons, baseline),
+                 tuple(series), price_per_node_hour)
 
 
 def _is_apart(run_set: RunSet) -> bool:
@@ -239,8 +261,8 @@ def make_studies(run_sets: Sequence[RunSet], baseline: str | None = None,
     """Return the studies of systems; raise UserError for an unknown, ambiguous or refused baseline.
 
     Args:
-        baseline: name of the baseline for all systems with the same data set and target; None selects, in each study,
-            the smallest system that converged.
+        baseline: name of the baseline for all systems with the same data set and target; None selects the smallest
+            set of each series, and for other systems the smallest with the same accelerator that converged.
     """
     groups: dict[tuple, list[RunSet]] = {}
     chosen = [s for s in run_sets if s.name == baseline]
@@ -257,8 +279,5 @@ def make_studies(run_sets: Sequence[RunSet], baseline: str | None = None,
         elif _is_apart(run_set) and key not in groups:  # shown in a study of the same folder
             key = next((k for k in groups if k[0] == run_set.study), key)
         groups.setdefault(key, []).append(run_set)
-    studies = []
-    for key, members in groups.items():
-        base = chosen[0] if key == ('chosen',) else next((s for s in members if s.time_s), members[0])
-        studies.append(_make_study(members, base, price_per_node_hour))
-    return studies
+    return [_make_study(members, chosen[0] if key == ('chosen',) else None, price_per_node_hour)
+            for key, members in groups.items()]

@@ -1,0 +1,71 @@
+"""Series: one machine on several numbers of nodes. Pure functions."""
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlperf_rn50.analysis.sets.run_set import RunSet
+
+UNNAMED = 'unnamed'  # the default of run.submission_platform
+
+
+@dataclass(frozen=True)
+class Series:
+    """Sets of one machine on at least two numbers of nodes, by number of nodes and time."""
+
+    run_sets: tuple[RunSet, ...]
+
+    @property
+    def baseline(self) -> RunSet:
+        """The set on the fewest nodes, and of several such sets the fastest."""
+        return self.run_sets[0]
+
+    @property
+    def title(self) -> str:
+        base = self.baseline
+        nodes = ', '.join(dict.fromkeys(f'{s.num_nodes:,}' for s in self.run_sets))
+        unit = 'accelerator' if base.num_accelerators else 'rank'
+        units = f'{_units_per_node(base):g} {base.accelerator}' if base.accelerator and base.num_accelerators else (
+            f'{_units_per_node(base):g} {unit}{"" if _units_per_node(base) == 1 else "s"}')
+        return f'{base.name} on {nodes} nodes, {units} per node'
+
+
+def machine(run_set: RunSet) -> str:
+    """Return the platform without a leading number of nodes, such as 2x in 2xDGX-1; '' if unknown."""
+    platform = run_set.platform or UNNAMED
+    return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
+
+
+def _units_per_node(run_set: RunSet) -> float:
+    return (run_set.num_units or 0) / (run_set.num_nodes or 1)
+
+
+def _kind(run_set: RunSet) -> tuple:
+    """Return what all sets of a series share; some submissions write a framework with different case and spaces."""
+    framework = ''.join((run_set.framework or '').casefold().split())
+    return (run_set.study, run_set.round, run_set.org, run_set.accelerator, bool(run_set.num_accelerators),
+            _units_per_node(run_set), framework, run_set.division)
+
+
+def _grouped(run_sets: Sequence[RunSet], keys: Sequence[object]) -> list[list[RunSet]]:
+    groups: dict[object, list[RunSet]] = {}
+    for run_set, key in zip(run_sets, keys):
+        groups.setdefault(key, []).append(run_set)
+    return list(groups.values())
+
+
+def _count_nodes(run_sets: Sequence[RunSet]) -> int:
+    return len({s.num_nodes for s in run_sets})
+
+
+def find_series(run_sets: Sequence[RunSet]) -> list[Series]:
+    """Return the series among sets with the same data set and target; sets without a time are in none.
+
+    Platforms are compared only if two sets have the same number of nodes, because some names contain the size.
+    """
+    timed = [s for s in run_sets if s.time_s and s.num_nodes and s.num_units and not s.is_duplicate]
+    found = []
+    for group in _grouped(timed, list(map(_kind, timed))):
+        parts = [group] if _count_nodes(group) == len(group) else _grouped(group, list(map(machine, group)))
+        found += [Series(tuple(sorted(part, key=lambda s: (s.num_nodes or 0, s.time_s or 0.0))))
+                  for part in parts if _count_nodes(part) > 1]
+    return found
