@@ -78,6 +78,7 @@ def _log_warnings(run_set: RunSet, is_contradiction: bool) -> list[str]:
 
 
 def set_warnings(run_set: RunSet) -> list[str]:
-    """Return refusal, duplicates and contradictions, then weak evidence, then other warnings about the logs."""
+    """Return refusal, duplicates and contradictions, then weak evidence, then remarks and warnings about the logs."""
     return [*filter(None, [run_set.refusal]), *run_set.doubts, *(f'{d.text}; counted once' for d in run_set.duplicates),
-            *_log_warnings(run_set, True), *_weaknesses(run_set), *_log_warnings(run_set, False)]
+            *_log_warnings(run_set, True), *filter(None, [run_set.speed_doubt]), *_weaknesses(run_set),
+            *run_set.remarks, *_log_warnings(run_set, False)]
