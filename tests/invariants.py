@@ -2,6 +2,8 @@
 import math
 from pathlib import Path
 
+import pytest
+
 from mlperf_rn50.analysis.report.data import render_csv, render_json
 from mlperf_rn50.analysis.report.text import render_markdown, render_table
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -33,7 +35,9 @@ def check_run(path: Path):
         assert run.target_accuracy is None or run.evaluations[-1].accuracy >= run.target_accuracy
     else:
         assert run.epochs_to_converge is None
-    assert isinstance(parts_of(run), Parts | None)
+    parts = parts_of(run)
+    assert parts is None or isinstance(parts, Parts) and parts.on_clock_s == pytest.approx(run.time_to_train_s) and min(
+        parts.first_s, parts.training_s, parts.evaluation_s, parts.other_s) >= -1e-6 * run.time_to_train_s
     return run
 
 

@@ -76,8 +76,9 @@ def _build(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str
     from mlperf_rn50.mllog.package import package
     if len(run_sets) != 1:
         raise UserError(f'RUNS: got {len(run_sets)} sets ({", ".join(s.name for s in run_sets)}), expected one')
-    if run_sets[0].refusal:
-        raise UserError(f'{run_sets[0].folder}: {run_sets[0].refusal}')
+    different = run_sets[0].parts_text and f'the runs have different settings: {run_sets[0].parts_text}'
+    if reason := run_sets[0].refusal or different:
+        raise UserError(f'{run_sets[0].folder}: {reason}')
     order = package.Order(options.org, options.system, options.round, Path(options.out), options.code)
     result = package.make_package(run_sets[0].runs, order)
     heading = (f'{result.home}: {order.system}, {order.round}' + f', {_OPEN}' * result.is_open if result.home else

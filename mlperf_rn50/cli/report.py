@@ -6,8 +6,8 @@ examples:
   mlperf-rn50 report logs/c4140 --format csv --rows evaluations
   mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4 --price-per-node-hour 3.5
 
-Runs that did not converge are always listed. Runs in one folder that differ in batch size, optimizer, target or number
-of nodes are not a run set. They are listed with the reason, and excluded from comparisons.
+Runs that did not converge are always listed. Runs in one folder that differ in target, number of nodes or data, or, if
+converged, in batch size or optimizer are not a run set. They are listed with the reason, and excluded from comparisons.
 
 exit codes: 0 all run sets are complete, 1 a run set was refused, or a folder or log is unreadable, 2 invalid arguments
 """

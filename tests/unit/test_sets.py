@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from helpers import ROOT, call
-from lines import mllog, run_lines, write_lines, write_set
+from lines import mllog, run_lines, v05, write_lines, write_set
 from made_systems import study_of
 
 from mlperf_rn50.analysis.report.text import render_table
@@ -19,7 +19,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet, score_minutes
 from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.duplicates import find_duplicates
-from mlperf_rn50.mllog.run import Finding
+from mlperf_rn50.mllog.run import Finding, note
 
 MINUTES = 60.0
 REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt, expected one value in a run set; report '
@@ -104,7 +104,6 @@ def test_unreadable_log_counts_as_unconverged_run(tmp_path):
 
 
 @pytest.mark.parametrize('field, values', [
-    ('sgd_opt_base_learning_rate', {'optimizer': lambda k: {'sgd_opt_base_learning_rate': 0.1 + k}}),
     ('num_nodes', {'nodes': lambda k: 1 if k else 2}),
     ('target_accuracy', {'target': lambda k: 0.7 if k else 0.75}),
     ('num_accelerators', {'ranks': lambda k: 4 if k else 8})])
@@ -112,6 +111,51 @@ def test_different_runs_are_not_pooled(tmp_path, field, values):
     write_set(tmp_path, 3, **values)
     assert re.match(f'{field} is .* in result_0.txt and .* in result_1.txt, .* report', load_set(tmp_path).refusal)
     assert len(load_run_sets([tmp_path / 'result_1.txt'])) == 1
+
+
+def learning(rates):
+    return lambda k: {'sgd_opt_base_learning_rate': rates[k]}
+
+
+def test_runs_that_count_may_differ_in_settings_and_are_named(tmp_path):
+    rates = [7.6, 7.26, 7.26, 7.26, 7.26]
+    system = load_set(write_set(tmp_path, optimizer=learning(rates), epoch_s=lambda k: 10.0 + k))
+    assert system.refusal is None and system.score_minutes == pytest.approx(26 / 60)
+    parts = ('sgd_opt_base_learning_rate 7.6 in result_0.txt; sgd_opt_base_learning_rate 7.26 in result_1.txt, '
+             'result_2.txt, result_3.txt, result_4.txt')
+    assert note(f'the runs have different settings: {parts}') in set_findings(system)
+
+
+def test_run_that_does_not_count_may_have_another_batch(tmp_path):
+    system = load_set(write_set(tmp_path, batch=lambda k: 64 if k else 48, optimizer=learning([4.5, 6, 6, 6, 6]),
+                                status=lambda k: 'success' if k else 'aborted', epoch_s=lambda k: 10.0 + k))
+    assert (system.refusal, system.global_batch_size, system.recipe.base_lr) == (None, 64, 6)
+    assert system.score_minutes == pytest.approx(28 / 60)
+    assert 'global_batch_size 48, sgd_opt_base_learning_rate 4.5 in result_0.txt' in system.parts_text
+
+
+def test_set_with_runs_of_both_divisions_is_open(tmp_path):
+    system = load_set(write_set(tmp_path, division=lambda k: 'open' if k == 2 else 'closed', target=0.759))
+    assert (system.refusal, system.division) == (None, 'open') and 'division open in result_2.txt' in system.parts_text
+
+
+def test_deferred_values_of_v05_are_equal(tmp_path):
+    for k in (0, 1):
+        lines = [v05('opt_learning_rate', 0, f'DEFERRED: {k}-ca90'), v05('run_start', 0)]
+        write_lines(tmp_path / f'result_{k}.txt', lines)
+    system = load_set(tmp_path)
+    assert (system.refusal, system.parts_text) == (None, None)
+    assert [dict(r.optimizer) for r in system.runs] == [{'opt_base_learning_rate': 'DEFERRED'}] * 2
+
+
+def test_set_submitted_again_in_a_later_round_is_one_set(tmp_path):
+    for name in ('v3.0', 'v2.0', 'v4.0'):
+        write_set(tmp_path / f'{name}/us/results/box/resnet', epoch_s=lambda k: 10.123 + k, eval_s=1.001)
+    write_set(tmp_path / 'v3.0/us/results/other/resnet', epoch_s=lambda k: 20.123 + k)
+    first, other = load_run_sets([tmp_path])
+    assert (first.round, first.rounds, first.findings) == ('v2.0', ('v2.0', 'v3.0', 'v4.0'), ())
+    assert (other.name, other.rounds) == ('other', ('v3.0',))
+    assert note(f'submitted again in v3.0: {tmp_path}/v3.0/us/results/box/resnet') in set_findings(first)
 
 
 def test_folders_of_other_benchmarks_are_left_out(tmp_path):

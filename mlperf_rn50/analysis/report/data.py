@@ -49,9 +49,11 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
     """Return a system's object in the JSON report, without its runs."""
     parts, energy, verdict = run_set.parts, run_set.energy, rcp.check_rcp(run_set)
     return {
-        'round': run_set.round, 'benchmark': run_set.runs[0].benchmark, 'org': run_set.org, 'system': run_set.name,
+        'round': run_set.round, 'rounds': run_set.rounds, 'folders': [str(s.folder) for s in (run_set, *run_set.later)],
+        'benchmark': run_set.runs[0].benchmark, 'org': run_set.org, 'system': run_set.name,
         'study': study.name, **{name: getattr(run_set, name) for name in _FACTS},
-        'optimizer': next((dict(r.optimizer) for r in run_set.runs if r.optimizer and not run_set.refusal), {}),
+        'optimizer': next((dict(r.optimizer) for r in (*run_set.converged, *run_set.runs)
+                           if r.optimizer and not run_set.refusal), {}),
         'dataset': run_set.dataset, 'is_imagenet': run_set.is_imagenet, 'num_runs': len(run_set.runs),
         'num_converged': len(run_set.converged), 'refusal': run_set.refusal, 'runs': [],
         'epochs_to_converge_mean': run_set.epochs_mean, 'score_minutes': run_set.score_minutes,

@@ -165,7 +165,7 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
     for number, study in enumerate(studies, start=1):
         for run_set in study.run_sets:
             cells = _system_cells(run_set, 'accelerators')
-            rows.append({'system': Cell(run_set.name, study=number), 'round': Cell(run_set.round),
+            rows.append({'system': Cell(run_set.name, study=number), 'round': Cell(', '.join(run_set.rounds)),
                          'organisation': Cell(run_set.org or '-', refs=fact_refs(run_set.runs, 'org')),
                          **{h: cells[h] for h in ('nodes', 'accelerators', 'batch', 'converged', 'mean epochs',
                                                   'time, min', 'time from', 'official score, min', 'accelerator',

@@ -88,5 +88,9 @@ def _log_findings(run_set: RunSet) -> list[Finding]:
 def set_findings(run_set: RunSet) -> list[Finding]:
     """Return errors, then warnings, then notes; in each grade, those about the set precede those about its logs."""
     refusal = [Finding(None, run_set.refusal, grade='error')] if run_set.refusal else []
+    doubt = [Finding(None, run_set.speed_doubt)] if run_set.speed_doubt else []
+    parts = [note(f'the runs have different settings: {run_set.parts_text}')] if run_set.parts_text else []
+    again = [note(f'submitted again in {s.round}: {s.folder}') for s in run_set.later]
     duplicates = [Finding(None, f'{d.text}; counted once', file=d.run.path) for d in run_set.duplicates]
-    return most_severe([*refusal, *run_set.findings, *duplicates, *_weaknesses(run_set), *_log_findings(run_set)])
+    return most_severe([*refusal, *run_set.findings, *duplicates, *doubt, *_weaknesses(run_set), *parts, *again,
+                        *_log_findings(run_set)])

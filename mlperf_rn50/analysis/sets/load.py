@@ -1,4 +1,4 @@
-"""Find logs and group them into run sets; a set whose runs have different settings is refused."""
+"""Find logs and group them into run sets; a set whose runs differ in a fact that they must share is refused."""
 import copyreg
 import ctypes
 import os
@@ -21,14 +21,17 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
 from mlperf_rn50.mllog.run import Finding, Run
+from mlperf_rn50.text import some
 
-# Facts that the runs of a set must share, in addition to the keys of the optimizer.
-_SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num_accelerators', 'dataset', 'round',
-           'division', 'is_imagenet', 'train_samples', 'eval_samples')
+# Facts that the runs of a set must share, and those that only the runs that count must share.
+_SHARED = ('target_accuracy', 'num_nodes', 'num_accelerators', 'dataset', 'round', 'is_imagenet', 'train_samples',
+           'eval_samples')
+_SHARED_IF_COUNTED = ('global_batch_size', 'opt_name')
 # Facts whose default comes from the rules or from ImageNet. They are known only if the log contains one of these keys.
 _FACT_KEYS = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (keys.TRAIN_SAMPLES,),
               'eval_samples': (keys.EVAL_SAMPLES,)}
 _MAX_VALUE = 80  # maximum characters of a value quoted in a message
+_MAX_SETTINGS = 5  # maximum settings, parts and files named in a message
 # More than _MANY logs are read by several processes, in chunks of _AT_ONCE.
 _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
 
@@ -111,18 +114,30 @@ def _known_fact(run: Run, name: str) -> Any:
 
 
 def _find_difference(runs: Sequence[Run]) -> str | None:
-    """Return the first setting that differs between converged runs, or else between all, with its values and files."""
-    runs = [r for r in runs if r.status == 'converged'] or [r for r in runs if r.status != 'unreadable']
-    fields = [(name, [(r, _known_fact(r, name)) for r in runs]) for name in _SHARED]
-    names = dict.fromkeys(k for r in runs for k in r.optimizer)
-    fields += [(key, [(r, r.optimizer.get(key)) for r in runs]) for key in names]
-    for name, pairs in fields:
-        known = [(r, value) for r, value in pairs if value is not None]
+    """Return the first setting that differs between runs, with its values and files."""
+    runs = [r for r in runs if r.status != 'unreadable']
+    counted = [r for r in runs if r.status in ('converged', 'running')] or runs
+    for name in (*_SHARED_IF_COUNTED, *_SHARED):
+        members = counted if name in _SHARED_IF_COUNTED else runs
+        known = [(r, value) for r in members if (value := _known_fact(r, name)) is not None]
         other = next(((r, value) for r, value in known if value != known[0][1]), None)
         if other:
             first, second = (f'{str(value)[:_MAX_VALUE]} in {r.path.name}' for r, value in (known[0], other))
             return f'{name} is {first} and {second}, expected one value in a run set; report the runs separately'
     return None
+
+
+def _find_parts(runs: Sequence[Run]) -> str | None:
+    """Return the parts of a set whose runs have different settings, as text; None if all are equal."""
+    settings = {r.path.name: {**{name: r.fact(name) for name in (*_SHARED_IF_COUNTED, 'division')}, **r.optimizer}
+                for r in runs if r.status != 'unreadable'}
+    known = dict.fromkeys(name for each in settings.values() for name in each)
+    names = [n for n in known if len({each.get(n) for each in settings.values()} - {None}) > 1][:_MAX_SETTINGS]
+    parts: dict[str, list[str]] = {}
+    for file, each in settings.items():
+        parts.setdefault(', '.join(f'{n} {str(each.get(n))[:_MAX_VALUE]}' for n in names), []).append(file)
+    texts = [f'{text} in {some(files, _MAX_SETTINGS)}' for text, files in parts.items()]
+    return '; '.join(texts[:_MAX_SETTINGS]) if names else None
 
 
 def _find_submitters(runs: Sequence[Run]) -> list[Finding]:
@@ -138,15 +153,19 @@ def _find_submitters(runs: Sequence[Run]) -> list[Finding]:
 
 
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
-    """Return the run sets, and mark those whose logs duplicate logs of an earlier set."""
+    """Return the run sets, and mark those whose logs duplicate an earlier set, or join them if its round is earlier."""
     indices = {id(r): i for i, s in enumerate(run_sets) for r in s.runs}
     found: dict[int, dict[int, list[Duplicate]]] = {i: {} for i in range(len(run_sets))}
     for duplicate in find_duplicates([r for s in run_sets for r in s.runs]):
         index, other = indices[id(duplicate.run)], indices[id(duplicate.original)]
         if index != other:
             found[index].setdefault(other, []).append(duplicate)
-    return [replace(s, findings=(*s.findings, *(_flag_duplicates(s, run_sets[i], d) for i, d in found[k].items())),
-                    is_duplicate=sum(map(len, found[k].values())) == len(s.runs)) for k, s in enumerate(run_sets)]
+    marked = [replace(s, findings=(*s.findings, *(_flag_duplicates(s, run_sets[i], d) for i, d in found[k].items())),
+                      is_duplicate=sum(map(len, found[k].values())) == len(s.runs)) for k, s in enumerate(run_sets)]
+    first = {k: i for k, s in enumerate(marked) for i in found[k]
+             if s.is_duplicate and len(found[k]) == 1 and s.round != run_sets[i].round}
+    later = [tuple(run_sets[k] for k in first if first[k] == i) for i in range(len(run_sets))]
+    return [replace(s, later=again) for k, (s, again) in enumerate(zip(marked, later)) if k not in first]
 
 
 def _flag_duplicates(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplicate]) -> Finding:
@@ -165,14 +184,15 @@ def _flag_duplicates(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplic
 def _make_run_set(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> RunSet:
     home = folder.absolute()
     home = home.parent if home.name == 'resnet' else home  # a submission has <system>/resnet/result_<k>.txt
-    return RunSet(home.name, folder, home.parent, runs, refusal, tuple(_find_submitters(runs)))
+    return RunSet(home.name, folder, home.parent, runs, refusal, tuple(_find_submitters(runs)),
+                  None if refusal else _find_parts(runs))
 
 
 def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
     """Return the run sets of all ResNet logs under the paths, ordered by study and then by size.
 
     Folders of other benchmarks are ignored. Folders that cannot be read, or whose runs differ in a setting that a set
-    must share, become refused sets.
+    must share, become refused sets. Logs that were submitted again in a later round are one set.
 
     Raises:
         UserError: a path contains no log, or no log can be read.
@@ -193,4 +213,6 @@ def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
     if all(r.status == 'unreadable' for s in run_sets for r in s.runs) and not faults:
         run = run_sets[0].runs[0]
         raise UserError(f'{run.path}: {run.findings[0].text}')
-    return _mark_duplicates(sorted(run_sets, key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name)))
+    run_sets.sort(key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name))
+    order = {s.folder: number for number, s in enumerate(run_sets)}
+    return sorted(_mark_duplicates(sorted(run_sets, key=lambda s: s.round)), key=lambda s: order[s.folder])

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from mlperf_rn50.analysis.sets.cost import images_per_joule, mean_energy, node_hours
 from mlperf_rn50.analysis.sets.recipe import Recipe, make_recipe
-from mlperf_rn50.analysis.sets.time_parts import Parts, RunTimes, make_times, mean_parts, seconds_per_epoch
+from mlperf_rn50.analysis.sets.time_parts import Parts, RunTimes, make_times, mean_parts, seconds_per_epoch, speed_doubt
+from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.run import Finding, Run
 from mlperf_rn50.mllog.sidecar.energy import Energy, read_energy
@@ -41,9 +42,9 @@ def score_minutes(times_s: Sequence[float | None]) -> float | None:
 
 
 def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
-    """Return a property with the first known value of a fact, or None if the runs of a refused set disagree on it."""
+    """Return a property with a fact, of a converged run if possible; None if the runs of a refused set disagree."""
     def first(run_set: 'RunSet') -> _T | None:
-        known = [v for r in run_set.runs if (v := r.fact(name)) is not None]
+        known = [v for r in (*run_set.converged, *run_set.runs) if (v := r.fact(name)) is not None]
         return None if not known or run_set.refusal and any(v != known[0] for v in known) else known[0]
     return cached_property(first)
 
@@ -61,6 +62,8 @@ class RunSet:
     runs: tuple[Run, ...]
     refusal: str | None = None  # why the runs do not form a set
     findings: tuple[Finding, ...] = ()  # about the whole set, such as duplicates of other logs
+    parts_text: str | None = None  # runs with different settings, if any
+    later: tuple['RunSet', ...] = ()  # the same logs, submitted again in later rounds
     is_duplicate: bool = False  # all logs duplicate those of other sets
     is_published: bool = False  # whether the set is from the packaged table
     unlogged: Mapping[str, Any] = field(default_factory=dict)  # recipe fields known only from the submitted settings
@@ -92,7 +95,6 @@ class RunSet:
 
     org = _shared('org', str)
     platform = _shared('platform', str)
-    division = _shared('division', str)
     framework = _shared('framework', str)
     accelerator = _shared('accelerator', str)
     num_nodes = _shared('num_nodes', int)
@@ -102,6 +104,17 @@ class RunSet:
     target_accuracy = _shared('target_accuracy', float)
     train_samples = _shared('train_samples', int)
     dataset = _shared('dataset', str)
+
+    @cached_property
+    def division(self) -> str | None:
+        """Division of the set: open if any of its runs is."""
+        divisions = {r.division for r in self.runs} - {None}
+        return keys.OPEN if keys.OPEN in divisions else next(iter(divisions), None)
+
+    @cached_property
+    def rounds(self) -> tuple[str, ...]:
+        """Rounds in which the logs were submitted."""
+        return tuple(dict.fromkeys((self.round, *(s.round for s in self.later))))
 
     @cached_property
     def num_units(self) -> int | None:
@@ -165,8 +178,13 @@ class RunSet:
         return mean_parts(self.scored)
 
     @cached_property
+    def speed_doubt(self) -> str | None:
+        """Reason why the logged epochs do not give the speed."""
+        return speed_doubt(self.scored)
+
+    @cached_property
     def epoch_s(self) -> float | None:
-        return None if self.refusal else seconds_per_epoch(self.scored or self.runs)
+        return None if self.refusal or self.speed_doubt else seconds_per_epoch(self.scored or self.runs)
 
     @cached_property
     def images_per_s(self) -> float | None:
@@ -223,7 +241,7 @@ class RunSet:
     def recipe(self) -> Recipe:
         """Recipe of the set; only for a set with has_recipe."""
         assert self.global_batch_size, f'{self.folder}: the global batch size is unknown'
-        optimizer = {k: v for r in reversed(self.readable) for k, v in r.optimizer.items()}
+        optimizer = {k: v for r in reversed((*self.converged, *self.readable)) for k, v in r.optimizer.items()}
         logged = make_recipe(optimizer, self.global_batch_size, self.train_samples, self.target_accuracy,
                              [r.curve for r in self.readable])
         return replace(logged, **self.unlogged)
@@ -231,9 +249,9 @@ class RunSet:
     @cached_property
     def times(self) -> RunTimes | None:
         """Mean times of the scored runs; None if the logs have no epochs, or no run ended."""
-        return self.given_times or make_times(self.epoch_s, [(r.time_to_train_s, r.last_epoch, len(r.evaluations), sum(
-            e.stop_s - e.start_s for e in r.evaluations if e.start_s is not None and e.stop_s is not None))
-            for r in self.scored])
+        return self.given_times or make_times(self.epoch_s, [
+            (r.time_to_train_s, r.last_epoch, len(r.evaluations), self.parts.evaluation_s)
+            for r in self.scored if self.parts])
 
     @property
     def step_s(self) -> float | None:

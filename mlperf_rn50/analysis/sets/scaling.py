@@ -11,7 +11,6 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.run import Finding, note
 from mlperf_rn50.text import plural, some
 
-IDENTITY_TOLERANCE = 0.01  # if the product of the factors is off by more, intervals overlap or are missing
 MAX_NAMES = 8  # maximum system names in a message
 MAX_OF_SPLITS = 8  # maximum systems with equal numbers of units that are all compared in pairs
 
@@ -46,7 +45,6 @@ class Comparison:
     hardware_efficiency: float | None  # throughput_gain / ratio of units
     epoch_ratio: float | None  # epochs of the baseline / epochs of the system
     share_ratio: float | None  # full_speed_share of the system / that of the baseline
-    identity_error: float | None  # |throughput_gain x epoch_ratio x share_ratio / speedup - 1|
 
     @property
     def rest(self) -> float | None:
@@ -78,8 +76,7 @@ def compare(run_set: RunSet, baseline: RunSet) -> Comparison | None:
     gain = ratio(run_set.images_per_s, baseline.images_per_s)
     epochs = ratio(baseline.scored_epochs_mean, run_set.scored_epochs_mean)
     share = ratio(full_speed_share(run_set), full_speed_share(baseline))
-    error = abs(gain * epochs * share / total - 1) if gain and epochs and share else None
-    return Comparison(run_set, baseline, total, ratio(total, units), gain, ratio(gain, units), epochs, share, error)
+    return Comparison(run_set, baseline, total, ratio(total, units), gain, ratio(gain, units), epochs, share)
 
 
 @dataclass(frozen=True)
@@ -190,9 +187,6 @@ def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparis
         if c is None or c.run_set is c.baseline:
             continue
         found[c.run_set] += _differences(c.run_set, c.baseline)
-        if c.identity_error is not None and c.identity_error > IDENTITY_TOLERANCE:
-            found[c.run_set].append(Finding(None, f'the product of the factors is {100 * c.identity_error:.1f} % off '
-                                            'the speed-up; intervals in the logs overlap or are missing'))
         period = max((s.eval_period or 0) for s in (c.run_set, c.baseline))
         difference = abs((c.run_set.epochs_mean or 0) - (c.baseline.epochs_mean or 0))
         if 0 < difference < period:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from mlperf_rn50.mllog.run import Run
 
+MAX_DIFFERENCE = 0.05  # tolerated difference between the speeds from the logged epochs and from the time
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -13,7 +15,7 @@ class Parts:
     init_s: float | None  # before run_start; None if not logged
     first_s: float  # first epoch, or first logged block of epochs
     training_s: float  # later epochs
-    evaluation_s: float
+    evaluation_s: float  # without training at the same time
     other_s: float
 
     @property
@@ -34,12 +36,12 @@ def parts_of(run: Run) -> Parts | None:
     """Return the time by phase, or None if the log has no epochs or no end."""
     if not run.segments or run.time_to_train_s is None:
         return None
-    training = [(s.start_s, s.stop_s) for s in run.segments]
-    evaluation = [(e.start_s, e.stop_s) for e in run.evaluations
-                  if e.start_s is not None and e.stop_s is not None and e.stop_s >= e.start_s]
-    first, rest = training[0], training[1:]
-    return Parts(run.init_s, first[1] - first[0], sum(b - a for a, b in rest), sum(b - a for a, b in evaluation),
-                 run.time_to_train_s - _covered_s(training + evaluation))
+    end_s = run.time_to_train_s
+    training = [(s.start_s, min(s.stop_s, end_s)) for s in run.segments]
+    evaluation = [(max(e.start_s, 0.0), min(e.stop_s, end_s)) for e in run.evaluations
+                  if e.start_s is not None and e.stop_s is not None]
+    first_s, trained_s, total_s = map(_covered_s, (training[:1], training, training + evaluation))
+    return Parts(run.init_s, first_s, trained_s - first_s, total_s - trained_s, end_s - total_s)
 
 
 def mean_parts(runs: Sequence[Run]) -> Parts | None:
@@ -61,6 +63,26 @@ def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
             epochs += segment.num_epochs
             seconds += segment.stop_s - segment.start_s
     return seconds / epochs if epochs else None
+
+
+def _span_s(run: Run) -> float:
+    """Return the time from the first logged epoch to the end of the last epoch or evaluation."""
+    ends = [s.stop_s for s in run.segments] + [e.stop_s for e in run.evaluations if e.stop_s is not None]
+    return min(max(ends), run.time_to_train_s or 0.0) - run.segments[0].start_s
+
+
+def speed_doubt(runs: Sequence[Run]) -> str | None:
+    """Return why the logged epochs do not give the speed; None if they do, or if a time is unknown."""
+    parts = mean_parts(runs)
+    if parts is None or any(not r.last_epoch for r in runs):
+        return None
+    logged_s, logged = parts.first_s + parts.training_s, sum(s.num_epochs for r in runs for s in r.segments) / len(runs)
+    trained = statistics.fmean(r.last_epoch or 0 for r in runs)
+    actual_s = max(statistics.fmean(map(_span_s, runs)) - parts.evaluation_s, 0.0)
+    if abs(logged * actual_s - trained * logged_s) <= MAX_DIFFERENCE * trained * logged_s:
+        return None
+    return (f'images/s is unknown because the logged epochs ({logged:.3g} in {logged_s:.3g} s) differ from the time of '
+            f'training ({trained:.3g} in {actual_s:.3g} s)')
 
 
 @dataclass(frozen=True)

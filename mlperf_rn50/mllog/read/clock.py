@@ -1,5 +1,6 @@
 """Evaluations and training segments on a run's clock, and findings about inconsistent times. Pure."""
 import bisect
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from mlperf_rn50.mllog.run import Evaluation, Finding, TrainSegment
 
 SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; in published logs, it is milliseconds
 _GAP_S = 60.0  # tolerated time between the last evaluation and run_stop, however short the epochs are
+_MAX_QUEUED = 0.05  # tolerated time between ends of epochs and their evaluations, as a share of the training
 _OLDEST_S = 1e9  # an earlier time was probably logged in seconds instead of milliseconds
 
 
@@ -18,8 +20,9 @@ def renumber(log: RawLog) -> None:
         return
     marks = {epoch: log.eval_starts.get(epoch, mark) for epoch, (mark, _) in log.accuracies.items()}
     is_from_0 = all(epoch <= _last_begun(log, mark) for epoch, mark in marks.items())
-    log.epochs, log.blocks = _shifted(log.epochs), _shifted(log.blocks)
-    log.epoch_stops, log.stats = _shifted(log.epoch_stops), _shifted(log.stats)
+    if not any(k in log.epochs and stop.line < log.epochs[k][0].line for k, stop in log.epoch_stops.items()):
+        log.epoch_stops = _shifted(log.epoch_stops)  # MosaicML counts starts from 0, but stops from 1
+    log.epochs, log.blocks, log.stats = _shifted(log.epochs), _shifted(log.blocks), _shifted(log.stats)
     if is_from_0:
         log.accuracies = _shifted(log.accuracies)
         log.eval_starts, log.eval_stops = _shifted(log.eval_starts), _shifted(log.eval_stops)
@@ -27,6 +30,16 @@ def renumber(log: RawLog) -> None:
 
 def _shifted(by_epoch: dict[int, Any]) -> dict[int, Any]:
     return {epoch + 1: value for epoch, value in by_epoch.items()}
+
+
+def join_blocks(log: RawLog) -> None:
+    """Give a block whose start is logged once per epoch all its epochs, if they reach the next block or evaluation."""
+    firsts = [*sorted(log.blocks), max(log.accuracies, default=0) + 1]
+    for first, repeats in (+log.block_repeats).items():
+        mark, count = log.blocks[first]
+        following = firsts[bisect.bisect_right(firsts, first, hi=len(firsts) - 1)]
+        if first + count * (1 + repeats) == following:
+            log.blocks[first] = mark, following - first
 
 
 def _last_begun(log: RawLog, mark: LinePosition) -> int:
@@ -57,9 +70,15 @@ def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]
             stop_s = borders[following]
         stats = log.stats[epoch][1] if epoch in log.stats else {}
         rate = stats.get('throughput', stats.get('imgs_sec'))
-        if stop_s is not None and stop_s >= start_s >= 0:
-            segments.append(TrainSegment(epoch, num_epochs, start_s, stop_s, number(rate, 0, 1e12), mark.line))
-    return tuple(segments)
+        if stop_s is not None and stop_s >= max(start_s, 0.0) and start_s >= -SKEW_S:
+            rate = number(rate, 0, 1e12)
+            segments.append(TrainSegment(epoch, num_epochs, max(start_s, 0.0), stop_s, rate, mark.line))
+    # Some logs contain an end as soon as the steps are queued. Their training continues up to the evaluation.
+    borders, evals = [*borders, math.inf], {log.clock_s(mark) for mark in log.eval_starts.values()}
+    ends = [end if (end := borders[bisect.bisect_left(borders, s.stop_s)]) in evals else s.stop_s for s in segments]
+    queued_s = sum(end - s.stop_s for s, end in zip(segments, ends))
+    is_queued = queued_s > _MAX_QUEUED * sum(s.stop_s - s.start_s for s in segments)
+    return tuple(s._replace(stop_s=end) if is_queued else s for s, end in zip(segments, ends))
 
 
 Moment = tuple[LinePosition, str]  # position of an event in the log, and name of the event
@@ -106,10 +125,13 @@ def _check_resumes(log: RawLog) -> Iterator[Finding]:
 
 
 def misplaced(log: RawLog) -> Iterator[Finding]:
-    """Yield findings about evaluations and ends of epochs; the time to train stays usable."""
+    """Yield findings about init_stop, evaluations and ends of epochs; the time to train stays usable."""
     if log.resumes or keys.RUN_START not in log.single:
         return
-    start = log.single[keys.RUN_START][0]
+    start, init = log.single[keys.RUN_START][0], log.single.get(keys.INIT_STOP)
+    if init and (early_s := init[0].time_s - start.time_s) > SKEW_S:
+        yield Finding(start.line, f'run_start is {early_s:.1f} s earlier than init_stop (line {init[0].line}), which '
+                      'may come from another clock')
     for mark, name in _eval_moments(log) if log.epochs or log.blocks else []:
         if (early_s := start.time_s - mark.time_s) > SKEW_S:
             yield Finding(mark.line, f'{name} is {early_s:.1f} s earlier than run_start (line {start.line})',
@@ -128,9 +150,6 @@ def _check_start(log: RawLog) -> Iterator[Finding]:
     first, name = min(_train_moments(log) or _eval_moments(log), key=lambda m: m[0].time_s, default=(start, ''))
     if (late_s := start.time_s - first.time_s) > SKEW_S:
         yield Finding(start.line, f'run_start is {late_s:.1f} s later than {name} (line {first.line})')
-    init = log.single.get(keys.INIT_STOP)
-    if init and (early_s := init[0].time_s - start.time_s) > SKEW_S:
-        yield Finding(start.line, f'run_start is {early_s:.1f} s earlier than init_stop (line {init[0].line})')
     if start.time_s < _OLDEST_S:
         yield Finding(start.line, 'run_start is in or near 1970, probably in seconds; expected milliseconds')
 

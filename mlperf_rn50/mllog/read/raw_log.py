@@ -1,5 +1,6 @@
 """Collection of a log's lines, one at a time, in a limited amount of memory."""
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -68,6 +69,7 @@ class RawLog:
         self.resumes: list[tuple[LinePosition, LogEvent]] = []
         self.epochs: dict[int, tuple[LinePosition, int]] = {}  # by first epoch: (start, number of epochs)
         self.blocks: dict[int, tuple[LinePosition, int]] = {}
+        self.block_repeats: Counter[int] = Counter()  # further starts of a block, by its first epoch
         self.last_block_stop: LinePosition | None = None
         self.epoch_stops: dict[int, LinePosition] = {}
         self.eval_starts: dict[int, LinePosition] = {}
@@ -182,7 +184,8 @@ class RawLog:
         elif key == keys.BLOCK_START:
             first = _epoch_number(event.metadata.get('first_epoch_num'))
             count = _epoch_number(event.metadata.get('epoch_count')) or 1
-            self._keep(self.blocks, first, (mark, count), mark, key)
+            if not self._keep(self.blocks, first, (mark, count), mark, key) and first is not None:
+                self.block_repeats[first] += first in self.blocks
         elif key == keys.BLOCK_STOP:
             self.last_block_stop = mark
         elif self.format == 'MLPv0.5.0' and key in (keys.EVAL_START, keys.EVAL_STOP) and event.value is None:

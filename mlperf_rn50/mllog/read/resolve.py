@@ -47,6 +47,13 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (int, str, type(None))) or isinstance(value, float) and math.isfinite(value)
 
 
+def _setting(value: Any) -> Any:
+    """Return the value of an optimizer key; v0.5 has other random names in each run for a value known only later."""
+    if isinstance(value, str) and value.startswith('DEFERRED: '):
+        return 'DEFERRED'
+    return value if _is_plain(value) else repr(value)[:200]
+
+
 def _normalized(name: str) -> str:
     """Return an organisation's name in lower case, without spaces and punctuation."""
     return ''.join(c for c in name.casefold() if c.isalnum())
@@ -58,6 +65,7 @@ class RunResolver:
     def __init__(self, path: Path, log: RawLog, description: SystemDescription, last_line: int, now_s: float):
         self.path, self.log, self.description, self.last_line, self.now_s = path, log, description, last_line, now_s
         self.sources: dict[str, FactSource] = {}
+        clock.join_blocks(log)
         clock.renumber(log)
         self.evaluations = clock.evaluations(log)
 
@@ -234,7 +242,7 @@ class RunResolver:
         division = division if division in (keys.OPEN, keys.CLOSED) else None
         availability = log.value(keys.SUBMISSION_STATUS)
         target = self._target(round_name, division)
-        optimizer = {k: v if _is_plain(v) else repr(v)[:200] for k, v in sorted(log.optimizer.items())}
+        optimizer = {k: _setting(v) for k, v in sorted(log.optimizer.items())}
         dataset, is_imagenet, num_train, num_val = self._data()
         status = self._status(target, times['time_to_train_s'], is_sound)
         self._flag_evaluations(target, num_val, status)
