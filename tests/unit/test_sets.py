@@ -338,12 +338,6 @@ def test_duplicates_of_other_system_are_reported(tmp_path):
     assert {s.name for s, r in zip(study.run_sets, study.rates) if r} == {'a', 'c'}
 
 
-def test_set_submitted_again_in_a_later_round_has_a_note(tmp_path):
-    for name in ('v1.0', 'v2.0'):
-        write_set(tmp_path / name / 'us/results/a/resnet', epoch_s=lambda k: 10.123 + k)
-    assert [f.grade for s in load_run_sets([tmp_path]) for f in s.findings] == ['note']
-
-
 def test_single_duplicate_log_of_other_system_is_named(tmp_path):
     for name, epoch_s in (('s', 10.123), ('other', 20.123)):
         write_set(tmp_path / name / 'a', epoch_s=lambda k, e=epoch_s: e + k)
