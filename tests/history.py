@@ -65,8 +65,8 @@ def compare(systems: list[dict], folder: Path) -> dict[str, list[str]]:
     for row in csv.DictReader((folder / 'truth.csv').read_text(encoding='utf-8').splitlines()):
         system = by_name.get((row['round'], row['org'], row['system']))
         texts = [] if system is None else [system['refusal']] if system['refusal'] else differences(system, row)
-        reasons = [text for text in (f['text'] for f in system['findings']) if 'counted once' in text or 'is below the target' in text
-                   or text == system['refusal']] if system and texts else []
+        stated = [f['text'] for f in system['findings']] if system and texts else []
+        reasons = [t for t in stated if 'counted once' in t or 'is below the target' in t or t == system['refusal']]
         result = 'missing' if system is None else 'refused' if reasons else 'differs' if texts else 'agrees'
         found[result].append(': '.join(['/'.join((row['round'], row['org'], row['system'])), *(reasons or texts)]))
     return found
