@@ -6,8 +6,9 @@ examples:
   mlperf-rn50 recipe --global-batch-size 2500 --optimizer sgd --target 0.749 --format json
   mlperf-rn50 recipe --compare launch/configs/c4140_v100_2node.yaml
 
-The recipes come from submissions to MLPerf Training v0.5 to v1.0 that trained ResNet-50 with MXNet on ImageNet. Between
-two published batch sizes the recipe is interpolated and marked as such; outside their range there is no recipe.
+The recipes come from submissions to MLPerf Training v0.5 to v4.0, the last round with ResNet, that trained ResNet-50
+with MXNet on ImageNet. Of the recipes at a batch, the one with the fewest epochs is shown first. Between two published
+batch sizes the recipe is interpolated and marked as such; outside their range there is no recipe.
 
 exit codes: 0 a recipe was shown or written, 2 invalid arguments, or no recipe at this batch size
 """
@@ -33,6 +34,8 @@ def make_parser() -> Parser:
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: both)')
     add('--target', type=fraction, metavar='TOP1',
         help='lowest Top-1 target of the recipes, as a fraction; 0.749 and 0.759 are published (default: all)')
+    add('--division', choices=['closed', 'open'], default='closed',
+        help='open also shows sets of the open division, which may skip rules (default: closed)')
     add('--nodes', type=count(_MAX_BATCH), metavar='N', help='nodes of the written or compared configuration')
     add('--ranks-per-node', type=count(_MAX_BATCH), metavar='N', help='ranks (GPUs) per node of that configuration')
     add('--out', metavar='FILE', help='new file for the recipe, written as a configuration for train')
@@ -54,12 +57,13 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f'--out: {options.out} exists already, expected a new file; move it or use a new name')
     from mlperf_rn50.analysis.recipe import choose, tables
     if options.compare:
-        recipes = tables.find_recipes(*_compared(options))
+        recipes = tables.find_recipes(*_compared(options), options.division)
     elif options.global_batch_size is None:
         raise ConfigError('--global-batch-size N: missing; see mlperf-rn50 recipe --help')
     else:
         choose.check_shares(options.global_batch_size, (options.nodes or 1) * (options.ranks_per_node or 1))
-        recipes = tables.find_recipes(options.global_batch_size, options.optimizer, options.target)
+        recipes = tables.find_recipes(options.global_batch_size, options.optimizer, options.target,
+                                      division=options.division)
     if options.out and recipes.choice:
         from mlperf_rn50.files import write_atomically
         layout = options.nodes, options.ranks_per_node

@@ -7,7 +7,7 @@ from lines import write_set
 
 from mlperf_rn50.analysis.predict.model import base_of, layout_of
 from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.published import load_published, load_table
 from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes, make_times
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN
@@ -92,7 +92,9 @@ def test_unconverged_run_counts_without_epochs_and_a_refused_set_is_unknown(tmp_
 
 def test_published_table_is_complete():
     sets = load_published()
-    assert len({s.name.casefold() for s in sets}) == len(sets) == 38 and sum(len(s.runs) for s in sets) == 190
+    assert len({(s.round, s.org, s.name.casefold()) for s in load_table()}) == len(load_table()) > 260
+    assert {s.division for s in sets} == {'closed'} < {s.division for s in load_published('open')}
+    assert not any(s.is_duplicate or s.refusal or 'tpu' in s.name for s in sets) and len(sets) > 170
     for s in sets:
         assert base_of(s) and layout_of(s), s.name
         unknown = {f.name for f in fields(Recipe) if getattr(s.recipe, f.name) is None}

@@ -99,7 +99,7 @@ def test_base_has_the_same_vendor_round_and_accelerator():
     assert base_for(many, load_published()).run_set is DGX
     near = changed(DGX, global_batch_size=400)  # 50 images per accelerator, near the 45
     assert base_for(many, [DGX, near]).run_set is near
-    assert base_for(SETS['2xXE8545x4A100-SXM-80GB'], load_published()) is None
+    assert base_for(SETS['l40s_n2_ngc24.04_mxnet'], load_published()) is None
     assert base_for(many, [changed(DGX, round='v1.0')]) is base_for(many, [changed(DGX, org='Dell')]) is None
     many, unnamed = changed(many, accelerator=None), changed(DGX, accelerator=None)
     assert base_for(many, [unnamed]).run_set is unnamed
@@ -192,7 +192,7 @@ def test_times_of_different_recipes_and_targets_are_not_compared(optimizer, targ
     source = load_source([A100])  # its set of two nodes was trained with SGD to 75.9 %
     [row] = answer_of(source, (2, 8), is_strong=True, optimizer=optimizer, target=target).rows
     assert (row.measured_minutes is not None) is (row.error is not None) is is_compared
-    assert row.minutes and row.step_error == pytest.approx(-0.033, abs=0.001)
+    assert row.minutes and row.step_error == pytest.approx(-0.069, abs=0.001)
 
 
 def test_logs_without_a_schedule_predict_only_one_node():

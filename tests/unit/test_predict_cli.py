@@ -225,4 +225,6 @@ def test_exit_code_depends_on_predicted_minutes_and_files_are_complete(study, tm
 
 @pytest.mark.parametrize('command, text', SHOWN, ids=[c[:40] for c, _ in SHOWN])
 def test_page_shows_the_output_of_the_command(command, text):
-    assert call(*shlex.split(command)).stdout.rstrip() == text, f'copy the output of mlperf-rn50 {command}'
+    shown, lines = text.splitlines(), call(*shlex.split(command)).stdout.rstrip().splitlines()
+    is_excerpt = '--validate' in command
+    assert set(shown) <= set(lines) and (is_excerpt or shown == lines), f'copy the output of mlperf-rn50 {command}'
