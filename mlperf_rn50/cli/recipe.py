@@ -1,7 +1,7 @@
 """Show published hyper-parameters that converged at a batch size, write them, or compare a configuration with them.
 
 examples:
-  mlperf-rn50 recipe --global-batch-size 1664
+  mlperf-rn50 recipe 1664
   mlperf-rn50 recipe --global-batch-size 1664 --nodes 2 --ranks-per-node 4 --out recipe.yaml
   mlperf-rn50 recipe --global-batch-size 2500 --optimizer sgd --target 0.749 --format json
   mlperf-rn50 recipe --compare launch/configs/c4140_v100_2node.yaml
@@ -29,6 +29,7 @@ _MAX_BATCH = 1_281_167
 def make_parser() -> Parser:
     parser = command_parser('recipe', __doc__)
     add = parser.add_argument
+    add('batch', nargs='?', type=count(_MAX_BATCH), metavar='N', help='same as --global-batch-size N')
     add('--global-batch-size', type=count(_MAX_BATCH), metavar='N',
         help='images per optimizer step over all ranks (default: as in the --compare configuration)')
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: both)')
@@ -46,6 +47,9 @@ def make_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
+    if None not in (options.batch, options.global_batch_size):
+        raise ConfigError('N, --global-batch-size: got both, expected one of them')
+    options.global_batch_size = options.global_batch_size or options.batch
     if (options.nodes is None) != (options.ranks_per_node is None):
         raise ConfigError('--nodes, --ranks-per-node: got one of them, expected both or neither')
     if options.compare and options.out:
@@ -57,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f'--out: {options.out} exists already, expected a new file; move it or use a new name')
     from mlperf_rn50.analysis.recipe import choose, tables
     if options.compare:
-        recipes = tables.find_recipes(*_compared(options), options.division)
+        recipes = tables.find_recipes(*_compared(options))
     elif options.global_batch_size is None:
         raise ConfigError('--global-batch-size N: missing; see mlperf-rn50 recipe --help')
     else:
@@ -93,4 +97,4 @@ def _compared(options: Namespace) -> tuple:
     if configured not in (None, batch):
         raise ConfigError(f'--global-batch-size: got {batch}, but {options.compare} has {configured}; omit the option')
     target = config.train.target_accuracy if options.target is None else options.target
-    return batch, options.optimizer, target, config, num_ranks
+    return batch, options.optimizer, target, config, num_ranks, options.division

@@ -1,13 +1,15 @@
 """Known run sets: recipes from logs of any round, and the table of published systems."""
+import json
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
-from helpers import PUBLISHED
+from helpers import PUBLISHED, call
 from lines import write_set
 
 from mlperf_rn50.analysis.predict.model import base_of, layout_of
 from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.analysis.sets.published import load_published, load_table
+from mlperf_rn50.analysis.sets.published import load_published, load_table, sets_under
 from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes, make_times
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN
@@ -107,6 +109,19 @@ def test_published_table_is_complete():
                    for r in s.runs), s.name
         assert all((r.curve[-1][1] >= s.recipe.target_accuracy) == (r.status == 'converged') for r in s.runs), s.name
         assert 0 < s.times.evaluation_s < s.time_s and 0 < s.times.epoch_s * s.epochs[0] <= s.time_s
+
+
+def test_report_shows_published_sets_without_logs(tmp_path, monkeypatch):
+    assert {s.org for s in sets_under(Path('published/v2.0/Dell'))} == {'Dell'}
+    assert sets_under(Path('published')) and not sets_under(Path('published/v2.0/De'))
+    shown = call('report', 'published/v0.6/NVIDIA', '--format', 'json')
+    assert shown.returncode == 0, shown.stderr
+    systems = {s['system']: s for s in json.loads(shown.stdout)['systems']}
+    assert systems['dgx1_ngc19.05_mxnet']['score_minutes'] == pytest.approx(115.22, abs=0.01)
+    assert systems['dgx1_ngc19.05_mxnet']['images_per_s'] == pytest.approx(11_232, abs=2)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'published').mkdir()  # a folder of this name takes precedence
+    assert not sets_under(Path('published'))
 
 
 @pytest.mark.needs_published

@@ -23,7 +23,7 @@ from mlperf_rn50.analysis.predict.model import base_for, base_of, predict_layout
 from mlperf_rn50.analysis.predict.plot import draw_prediction, dump_prediction
 from mlperf_rn50.analysis.predict.prediction import NO_OVERHEADS, Base, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.source import Power, Source, load_source
-from mlperf_rn50.analysis.predict.tables import render_json, render_tables
+from mlperf_rn50.analysis.predict.tables import render_json, render_tables, verdicts
 from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_systems
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published
@@ -206,6 +206,8 @@ def test_knee_is_last_layout_that_saves_more_time_than_it_costs():
     answer = Answer(20.0, source_of(known()), None, rows)
     assert answer.cost(answer.knee) == pytest.approx(20 * 4 * 28 / 60)
     assert [r.layout.num_nodes for r in (answer.fastest, answer.cheapest, answer.knee)] == [8, 1, 4]
+    assert verdicts(answer)[0].startswith('Fastest predicted layout: 8x2')  # a layout without minutes may be faster
+    assert verdicts(replace(answer, rows=tuple(answer.timed)))[0].startswith('Fastest: 8x2')
 
 
 @pytest.mark.parametrize('source, splits, options, doubted', [

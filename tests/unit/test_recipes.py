@@ -212,7 +212,8 @@ def test_command_writes_a_file_that_a_dry_run_accepts(tmp_path):
     assert render_config(config, ['a\x1b[31m', 'b']).startswith('# a?[31m\n# b\n')
     done = call('train', '--config', out, '--dry-run')
     assert done.returncode == 0 and 'ranks                 8\n' in done.stdout and 'warning' not in done.stdout
-    report = json.loads(call('recipe', '--global-batch-size', 1664, '--format', 'json').stdout)
+    report = json.loads(call('recipe', 1664, '--format', 'json').stdout)
+    assert report['choice']['num_sets'] == 2
     assert report['choice']['kind'] == 'known' and report['is_at_batch'] and report['comparison'] is None
     assert report['choice']['recipe']['base_lr'] == 7.4 and len(report['choice']['sources'][0]['systems']) > 1
     again = call('recipe', '--global-batch-size', 3264, '--out', out)
@@ -223,6 +224,7 @@ def test_command_writes_a_file_that_a_dry_run_accepts(tmp_path):
 @pytest.mark.parametrize('words, text, message', [
     ([], '', '--global-batch-size'), (['--global-batch-size', 100], '', '100'),
     (['--global-batch-size', 1664, '--nodes', 2], '', '--ranks-per-node'),
+    ([8, '--global-batch-size', 8], '', 'got both'),
     (['--global-batch-size', 1664, '--nodes', 3, '--ranks-per-node', 3], '', 'a multiple of 9, such as 1665'),
     (['--global-batch-size', 1664, '--out', '/nonexistent/f.yaml'], '', '/nonexistent/f.yaml'),
     (['--out', 'x'], '{}', '--out'),

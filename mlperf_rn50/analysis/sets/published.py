@@ -1,5 +1,6 @@
 """Published run sets from the packaged table published.json, which docs/make_published.py writes."""
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -11,6 +12,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, Evaluation, Run
 
+NAME = 'published'  # instead of a folder of logs, the packaged table
 _FACTS = ('round', 'org', 'division', 'framework', 'num_nodes', 'num_ranks', 'num_accelerators', 'accelerator',
           'global_batch_size', 'target_accuracy')
 
@@ -25,13 +27,14 @@ def _published_set(entry: Mapping[str, Any]) -> RunSet:
     unlogged = entry.get('unlogged', {})
     if unlogged and entry['optimizer'].get('opt_name') == 'sgd':
         facts['optimizer'] = {**entry['optimizer'], 'sgd_opt_nesterov': False}  # required by the rules
-    runs = tuple(Run(Path(name), status=status, time_to_train_s=time_s, last_epoch=epochs,
+    folder = Path(NAME, entry['round'], entry['org'], entry['name'])
+    runs = tuple(Run(folder / name, status=status, time_to_train_s=time_s, last_epoch=epochs,
                      epochs_to_converge=epochs if status == 'converged' else None,
                      evaluations=[Evaluation(epoch, accuracy, 0, None, None, None) for epoch, accuracy in curve],
                      **facts) for name, status, epochs, time_s, curve in entry['runs'])
-    folder = Path(entry['round'])
-    logged = RunSet(entry['name'], folder, folder, runs, entry.get('refusal'), (), entry.get('is_duplicate', False),
-                    is_published=True, given_times=RunTimes(*entry['times']) if entry['times'] else None)
+    logged = RunSet(entry['name'], folder, folder.parent / 'results', runs, entry.get('refusal'), (),
+                    entry.get('is_duplicate', False), is_published=True,
+                    given_times=RunTimes(*entry['times']) if entry['times'] else None)
     return replace(logged, unlogged={name: tuple(value) if isinstance(value, list) else value for name, value
                                      in unlogged.items() if getattr(logged.recipe, name) is None})
 
@@ -41,6 +44,14 @@ def load_table() -> tuple[RunSet, ...]:
     """Return all published sets, of every framework and division, from mlcommons/training_results_v0.5 to v4.0."""
     text = resources.files(__package__).joinpath('published.json').read_text(encoding='utf-8')
     return tuple(map(_published_set, json.loads(text)['sets']))
+
+
+def sets_under(path: Path) -> tuple[RunSet, ...]:
+    """Return the sets under published, or one of its rounds, organisations or systems; () for any other path."""
+    if path.parts[:1] != (NAME,) or os.path.lexists(path):
+        return ()
+    found = [s for s in load_table() if s.folder.is_relative_to(path)]
+    return tuple(sorted(found, key=lambda s: (s.study, s.num_units or 0, s.num_nodes or 0, s.name)))
 
 
 @cache

@@ -205,7 +205,7 @@ def _notes(run_sets: Sequence[RunSet], comparisons: Sequence[Comparison | None],
             notes.append(f'{run_set.name}: the official score is {official:.2f} min = {score:.2f} min x '
                          f'{official / score:.4f} because the runs took fewer epochs than the reference')
     if any(rcp.is_applicable(s) and rcp.check_rcp(s) is None for s in run_sets):
-        notes.append("reference convergence points were not checked; run pip install 'mlperf-rn50[check]'")
+        notes.append("reference convergence points were not checked; run pip install '.[check]' in the checkout")
     return notes
 
 
