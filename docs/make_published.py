@@ -45,8 +45,8 @@ def make_run(run):
 
 
 def make_optimizer(run_set):
-    """Return the logged optimizer keys with plain values; of runs that differ, those of the first run."""
-    logged = {k: v for r in reversed(run_set.readable) for k, v in r.optimizer.items()}
+    """Return the logged optimizer keys with plain values; of runs that differ, those of the first converged run."""
+    logged = {k: v for r in reversed(run_set.converged or run_set.readable) for k, v in r.optimizer.items()}
     kept = {k: v for k, v in logged.items() if 'opt_' in k or k in OPTIMIZER_KEYS}
     return {k: v for k, v in kept.items() if isinstance(v, (list, bool)) or k == 'opt_name'
             or number(v, 0, MAX_NUMBER) is not None}
@@ -64,8 +64,8 @@ def make_unlogged(round_, batch):
 def make_entry(run_set, previous):
     """Return the entry of a set; previous: its entry in the previous table, or {}."""
     round_, org, name = place_of(run_set)
-    first = run_set.readable[0]
-    facts = {n: next((v for v in (getattr(run_set, n), first.fact(n), previous.get(n)) if v is not None), None)
+    first = (run_set.converged or run_set.readable)[0]  # others may differ, because they do not count
+    facts = {n: next((v for v in (first.fact(n), getattr(run_set, n), previous.get(n)) if v is not None), None)
              for n in FACTS}
     if round_ in ('v0.5', 'v0.6') and facts['division'] is None:
         facts['division'] = 'closed'
