@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from closure import needs_training_packages
-from helpers import CLI, MPIJOB_SCHEMA, PUBLISHED, return_memory, run
+from helpers import CLI, HISTORY, MPIJOB_SCHEMA, PUBLISHED, return_memory, run
 from hypothesis import HealthCheck, settings
 
 from mlperf_rn50.system.processor import find_processor
@@ -26,6 +26,7 @@ settings.load_profile('untimed')
 LEFT_OUT = {'needs_avx512': f'need AVX-512, and this processor may use {find_processor().uses}',
             'needs_mpijob_schema': 'need the MPIJob schema, ../shared/reference/mpijob-crd.yaml',
             'needs_published': 'need the published MLPerf logs in ../shared/published',
+            'needs_history': 'need the lists of all published rounds in ../shared/history',
             'cluster': 'need root, for hosts, Slurm and containers: launch/test.sh --all',
             'browser': 'need headless Chromium: launch/test.sh --all',
             'slow': 'take longer: launch/test.sh --all'}
@@ -62,6 +63,7 @@ def pytest_configure(config):
 def _missing() -> set[str]:
     """Return the marks whose requirements this machine or checkout lacks."""
     has = {'needs_avx512': find_processor().can_train_bfloat16, 'needs_published': PUBLISHED.is_dir(),
+           'needs_history': HISTORY.is_dir(),
            'needs_mpijob_schema': MPIJOB_SCHEMA.is_file()}
     return {mark for mark, is_there in has.items() if not is_there}
 

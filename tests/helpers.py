@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 # Only a guard against hangs, because tests check events and their order and not times.
 HANG_LIMIT_S = 900
 PUBLISHED = ROOT.parent / 'shared/published'  # for tests marked needs_published
+HISTORY = ROOT.parent / 'shared/history'  # for tests marked needs_history
 MPIJOB_SCHEMA = ROOT.parent / 'shared/reference/mpijob-crd.yaml'  # for tests marked needs_mpijob_schema
 CLI = [sys.executable, '-m', 'mlperf_rn50']
 

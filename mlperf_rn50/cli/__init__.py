@@ -115,9 +115,8 @@ def explain_missing(error: ModuleNotFoundError) -> UserError | None:
     module = (error.name or '').partition('.')[0]
     for extra, packages in EXTRAS.items():
         if module in packages:
-            pip = f", or pip install 'mlperf-rn50[{extra}]'" if extra else ''
-            return UserError(f'{packages[module]} is not installed; install it with launch/setup.sh in the '
-                             f'checkout{pip}')
+            pip = f" or pip install '.[{extra}]'" if extra else ''
+            return UserError(f'{packages[module]} is not installed; in the checkout, run launch/setup.sh{pip}')
     return None
 
 

@@ -1,13 +1,14 @@
 """Show published hyper-parameters that converged at a batch size, write them, or compare a configuration with them.
 
 examples:
-  mlperf-rn50 recipe --global-batch-size 1664
+  mlperf-rn50 recipe 1664
   mlperf-rn50 recipe --global-batch-size 1664 --nodes 2 --ranks-per-node 4 --out recipe.yaml
   mlperf-rn50 recipe --global-batch-size 2500 --optimizer sgd --target 0.749 --format json
   mlperf-rn50 recipe --compare launch/configs/c4140_v100_2node.yaml
 
-The recipes come from submissions to MLPerf Training v0.5 to v1.0 that trained ResNet-50 with MXNet on ImageNet. Between
-two published batch sizes the recipe is interpolated and marked as such; outside their range there is no recipe.
+The recipes come from submissions to MLPerf Training v0.5 to v4.0, the last round with ResNet, that trained ResNet-50
+with MXNet on ImageNet. Of the recipes at a batch, the one with the fewest epochs is shown first. Between two published
+batch sizes the recipe is interpolated and marked as such; outside their range there is no recipe.
 
 exit codes: 0 a recipe was shown or written, 2 invalid arguments, or no recipe at this batch size
 """
@@ -28,11 +29,14 @@ _MAX_BATCH = 1_281_167
 def make_parser() -> Parser:
     parser = command_parser('recipe', __doc__)
     add = parser.add_argument
+    add('batch', nargs='?', type=count(_MAX_BATCH), metavar='N', help='same as --global-batch-size N')
     add('--global-batch-size', type=count(_MAX_BATCH), metavar='N',
         help='images per optimizer step over all ranks (default: as in the --compare configuration)')
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: both)')
     add('--target', type=fraction, metavar='TOP1',
         help='lowest Top-1 target of the recipes, as a fraction; 0.749 and 0.759 are published (default: all)')
+    add('--division', choices=['closed', 'open'], default='closed',
+        help='open also shows sets of the open division, which may skip rules (default: closed)')
     add('--nodes', type=count(_MAX_BATCH), metavar='N', help='nodes of the written or compared configuration')
     add('--ranks-per-node', type=count(_MAX_BATCH), metavar='N', help='ranks (GPUs) per node of that configuration')
     add('--out', metavar='FILE', help='new file for the recipe, written as a configuration for train')
@@ -43,6 +47,9 @@ def make_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
+    if None not in (options.batch, options.global_batch_size):
+        raise ConfigError('N, --global-batch-size: got both, expected one of them')
+    options.global_batch_size = options.global_batch_size or options.batch
     if (options.nodes is None) != (options.ranks_per_node is None):
         raise ConfigError('--nodes, --ranks-per-node: got one of them, expected both or neither')
     if options.compare and options.out:
@@ -59,7 +66,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError('--global-batch-size N: missing; see mlperf-rn50 recipe --help')
     else:
         choose.check_shares(options.global_batch_size, (options.nodes or 1) * (options.ranks_per_node or 1))
-        recipes = tables.find_recipes(options.global_batch_size, options.optimizer, options.target)
+        recipes = tables.find_recipes(options.global_batch_size, options.optimizer, options.target,
+                                      division=options.division)
     if options.out and recipes.choice:
         from mlperf_rn50.files import write_atomically
         layout = options.nodes, options.ranks_per_node
@@ -89,4 +97,4 @@ def _compared(options: Namespace) -> tuple:
     if configured not in (None, batch):
         raise ConfigError(f'--global-batch-size: got {batch}, but {options.compare} has {configured}; omit the option')
     target = config.train.target_accuracy if options.target is None else options.target
-    return batch, options.optimizer, target, config, num_ranks
+    return batch, options.optimizer, target, config, num_ranks, options.division

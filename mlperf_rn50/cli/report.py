@@ -4,6 +4,7 @@ examples:
   mlperf-rn50 report logs/digits_sweep
   mlperf-rn50 report training_results_v0.7/NVIDIA --format json
   mlperf-rn50 report logs/c4140 --format csv --rows evaluations
+  mlperf-rn50 report published/v2.0/Dell    (from the packaged table of published sets; also published, published/v2.0)
   mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4 --price-per-node-hour 3.5
 
 Runs that did not converge are always listed. Runs in one folder that differ in target, number of nodes or data, or, if
@@ -44,8 +45,12 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
     from mlperf_rn50.analysis.report.text import render_markdown, render_table, terminal_style
     from mlperf_rn50.analysis.sets.load import load_run_sets
+    from mlperf_rn50.analysis.sets.published import sets_under
     from mlperf_rn50.analysis.sets.scaling import make_studies
-    run_sets = load_run_sets([Path(p) for p in options.paths])
+    paths = [Path(p) for p in options.paths]
+    published = {p: sets for p in paths if (sets := sets_under(p))}
+    logs = [p for p in paths if p not in published]
+    run_sets = [*(load_run_sets(logs) if logs else ()), *(s for sets in published.values() for s in sets)]
     is_complete = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in run_sets)
     code = EXIT_OK if is_complete else EXIT_FAILED
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)

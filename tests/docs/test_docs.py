@@ -139,7 +139,8 @@ def test_site_builds_without_warnings_and_external_requests(tmp_path):
     assert [m for p in built for m in fetched.findall(p.read_text()) if 'rel="canonical"' not in m] == []
 
 
-@pytest.mark.parametrize('script, page', [('make_man.py', MAN), ('make_reference.py', REFERENCE)])
+@pytest.mark.parametrize('script, page', [('make_man.py', MAN), ('make_reference.py', REFERENCE),
+                                          ('make_history.py', ROOT / 'docs/history.md')])
 def test_generated_page_is_up_to_date(script, page):
     done = run([sys.executable, ROOT / 'docs' / script], env={'PYTHONPATH': str(ROOT), 'COLUMNS': '40'})
     assert done.returncode == 0, done.stderr

@@ -1,13 +1,15 @@
 """Known run sets: recipes from logs of any round, and the table of published systems."""
+import json
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
-from helpers import PUBLISHED
+from helpers import PUBLISHED, call
 from lines import write_set
 
 from mlperf_rn50.analysis.predict.model import base_of, layout_of
 from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.published import load_published, load_table, sets_under
 from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes, make_times
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN
@@ -92,7 +94,9 @@ def test_unconverged_run_counts_without_epochs_and_a_refused_set_is_unknown(tmp_
 
 def test_published_table_is_complete():
     sets = load_published()
-    assert len({s.name.casefold() for s in sets}) == len(sets) == 38 and sum(len(s.runs) for s in sets) == 190
+    assert len({(s.round, s.org, s.name.casefold()) for s in load_table()}) == len(load_table()) > 260
+    assert {s.division for s in sets} == {'closed'} < {s.division for s in load_published('open')}
+    assert not any(s.is_duplicate or s.refusal or 'tpu' in s.name for s in sets) and len(sets) > 170
     for s in sets:
         assert base_of(s) and layout_of(s), s.name
         unknown = {f.name for f in fields(Recipe) if getattr(s.recipe, f.name) is None}
@@ -105,6 +109,19 @@ def test_published_table_is_complete():
                    for r in s.runs), s.name
         assert all((r.curve[-1][1] >= s.recipe.target_accuracy) == (r.status == 'converged') for r in s.runs), s.name
         assert 0 < s.times.evaluation_s < s.time_s and 0 < s.times.epoch_s * s.epochs[0] <= s.time_s
+
+
+def test_report_shows_published_sets_without_logs(tmp_path, monkeypatch):
+    assert {s.org for s in sets_under(Path('published/v2.0/Dell'))} == {'Dell'}
+    assert sets_under(Path('published')) and not sets_under(Path('published/v2.0/De'))
+    shown = call('report', 'published/v0.6/NVIDIA', '--format', 'json')
+    assert shown.returncode == 0, shown.stderr
+    systems = {s['system']: s for s in json.loads(shown.stdout)['systems']}
+    assert systems['dgx1_ngc19.05_mxnet']['score_minutes'] == pytest.approx(115.22, abs=0.01)
+    assert systems['dgx1_ngc19.05_mxnet']['images_per_s'] == pytest.approx(11_232, abs=2)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'published').mkdir()  # a folder of this name takes precedence
+    assert not sets_under(Path('published'))
 
 
 @pytest.mark.needs_published

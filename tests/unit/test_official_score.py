@@ -89,7 +89,7 @@ def test_without_mlperf_logging_the_score_is_unscaled_with_a_note(tree_of, monke
     assert is_applicable(system) and check_rcp(system) is None
     assert official_score_minutes(system) == system.score_minutes
     done = call('report', home, '--findings')
-    note = "reference convergence points were not checked; run pip install 'mlperf-rn50[check]'"
+    note = "reference convergence points were not checked; run pip install '.[check]' in the checkout"
     assert done.returncode == 0 and done.stdout.count(note) == 1 and 'Epochs against the reference' not in done.stdout
 
 

@@ -298,4 +298,4 @@ def test_missing_mlperf_logging_is_a_one_line_error(tmp_path, monkeypatch):
         assert done.returncode == code and not (tmp_path / 'out').exists()
         if code:
             assert (done.stdout, done.stderr) == (
-                '', "mlperf-rn50: needs mlperf-logging: pip install 'mlperf-rn50[check]'\n")
+                '', "mlperf-rn50: needs mlperf-logging: pip install '.[check]' in the checkout\n")

@@ -1,12 +1,14 @@
 """Published recipes: choice by batch, interpolation, and deviations of a configuration."""
+import csv
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, median
 
 import pytest
 import yaml
-from helpers import ROOT, call
+from helpers import HISTORY, ROOT, call
 
 import mlperf_rn50
 from mlperf_rn50.analysis.recipe import choose
@@ -20,7 +22,7 @@ from mlperf_rn50.mllog.run import Evaluation
 from mlperf_rn50.options import resolve_config
 
 PARSER = config_parser('train')
-SETS = {s.name: s for s in load_published()}
+SETS = {s.name: s for s in load_published('open')}
 GOOD = SETS['gx_V100x8_fjmxnet']
 HIGH = {'schedule': {'base_lr': 99.0}}
 CONVERGED = 'similar batches that reached 75.9 %'
@@ -45,11 +47,12 @@ def changed(**sections):
 
 def test_equal_recipes_are_folded_with_all_their_systems():
     recipes = choose.fold(load_published())
-    assert sum(len(p.sets) for p in recipes) == 38 and len({(p.recipe, p.generation) for p in recipes}) == len(recipes)
-    assert len(recipes) <= 26  # each has a letter in tables
-    [most] = [p for p in recipes if p.recipe.global_batch_size == 3264 and p.recipe.opt_name == 'lars']
-    assert len(most.sets) == 12 and (len(most.epochs), len(most.runs)) == (59, 60) and most.rounds == 'v0.7, v1.0'
-    assert most.unlogged == {'poly_power', 'label_smoothing'} and most.is_whole
+    assert sum(len(p.sets) for p in recipes) == len(load_published())
+    assert len({(p.recipe, p.generation) for p in recipes}) == len(recipes)
+    most = max(recipes, key=lambda p: len(p.sets))
+    assert (most.recipe.global_batch_size, most.recipe.base_lr, most.recipe.decay_epochs) == (3264, 10.5, 37)
+    assert len(most.sets) > 40 and most.rounds == 'v0.7, v1.0, v1.1, v2.0, v3.0'
+    assert most.unlogged == {'label_smoothing'} and most.is_whole
     assert {choose.generation_of(s) for s in most.sets} == {'v0.7 and later'}
 
 
@@ -66,8 +69,9 @@ def test_lower_target_counts_epochs_until_each_run_reached_it():
 
 @pytest.mark.parametrize('batch, opt_name, target, lr, epochs, source_batch', [
     (1664, None, None, 7.4, 35, 1664), (1664, None, 0.749, 7.4, 31, 1664), (1664, 'sgd', None, 0.6, 63, 1664),
-    (3328, 'lars', None, 10.5, 35, 3264),  # 59 of 60 runs 2 % below, rather than 60 epochs of an older round
-    (4096, 'lars', None, 11.7, 35, 4080)])  # logs at batch 4096 lack the end of the schedule
+    (1024, None, None, 5.05, 35, 1024), (16384, None, None, 22, 47, 16384), (20480, None, None, 22, 50, 20480),
+    (13056, None, None, 20, 45, 13056), (1000, None, None, 5.05, 35, 1024),  # rather than the 55 epochs at 1,000
+    (3328, 'lars', None, 11, 35, 3264)])  # 2 % below, rather than 60 epochs of an older round
 def test_published_recipe_of_a_batch_is_chosen(batch, opt_name, target, lr, epochs, source_batch):
     choice = choose.choose_recipe(batch, opt_name, target)
     assert choice.kind == 'known' and choice.recipe.base_lr == lr and round(choice.epochs) == epochs
@@ -87,10 +91,24 @@ def altered(base_lr, epochs=35, batch=1664, failed=0):
     (1664, [altered(9.0, failed=1), altered(8.0, batch=1632)], 8.0),  # a reliable recipe of a nearby batch is preferred
     (1664, [altered(7.4), altered(8.0, batch=1632)], 7.4),  # of reliable recipes, the one with the exact batch
     (1632, [altered(5.0, batch=1632, failed=1), altered(7.4)], 7.4),  # 4 of 5 runs at the exact batch are too few
-    (1664, [altered(5.0, 38), altered(7.4)], 7.4),  # then the shorter recipe
-    (1664, [altered(5.0, 38), altered(5.0, 38), altered(7.4)], 5.0)])  # unless a longer recipe has more runs
-def test_reliable_then_nearest_then_shortest_recipe_is_chosen(batch, sets, base_lr):
+    (1664, [altered(5.0, 38), altered(5.0, 38), altered(7.4)], 7.4),  # the shorter recipe, even if it has fewer runs
+    (1664, [altered(5.0, 38), altered(7.4, batch=1632)], 7.4),  # even at a nearby batch
+    (1664, [altered(5.0), altered(7.4), altered(7.4)], 7.4)])  # of equal epochs, the recipe with more runs
+def test_reliable_then_shortest_then_nearest_recipe_is_chosen(batch, sets, base_lr):
     assert choose.choose_recipe(batch, sets=sets).recipe.base_lr == base_lr
+
+
+@pytest.mark.needs_history
+def test_recipe_has_the_fewest_epochs_of_all_rounds():
+    """Compare with a list that another program made from the logs; it includes a set of the open division at 1,664."""
+    sets = load_published('open')
+    with open(HISTORY / 'recipes_fewest_epochs.csv', newline='', encoding='utf-8') as f:
+        rows = [(int(r['global_batch']), float(r['mean_epochs'])) for r in csv.DictReader(f)]
+    fewest = {batch: min((fmean(e) for s in sets if s.global_batch_size == batch and (e := s.epochs)), default=None)
+              for batch, _ in rows}
+    assert {b: round(e, 1) for b, e in fewest.items()} == dict(rows)
+    longer = {b: (e, c.epochs) for b, e in rows if (c := choose.choose_recipe(b, sets=sets)).epochs > e + 0.5}
+    assert longer == {}
 
 
 def test_interpolated_rate_is_log_linear_and_epochs_are_on_the_grid():
@@ -101,7 +119,7 @@ def test_interpolated_rate_is_log_linear_and_epochs_are_on_the_grid():
     assert 'between' in choice.source_text and (choice.num_converged, choice.num_runs) == (10, 10)
     choice = choose.choose_recipe(10_000, 'lars')
     r = choice.recipe
-    assert (r.decay_epochs, r.weight_decay, r.momentum) == (46, 5e-5, 0.9)
+    assert (r.decay_epochs, r.weight_decay, r.momentum) == (46, 2.5e-5, 0.9)
     assert (choice.epochs - r.first_eval_epoch) % r.eval_period == 0 and choice.epochs <= r.last_eval_epoch
 
 
@@ -118,15 +136,19 @@ def test_batch_outside_the_published_range_is_refused(batch, opt_name, target, s
 def test_interpolation_errors_match_the_documentation():
     """Compare each published recipe with an interpolation between its neighbours in the same family."""
     page, pairs = (ROOT / 'docs/recipes.md').read_text(), []
-    for family in choose.families([p for p in choose.fold(load_published()) if p.is_whole]):
-        sizes = sorted({p.recipe.global_batch_size for p in family})
-        for batches in zip(sizes, sizes[1:], sizes[2:]):
-            low, published, high = ([p for p in family if p.recipe.global_batch_size == b] for b in batches)
-            pairs += [(p, choose.interpolate(low[0], high[0], batches[1])) for p in published]
-    rows = [f'| {p.generation} {p.recipe.opt_name} | {p.recipe.global_batch_size:,} | {p.recipe.base_lr:g} '
-            f'| {c.recipe.base_lr:g} | {p.recipe.warmup_epochs:g} | {c.recipe.warmup_epochs:g} '
-            f'| {p.mean_epochs:.3g} | {c.epochs:.3g} |' for p, c in pairs]
-    assert len(rows) == 11 and not [row for row in rows if row not in page]
+    for family in choose.families(choose.fold(load_published())):
+        edge = choose.frontier(family)
+        pairs += [(p, choose.interpolate(low, high, p.recipe.global_batch_size))
+                  for low, p, high in zip(edge, edge[1:], edge[2:])]
+    rows = [f'| {p.recipe.global_batch_size:,} | {p.recipe.base_lr:g} | {c.recipe.base_lr:g} '
+            f'| {p.recipe.warmup_epochs:g} | {c.recipe.warmup_epochs:g} | {p.mean_epochs:.3g} | {c.epochs:.3g} |'
+            for p, c in pairs if p.recipe.global_batch_size > 4096 and p.generation == 'v0.7 and later']
+    assert len(rows) == 10 and not [row for row in rows if row not in page]
+    rates = [100 * abs(c.recipe.base_lr / p.recipe.base_lr - 1) for p, c in pairs]
+    epochs = [100 * abs(c.epochs / p.mean_epochs - 1) for p, c in pairs]
+    assert (f'{len(pairs)} recipes, the median and the worst error are {median(rates):.1f} % and {max(rates):.0f} %'
+            in ' '.join(page.split()))
+    assert f'and {max(epochs):.0f} % for the epochs' in ' '.join(page.split())
 
 
 @pytest.mark.parametrize('name, batch, opt_name, target', [
@@ -145,15 +167,16 @@ def test_recipe_matches_the_stored_configuration_of_the_system(name, batch, opt_
 
 
 @pytest.mark.parametrize('sections, texts', [
-    ({'schedule': {'base_lr': 9.0}}, ['schedule.base_lr: got 9 ', '7.4 at 1,632, 1,664', '5 at 1,664', CONVERGED]),
+    ({'schedule': {'base_lr': 12.0}},
+     ['schedule.base_lr: got 12 ', '7.4 at 1,600 to 2,064', '5 at 1,664', CONVERGED]),
     ({'schedule': {'decay_epochs': 90.0}},
-     ['schedule.decay_epochs: got 90 ', '37 at 1,632', '72 at 1,664', CONVERGED]),
+     ['schedule.decay_epochs: got 90 ', '37 at 1,440 to 2,064', '72 at 1,664', CONVERGED]),
     ({'schedule': {'decay': 'cosine'}}, ['schedule.decay: got cosine (72 epochs)', 'poly (37 epochs) at', CONVERGED]),
     ({'train': {'global_batch_size': 3264}},
-     ['schedule.base_lr: got 5 at batch 3,264', '10.5 at 3,264', '11.7 at 4,080', CONVERGED]),
+     ['schedule.base_lr: got 5 at batch 3,264', '10.5 at 3,200 to 3,840', '11.7 at 4,080', CONVERGED]),
     ({'schedule': {'warmup_epochs': 2.0}},  # a mixture of recipes
      ['never published', '(v0.6) differ in schedule.warmup_epochs (got 2, published 5 at 1,664)']),
-    ({'train': {'global_batch_size': 12_000}}, ['nearest: 6,144 and 33,280', 'recipe is not compared']),
+    ({'train': {'global_batch_size': 9_000}}, ['nearest: 6,144 and 13,056', 'recipe is not compared']),
     ({}, None), ({'train': {'global_batch_size': 1536}, 'schedule': {'base_lr': 4.62}}, None),  # scaled with the batch
     ({'data': {'dataset': 'digits'}, **HIGH}, None), ({'data': {'num_train': 1000}, **HIGH}, None),
     ({'data': {'synthetic': True}, **HIGH}, None), ({'model': {'name': 'resnet18'}, **HIGH}, None)])
@@ -189,7 +212,8 @@ def test_command_writes_a_file_that_a_dry_run_accepts(tmp_path):
     assert render_config(config, ['a\x1b[31m', 'b']).startswith('# a?[31m\n# b\n')
     done = call('train', '--config', out, '--dry-run')
     assert done.returncode == 0 and 'ranks                 8\n' in done.stdout and 'warning' not in done.stdout
-    report = json.loads(call('recipe', '--global-batch-size', 1664, '--format', 'json').stdout)
+    report = json.loads(call('recipe', 1664, '--format', 'json').stdout)
+    assert report['choice']['num_sets'] == 2
     assert report['choice']['kind'] == 'known' and report['is_at_batch'] and report['comparison'] is None
     assert report['choice']['recipe']['base_lr'] == 7.4 and len(report['choice']['sources'][0]['systems']) > 1
     again = call('recipe', '--global-batch-size', 3264, '--out', out)
@@ -200,6 +224,7 @@ def test_command_writes_a_file_that_a_dry_run_accepts(tmp_path):
 @pytest.mark.parametrize('words, text, message', [
     ([], '', '--global-batch-size'), (['--global-batch-size', 100], '', '100'),
     (['--global-batch-size', 1664, '--nodes', 2], '', '--ranks-per-node'),
+    ([8, '--global-batch-size', 8], '', 'got both'),
     (['--global-batch-size', 1664, '--nodes', 3, '--ranks-per-node', 3], '', 'a multiple of 9, such as 1665'),
     (['--global-batch-size', 1664, '--out', '/nonexistent/f.yaml'], '', '/nonexistent/f.yaml'),
     (['--out', 'x'], '{}', '--out'),

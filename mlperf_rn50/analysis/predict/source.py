@@ -9,7 +9,7 @@ from mlperf_rn50.analysis.predict.bench_file import Bench, MeasuredExchange, Mea
 from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, base_for, base_of
 from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK, Base, Link
 from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.published import load_published, load_table
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError, UserError, nearest
 from mlperf_rn50.mllog.events import printable
@@ -48,12 +48,17 @@ class Source:
 
 def published_by_name(name: str) -> RunSet:
     """Return a published system by its full name or the last part of that name; raise ConfigError if it is unknown."""
-    whole = {f'{s.round}/{s.org}/{s.name}': s for s in load_published()}
-    short = {s.name: s for s in load_published()}
-    by_name = {word.casefold(): s for word, s in (whole | short).items()}
-    if found := by_name.get(name.casefold()):
-        return found
-    hint = nearest(name, list(whole)) or nearest(name, list(short))
+    whole = {f'{s.round}/{s.org}/{s.name}': s for s in load_table() if s.has_recipe and base_of(s)}
+    found = [w for w, s in whole.items() if name.casefold() in (w.casefold(), s.name.casefold())]
+    if len(found) == 1:
+        return whole[found[0]]
+    if found:
+        raise ConfigError(f'SOURCE: got {name}, which names {len(found)} published systems, expected one of '
+                          f'{some(found, _MAX_NAMES)}')
+    parent = name.casefold().rpartition('/')[0]
+    near = [w for place in (parent, parent.partition('/')[0]) if place for w in whole
+            if w.casefold().startswith(f'{place}/')]  # systems of the same round
+    hint = nearest(name, near) or nearest(name, list(whole)) or nearest(name, [s.name for s in whole.values()])
     raise ConfigError(f'{printable(name)}: not a file, folder or published system' + (
         hint or f'; expected a run, a study, a JSON file of bench, or a name such as {list(whole)[-1]}'))
 

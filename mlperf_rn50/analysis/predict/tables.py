@@ -99,12 +99,14 @@ def verdicts(answer: Answer) -> list[str]:
     fastest, cheapest, knee = answer.fastest, answer.cheapest, answer.knee
     if not fastest or not cheapest or not knee or len(answer.timed) < 2:
         return []
+    which = ' predicted layout' if len(answer.timed) < len(answer.rows) else ''  # another one may be faster
     if fastest is cheapest:
-        return [f'Fastest and cheapest: {_row_text(answer, fastest)}']
+        return [f'Fastest and cheapest{which}: {_row_text(answer, fastest)}']
     knee_text = (f'{_row_text(answer, knee)}; beyond it, 1 % less time needs more than 1 % more node-hours'
                  if knee is not fastest else
                  f'not reached up to {fastest.layout.name}; 1 % less time needs less than 1 % more node-hours')
-    return [f'Fastest: {_row_text(answer, fastest)}', f'Cheapest: {_row_text(answer, cheapest)}', f'Knee: {knee_text}']
+    return [f'Fastest{which}: {_row_text(answer, fastest)}', f'Cheapest{which}: {_row_text(answer, cheapest)}',
+            f'Knee: {knee_text}']
 
 
 def _link_line(link: Link | None) -> str:

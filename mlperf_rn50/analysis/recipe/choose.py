@@ -123,19 +123,28 @@ def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
     return [groups[key] for key in sorted(groups, key=lambda k: (k[0], -len(groups[k])))]
 
 
-def _adjacent(family: Sequence[RecipeGroup], batch: int) -> tuple[list[RecipeGroup], list[RecipeGroup]]:
-    """Return the recipes at the next smaller batch and at the next larger batch."""
-    sizes = [p.recipe.global_batch_size for p in family]
-    below, above = max((s for s in sizes if s < batch), default=0), min((s for s in sizes if s > batch), default=0)
-    return ([p for p in family if p.recipe.global_batch_size == below],
-            [p for p in family if p.recipe.global_batch_size == above])
+def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
+    """Return the best complete recipe of each batch, without batches at which a larger one takes fewer epochs."""
+    found: list[RecipeGroup] = []
+    for size in sorted({p.recipe.global_batch_size for p in family}, reverse=True):
+        best = _best([p for p in family if p.recipe.global_batch_size == size], size)
+        if best and not (found and best.mean_epochs > found[-1].mean_epochs):
+            found.append(best)
+    return found[::-1]
+
+
+def adjacent(family: Sequence[RecipeGroup], batch: int) -> tuple[RecipeGroup | None, RecipeGroup | None]:
+    """Return the recipes of the frontier at the next smaller and at the next larger batch; None if there is none."""
+    edge = frontier(family)
+    return (next((p for p in reversed(edge) if p.recipe.global_batch_size < batch), None),
+            next((p for p in edge if p.recipe.global_batch_size > batch), None))
 
 
 def recipes_near(recipes: Sequence[RecipeGroup], batch: int) -> tuple[list[RecipeGroup], bool]:
     """Return (recipes at a batch, True), or (adjacent recipes of each optimizer and generation, False)."""
-    found = _recipes_at(recipes, batch)
-    adjacent = [p for family in families(recipes) for side in _adjacent(family, batch) for p in side]
-    return (found, True) if found else (adjacent, False)
+    if found := _recipes_at(recipes, batch):
+        return found, True
+    return [p for family in families(recipes) for p in adjacent(family, batch) if p], False
 
 
 @dataclass(frozen=True)
@@ -157,6 +166,11 @@ class Choice:
         return sum(len(p.runs) for p in self.sources)
 
     @property
+    def num_sets(self) -> int:
+        """Number of sets of the sources with at least one run that reached the target."""
+        return sum(any(p.epochs_of(s)) for p in self.sources for s in p.sets)
+
+    @property
     def epochs_range(self) -> tuple[int, int]:
         """Fewest and most epochs to the target among the sources."""
         return min(p.epochs[0] for p in self.sources), max(p.epochs[-1] for p in self.sources)
@@ -172,18 +186,18 @@ def range_text(numbers: Sequence[int]) -> str:
     return f'{low:,}' if low == high else f'{low:,} to {high:,}'
 
 
-def _rank(published: RecipeGroup, batch: int) -> tuple:
-    """Return a sort key: newest generation, reliable, exact batch, highest success rate, fewest epochs.
+def rank(published: RecipeGroup, batch: int) -> tuple:
+    """Return a sort key: reliable, fewest epochs, exact batch, highest success rate, newest round.
 
     The success rate includes one added success and one added failure, so that 59 of 60 ranks above 5 of 5.
     """
     good, runs = len(published.epochs), len(published.runs)
-    return (_age(published), good / runs < _RELIABLE, published.recipe.global_batch_size != batch,
-            -(good + 1) / (runs + 2), published.mean_epochs, [-ord(c) for c in published.rounds])
+    return (good / runs < _RELIABLE, round(published.mean_epochs, 1), published.recipe.global_batch_size != batch,
+            -(good + 1) / (runs + 2), [-ord(c) for c in published.rounds.rpartition(', ')[2]])
 
 
 def _best(recipes: Sequence[RecipeGroup], batch: int) -> RecipeGroup | None:
-    return min((p for p in recipes if p.is_whole), key=lambda p: _rank(p, batch), default=None)
+    return min((p for p in recipes if p.is_whole), key=lambda p: rank(p, batch), default=None)
 
 
 def choose_recipe(batch: int, opt_name: str | None = None, target: float | None = None,
@@ -198,7 +212,7 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
         recipe = replace(best.recipe, global_batch_size=batch, target_accuracy=best.target)
         return Choice(recipe, 'known', (best,), best.mean_epochs, best.target)
     for family in families([p for p in recipes if p.is_whole]):
-        below, above = (_best(side, batch) for side in _adjacent(family, batch))
+        below, above = adjacent(family, batch)
         if below and above and below.recipe.decay == above.recipe.decay and below.target == above.target:
             return interpolate(below, above, batch)
     raise ConfigError(_refusal(recipes, batch, opt_name, target))

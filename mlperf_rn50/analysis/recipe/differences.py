@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, RecipeGroup, fold, is_within
+from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, RecipeGroup, fold, is_within, range_text
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.config import Config
@@ -209,13 +209,13 @@ def _text(cells: dict[str, RecipeValue], key: str) -> str:
 
 
 def _values_text(recipes: Sequence[RecipeGroup], key: str) -> str:
-    """List the published values of a key, each with the batches of the recipes that use it."""
+    """List the published values of a key, each with the range of batches of the recipes that use it."""
     batches: dict[str, set[int]] = {}
     for p in recipes:
         cells = _published_cells(p)
         if cells[key].value is not None:
             batches.setdefault(_text(cells, key), set()).add(p.recipe.global_batch_size)
-    return '; '.join(f'{text} at {", ".join(f"{b:,}" for b in sorted(sizes))}' for text, sizes in batches.items())
+    return '; '.join(f'{text} at {range_text(list(sizes))}' for text, sizes in batches.items())
 
 
 def _deviation(config: Config, key: str, similar: Sequence[RecipeGroup], batch: int) -> str:

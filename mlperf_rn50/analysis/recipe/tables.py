@@ -10,15 +10,17 @@ from tabulate import tabulate
 
 import mlperf_rn50
 from mlperf_rn50 import config as cfg
-from mlperf_rn50.analysis.recipe.choose import Choice, RecipeGroup, choose_recipe, fold, range_text, recipes_near
+from mlperf_rn50.analysis.recipe.choose import Choice, RecipeGroup, choose_recipe, fold, range_text, rank, recipes_near
 from mlperf_rn50.analysis.recipe.differences import Row, find_deviations, is_imagenet, rows_of
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import parse_json, read_text
 from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.text import plural
 
 FORMAT = 'mlperf-rn50 recipe 1'
+_MAX_RECIPES, _MAX_SYSTEMS = 8, 3  # maximum recipes in a table, and systems for each recipe
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,17 @@ class Recipes:
 
 
 def find_recipes(batch: int, opt_name: str | None, target: float | None, config: Config | None = None,
-                 num_ranks: int | None = None) -> Recipes:
+                 num_ranks: int | None = None, division: str = 'closed') -> Recipes:
     """Return the recipes of a batch, with a choice or a comparison; raise ConfigError if there are no recipes."""
-    choice = None if config else choose_recipe(batch, opt_name, target)
-    known = fold(load_published(), opt_name, target)
+    sets = load_published(division)
+    choice = None if config else choose_recipe(batch, opt_name, target, sets)
+    known = fold(sets, opt_name, target)
     recipes, is_at_batch = recipes_near(known, batch)
     if not recipes:
         raise ConfigError(f'--compare: no published set reached {100 * (target or 0):.4g} %')
     preferred = config.optimizer.name if config else None
-    newest_first = sorted(recipes, key=lambda p: p.rounds, reverse=True)
-    ordered = sorted(newest_first, key=lambda p: (p.recipe.opt_name != preferred, p.recipe.opt_name or ''))
+    ordered = sorted(recipes, key=lambda p: (preferred not in (None, p.recipe.opt_name), not p.is_whole,
+                                             rank(p, batch)))
     return Recipes(batch, target, ordered, rows_of(ordered, config), is_at_batch, choice, config,
                    find_deviations(config, num_ranks) if config else ())
 
@@ -53,13 +56,17 @@ def find_recipes(batch: int, opt_name: str | None, target: float | None, config:
 def _systems_table(recipes: Sequence[RecipeGroup]) -> str:
     rows = []
     for letter, published in zip(ascii_uppercase, recipes):
-        for run_set in published.sets:
+        newest = sorted(published.sets, key=lambda s: s.round, reverse=True)[:_MAX_SYSTEMS]
+        for run_set in newest:
             epochs, per_node = published.epochs_of(run_set), (run_set.num_accelerators or 0) // (run_set.num_nodes or 1)
             layout = f'{run_set.num_nodes}x{per_node}' if per_node else f'{run_set.num_nodes}, CPUs'
-            rows.append([letter if run_set is published.sets[0] else '', f'{published.recipe.global_batch_size:,}',
+            rows.append([letter if run_set is newest[0] else '', f'{published.recipe.global_batch_size:,}',
                          run_set.round, run_set.org or '-', run_set.name, layout, f'{100 * published.target:.4g} %',
                          ' '.join('-' if e is None else str(e) for e in epochs),
                          f'{sum(e is not None for e in epochs)} of {len(epochs)}'])
+        if more := published.sets[_MAX_SYSTEMS:]:
+            runs = len(published.epochs) - sum(e is not None for s in newest for e in published.epochs_of(s))
+            rows.append(['', '', '', '', f'and {plural(len(more), "more set")}', *[''] * 3, f'{runs} more runs'])
     head = ['', 'batch', 'round', 'organisation', 'system', 'layout', 'target', 'epochs', 'converged']
     return tabulate([[printable(text) for text in row] for row in rows], head, disable_numparse=True,
                     colalign=['left', 'right', *['left'] * 7])
@@ -67,11 +74,11 @@ def _systems_table(recipes: Sequence[RecipeGroup]) -> str:
 
 def _values_tables(found: Recipes) -> list[str]:
     """Return one table of values or, with a configuration, two: one for values that differ, one for shared values."""
-    letters = ascii_uppercase[:len(found.recipes)]  # there are more letters than published recipes
+    letters = ascii_uppercase[:min(_MAX_RECIPES, len(found.recipes))]
     if not found.config:
         return [tabulate(map(_texts, found.rows), ['', *letters], disable_numparse=True)]
-    differing = [_texts(row) for row in found.rows if len({c.text for c in row.published}) > 1]
-    shared = [_texts(row)[:3] for row in found.rows if len({c.text for c in row.published}) == 1]
+    num_values = [(len({c.text for c in row.published[:_MAX_RECIPES]}), _texts(row)) for row in found.rows]
+    differing, shared = [t for n, t in num_values if n > 1], [t[:3] for n, t in num_values if n == 1]
     span = f'{letters[0]} to {letters[-1]}' if differing else letters[0]
     tables = [(differing, ['', 'config', *letters]), (shared, ['', 'config', span])]
     return [tabulate(rows, head, disable_numparse=True) for rows, head in tables if rows]
@@ -79,7 +86,7 @@ def _values_tables(found: Recipes) -> list[str]:
 
 def _texts(row: Row) -> list[str]:
     compared = [] if row.config is None else [row.config.text + (' *' if row.is_alone else '')]
-    return [row.key, *compared, *(printable(cell.text) for cell in row.published)]
+    return [row.key, *compared, *(printable(cell.text) for cell in row.published[:_MAX_RECIPES])]
 
 
 def render_recipes(found: Recipes) -> str:
@@ -88,11 +95,14 @@ def render_recipes(found: Recipes) -> str:
              f'Not published at batch {found.batch:,}; adjacent batches')
     goal = '' if found.target is None else f', for {100 * found.target:.4g} % or more'
     notes = ['† from the submitted settings, not logged  ? unknown  - not applicable']
+    if more := found.recipes[_MAX_RECIPES:]:
+        notes.insert(0, f'{plural(len(more), "more recipe")} with other values or more epochs: --format json')
     if found.config:
         notes += _compared_notes(found, found.config)
     if found.choice:
         notes += ['', *map(printable, _choice_lines(found.choice))]
-    return '\n\n'.join([f'{title}{goal}:', _systems_table(found.recipes), *_values_tables(found), '\n'.join(notes)])
+    return '\n\n'.join([f'{title}{goal}:', _systems_table(found.recipes[:_MAX_RECIPES]), *_values_tables(found),
+                        '\n'.join(notes)])
 
 
 def _compared_notes(found: Recipes, config: Config) -> list[str]:
@@ -130,6 +140,8 @@ def _choice_lines(choice: Choice) -> list[str]:
              f'epochs, {length}, weight decay {r.weight_decay:g}.',
              f'Expected: {choice.epochs:.3g} epochs to {100 * choice.target:.4g} % ({range_text(choice.epochs_range)} '
              f'in the sources); {choice.num_converged} of {choice.num_runs} source runs reached it.',
+             f'Sets that converged with {"it" if choice.kind == "known" else "the recipes on both sides"}: '
+             f'{choice.num_sets}.',
              f'Source: {choice.source_text}.']
     if choice.kind == 'between':
         lines.append('No published set has this batch; learning rate, warm-up and schedule are interpolated.')
@@ -147,7 +159,7 @@ def _published_object(published: RecipeGroup) -> dict[str, Any]:
 
 def recipes_object(found: Recipes) -> dict[str, Any]:
     """Return the JSON output of the recipe command, documented in docs/recipes.md."""
-    choice, names = found.choice, ('epochs', 'epochs_range', 'num_converged', 'num_runs')
+    choice, names = found.choice, ('epochs', 'epochs_range', 'num_converged', 'num_runs', 'num_sets')
     rows = [{'key': row.key, 'own': row.config and row.config.value, 'is_alone': row.is_alone,
              'published': [{'value': c.value, 'is_logged': c.is_logged} for c in row.published]} for row in found.rows]
     return {'format': FORMAT, 'version': mlperf_rn50.__version__,

@@ -1,5 +1,6 @@
 """Published run sets from the packaged table published.json, which docs/make_published.py writes."""
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -11,26 +12,53 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, Evaluation, Run
 
-_FACTS = ('round', 'org', 'num_nodes', 'num_ranks', 'num_accelerators', 'accelerator', 'global_batch_size',
-          'target_accuracy')
+NAME = 'published'  # instead of a folder of logs, the packaged table
+_FACTS = ('round', 'org', 'division', 'framework', 'num_nodes', 'num_ranks', 'num_accelerators', 'accelerator',
+          'global_batch_size', 'target_accuracy')
+
+
+def is_mxnet(name: str, framework: str | None) -> bool:
+    """Return whether the name of a published set or its described framework contains MXNet."""
+    return 'mxnet' in f'{name} {framework or ""}'.casefold()
 
 
 def _published_set(entry: Mapping[str, Any]) -> RunSet:
     facts = {name: entry[name] for name in _FACTS} | {'train_samples': IMAGENET_TRAIN, 'optimizer': entry['optimizer']}
-    if entry['optimizer']['opt_name'] == 'sgd':
+    unlogged = entry.get('unlogged', {})
+    if unlogged and entry['optimizer'].get('opt_name') == 'sgd':
         facts['optimizer'] = {**entry['optimizer'], 'sgd_opt_nesterov': False}  # required by the rules
-    runs = tuple(Run(Path(name), status=status, time_to_train_s=time_s, last_epoch=epochs,
+    folder = Path(NAME, entry['round'], entry['org'], entry['name'])
+    runs = tuple(Run(folder / name, status=status, time_to_train_s=time_s, last_epoch=epochs,
                      epochs_to_converge=epochs if status == 'converged' else None,
                      evaluations=[Evaluation(epoch, accuracy, 0, None, None, None) for epoch, accuracy in curve],
                      **facts) for name, status, epochs, time_s, curve in entry['runs'])
-    folder = Path(entry['round'])
-    logged = RunSet(entry['name'], folder, folder, runs, is_published=True, given_times=RunTimes(*entry['times']))
+    logged = RunSet(entry['name'], folder, folder.parent / 'results', runs, entry.get('refusal'), (),
+                    entry.get('is_duplicate', False), is_published=True,
+                    given_times=RunTimes(*entry['times']) if entry['times'] else None)
     return replace(logged, unlogged={name: tuple(value) if isinstance(value, list) else value for name, value
-                                     in entry['unlogged'].items() if getattr(logged.recipe, name) is None})
+                                     in unlogged.items() if getattr(logged.recipe, name) is None})
 
 
 @cache
-def load_published() -> tuple[RunSet, ...]:
-    """Return the published sets of ResNet-50 on MXNet, from github.com/mlcommons/training_results_v0.5 to v1.0."""
+def load_table() -> tuple[RunSet, ...]:
+    """Return all published sets, of every framework and division, from mlcommons/training_results_v0.5 to v4.0."""
     text = resources.files(__package__).joinpath('published.json').read_text(encoding='utf-8')
     return tuple(map(_published_set, json.loads(text)['sets']))
+
+
+def sets_under(path: Path) -> tuple[RunSet, ...]:
+    """Return the sets under published, or one of its rounds, organisations or systems; () for any other path."""
+    if path.parts[:1] != (NAME,) or os.path.lexists(path):
+        return ()
+    found = [s for s in load_table() if s.folder.is_relative_to(path)]
+    return tuple(sorted(found, key=lambda s: (s.study, s.num_units or 0, s.num_nodes or 0, s.name)))
+
+
+@cache
+def load_published(division: str = 'closed') -> tuple[RunSet, ...]:
+    """Return the published MXNet sets of the closed division, or of both divisions for 'open'.
+
+    Refused sets and copies of other sets are left out.
+    """
+    return tuple(s for s in load_table() if s.has_recipe and not s.is_duplicate
+                 and division in ('open', s.division) and is_mxnet(s.name, s.framework))

@@ -57,7 +57,7 @@ class RunSet:
     """
 
     name: str  # of the system
-    folder: Path  # for a published set, its round
+    folder: Path  # for a published set, published/round/organisation/system
     study: Path  # parent folder
     runs: tuple[Run, ...]
     refusal: str | None = None  # why the runs do not form a set
@@ -184,6 +184,8 @@ class RunSet:
 
     @cached_property
     def epoch_s(self) -> float | None:
+        if self.given_times:
+            return self.given_times.epoch_s
         return None if self.refusal or self.speed_doubt else seconds_per_epoch(self.scored or self.runs)
 
     @cached_property
@@ -198,7 +200,7 @@ class RunSet:
     @cached_property
     def energies(self) -> dict[Path, Energy]:
         """Energy of each run by log, from files beside the log; for a run without an end, the energy so far."""
-        files = find_telemetry(self.folder)
+        files = {} if self.is_published else find_telemetry(self.folder)
         return {r.path: read_energy(r, files) for r in self.runs if files and r.status != 'unreadable'}
 
     @cached_property

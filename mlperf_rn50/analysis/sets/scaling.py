@@ -208,8 +208,8 @@ def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparis
                 f'the official score is {official:.2f} min = {score:.2f} min x {official / score:.4f} because the runs '
                 'took fewer epochs than the reference'))
     if any(rcp.is_applicable(s) and rcp.check_rcp(s) is None for s in run_sets):
-        found[baseline].append(note("reference convergence points were not checked; run pip install "
-                                    "'mlperf-rn50[check]'"))
+        found[baseline].append(note("reference convergence points were not checked; run pip install '.[check]' in the "
+                                    'checkout'))
     return found
 
 

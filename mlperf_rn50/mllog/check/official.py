@@ -25,7 +25,7 @@ from mlperf_rn50.mllog.rulesets import DIVISIONS
 
 MAX_LINE = 8192  # characters; the longest published log line has 1256
 _MARK = ':::ML'
-NEEDED = "needs mlperf-logging: pip install 'mlperf-rn50[check]'"
+NEEDED = "needs mlperf-logging: pip install '.[check]' in the checkout"
 _MAX_S = 600  # time limit for one tool, which usually takes seconds
 # Keys whose values the official checker puts into file names, and the permitted values.
 _ENQUEUED = {'submission_benchmark': ('resnet',), 'submission_division': DIVISIONS, 'opt_name': ('sgd', 'lars')}
