@@ -60,7 +60,8 @@ def test_images_match_cpu(is_training, layout, precision, decoder, pictures, dev
 
 @pytest.mark.parametrize('decoder', ['cpu', 'mixed'])
 def test_trial_of_the_doctor_runs_dali(decoder, device_id, figure):
-    config = Config(data=DataConfig(decoder=decoder), train=TrainConfig(local_batch_size=BATCH))
+    config = Config(data=DataConfig(decoder=decoder, image_size=64, resize_shorter=64), model=ModelConfig('resnet18'),
+                    train=TrainConfig(local_batch_size=BATCH))
     trial = try_batches(config, 1, 0, device_id)
     figure(f'trial batches, decoder {decoder}', trial['seconds'], 's')
     assert (trial['what'], trial['problem']) == (f'DALI with data.decoder={decoder}', '')
