@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import time
 from argparse import Namespace
@@ -127,7 +128,10 @@ def _show_live(states: Iterator[list[LiveRun]], every_s: float, price: float | N
             while size != console.size or time.monotonic() < until:
                 if size != console.size:  # redraw at once after a resize
                     size = console.size
+                    # Ctrl-C within an update would leave rich's buffer open, which then swallows the end of the screen.
+                    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                     live.update(render(runs, console, price, size.height), refresh=True)
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 time.sleep(min(_RESIZE_S, every_s))
     console.print(render(runs, console, price))
 
