@@ -61,8 +61,8 @@ def run(argv: Sequence[str]) -> int:
             return code
     if options.format == 'html':
         from mlperf_rn50.analysis.report.page import render_html
-        from mlperf_rn50.analysis.report.plots import draw_study
-        print(render_html(studies, [draw_study(s) for s in studies], Path.cwd()))
+        from mlperf_rn50.analysis.report.plots import draw_report
+        print(render_html(studies, list(draw_report(studies)), Path.cwd()))
     elif options.format == 'table' and has_colour(sys.stdout):
         style = terminal_style(lambda text: paint(text, 'bold'), paint_status)
         print(render_table(studies, style, options.findings))

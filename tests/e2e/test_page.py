@@ -4,8 +4,9 @@ from helpers import ROOT, call
 from lines import write_set
 from made_systems import changed, refused
 
+from mlperf_rn50.analysis.report import plots
 from mlperf_rn50.analysis.report.page import render_html
-from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.analysis.report.plots import draw_report
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
 
@@ -19,8 +20,8 @@ def write_rounds(folder):
     """Write a page of two studies with two accelerator models, a refused system, and one that did not converge."""
     for name, nodes, accuracy in [('a-rather-long-name_of_a_system_v100', 1, 0.8), ('b', 2, 0.8), ('c', 4, 0.1),
                                   ('d', 8, 0.8)]:
-        write_set(folder / 'old' / name, 1, epoch_s=60.0 / nodes, nodes=nodes, accuracies=(0.1, accuracy),
-                  status='success' if accuracy > 0.5 else 'aborted')
+        write_set(folder / 'old' / name, 1, epoch_s=60.0 / nodes, nodes=nodes, ranks=4 * nodes,
+                  accuracies=(0.1, accuracy), status='success' if accuracy > 0.5 else 'aborted')
     write_set(folder / 'new/e10', 5, epoch_s=20.0)
     write_set(folder / 'new/e9', 5, epoch_s=10.0)
     models = {'a-rather-long-name_of_a_system_v100': 'V100', 'b': 'V100', 'c': 'V100', 'e10': 'A100', 'e9': 'A100'}
@@ -28,17 +29,20 @@ def write_rounds(folder):
                        else 'v1.0') for s in load_run_sets([folder])]
     studies = make_studies([refused(s, 'seeds are lost') if s.name == 'd' else s for s in systems])
     path = folder / 'report.html'
-    path.write_text(render_html(studies, [draw_study(s) for s in studies], folder))
+    path.write_text(render_html(studies, list(draw_report(studies)), folder))
     return path
 
 
 @pytest.fixture(scope='module')
 def paths(tmp_path_factory):
-    """Pages of the committed sweep and of two rounds."""
+    """Pages of the committed sweep, of two rounds, and of these rounds as a large tree."""
     out = tmp_path_factory.mktemp('report')
     done = call('report', ROOT / 'logs/digits_sweep', '--out', out, '--format', 'html')
     assert (done.returncode, done.stdout) == (0, ''), done.stderr
-    return {'sweep': out / 'report.html', 'rounds': write_rounds(tmp_path_factory.mktemp('rounds'))}
+    rounds = write_rounds(tmp_path_factory.mktemp('rounds'))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, 'LARGE_TREE', 1)
+        return {'sweep': out / 'report.html', 'rounds': rounds, 'tree': write_rounds(tmp_path_factory.mktemp('tree'))}
 
 
 @pytest.fixture
@@ -103,7 +107,7 @@ def test_arrow_keys_move_within_a_table(open_page):
     table = frame(page, ALL).locator('table')
     table.get_by_role('button', name='system').focus()
     for key, text in [('ArrowRight', 'round'), ('End', 'study'), ('ArrowLeft', 'data'), ('Home', 'system'),
-                      ('ArrowDown', column(table, 'system')[0]), ('ArrowRight', 'us'), ('ArrowUp', 'organisation')]:
+                      ('ArrowDown', column(table, 'system')[0]), ('ArrowRight', '0.70'), ('ArrowUp', 'time, min')]:
         page.keyboard.press(key)
         assert page.evaluate('document.activeElement.textContent') == text, key
 
@@ -128,6 +132,21 @@ def test_rows_are_filtered_by_text_and_lists(open_page):
     assert count.inner_text() == '0 of 6 systems'
     form.get_by_label('find').press('Enter')
     assert page.evaluate('location.search') == ''
+
+
+def test_filter_of_a_large_tree_hides_rows_series_and_studies(open_page):
+    page = open_page('tree')
+    studies = page.locator('details.study')
+    assert studies.evaluate_all('all => all.map(s => [s.open, s.checkVisibility()])') == [[False, True]] * 2
+    frame(page, ALL).get_by_role('link', name='a-rather-long').click()  # opens the study
+    old = studies.filter(has_text='old: ')
+    series, others = old.locator('.series'), frame(page, 'Other systems')
+    assert series.locator('tbody tr:visible').count() == 2 and column(others.locator('table'), 'system') == ['c', 'd']
+    page.get_by_label('find').fill('rather')
+    assert series.locator('tbody tr:visible').count() == 1 and not others.is_visible()
+    assert studies.evaluate_all('all => all.map(s => s.checkVisibility())') == [False, True]
+    page.get_by_label('find').fill('v1.0')
+    assert studies.evaluate_all('all => all.map(s => s.checkVisibility())') == [True, False]
 
 
 @SCREENS
@@ -173,7 +192,7 @@ def test_plots_show_values_for_mouse_and_keyboard(open_page):
     assert tip.inner_text() == ''
 
 
-@pytest.mark.parametrize('name', ['sweep', 'rounds'])
+@pytest.mark.parametrize('name', ['sweep', 'rounds', 'tree'])
 @SCREENS
 def test_page_fits_the_screen_width(open_page, name, screen):
     page = open_page(name, **screen)

@@ -150,7 +150,7 @@ def test_tables_have_columns_of_known_values(studies, tmp_path):
     assert [dict(zip(columns, second))[h] for h in heads[2:]] == ['-', '-', '-']
     assert '2x1: note: CPU energy was not measured in 1 of 2 runs; result_1.txt: telemetry of 1 node, but 2' in text
     assert rows_of(text.partition('Energy per run\n')[2])[2] == ['1x1', '22.0', '0.00275', 'CPUs and GPUs', '450']
-    page = render_html(studies(3.5), [[]], tmp_path)
+    page = render_html(studies(3.5), [[], []], tmp_path)
     assert '>0.0214<' in page and '>GPU kWh<' in page
     for path in tmp_path.rglob('telemetry*'):
         path.unlink()

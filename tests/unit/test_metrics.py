@@ -62,7 +62,7 @@ def test_report_shows_the_reads_of_each_node(run_of, tmp_path):
     assert [[c.text for c in row[1:]] for row in reads_table(study).rows] == [
         ['n1', '2.00', '100.0 %', '2.00', '25.0 %'], ['n<2', '3.00', '100.0 %', '3.00', '-']]
     assert 'Training records read by each node per epoch' in render_table([study])
-    page = render_html([study], [[]], tmp_path)
+    page = render_html([study], [[], []], tmp_path)
     assert 'n&lt;2' in page and 'metrics.jsonl' in page  # numbers link to the metrics
 
 

@@ -11,7 +11,7 @@ from made_systems import changed, refused, studies_of, study_of
 from mlperf_rn50.analysis.report.detail_tables import runs_table
 from mlperf_rn50.analysis.report.page import dump_report, render_html
 from mlperf_rn50.analysis.report.picture import render_svg
-from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.analysis.report.plots import draw_report, draw_study
 from mlperf_rn50.analysis.report.tables import answer_table, finding_lines, overview_table, series_table
 from mlperf_rn50.analysis.report.text import render_markdown, render_table
 from mlperf_rn50.analysis.sets import rcp
@@ -25,12 +25,12 @@ PICTURES = ['accuracy_epochs', 'accuracy_time', 'epochs', 'series_1', 'throughpu
 
 
 def page_of(studies, folder='.'):
-    return render_html(studies, [draw_study(s) for s in studies], Path(folder))
+    return render_html(studies, list(draw_report(studies)), Path(folder))
 
 
 def bare_page_of(studies):
     """Render the page without plots, which take the longest."""
-    return render_html(studies, [[] for _ in studies], Path('.'))
+    return render_html(studies, [[] for _ in (None, *studies)], Path('.'))
 
 
 class Elements(HTMLParser):

@@ -1,5 +1,6 @@
 """Render the report as a self-contained HTML page whose numbers link to their log lines."""
 import os
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice, zip_longest
@@ -8,9 +9,10 @@ from urllib.parse import quote
 
 import mlperf_rn50
 from mlperf_rn50.analysis.page import page_template
+from mlperf_rn50.analysis.progress import track
+from mlperf_rn50.analysis.report import plots
 from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
 from mlperf_rn50.analysis.report.picture import Picture, dump_picture, inline_svg
-from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.analysis.report.refs import heading
 from mlperf_rn50.analysis.report.tables import finding_lines, overview_table, tables_of
 from mlperf_rn50.analysis.report.text import render_markdown
@@ -56,46 +58,55 @@ def _read_lines(path: Path, numbers: set[int]) -> dict[int, str]:
     return texts
 
 
-def _cell(cell: Cell, sources: _Sources) -> dict:
+def _cell(cell: Cell, sources: _Sources | None) -> dict:
     """Return a cell with its link target and its sort key, which is empty for a missing number."""
-    href = f'study-{cell.study}' if cell.study else sources.anchor(cell.refs) if cell.refs else None
+    href = f'study-{cell.study}' if cell.study else sources.anchor(cell.refs) if cell.refs and sources else None
     is_number = cell.value is not None or cell.text == '-'
     return {'text': cell.text, 'href': href, 'span': cell.span, 'is_number': is_number,
             'key': '' if cell.value is None else cell.value, 'is_short': cell.span == 1 and len(cell.text) < 30}
 
 
-def _table(table: Table, name: str, sources: _Sources) -> dict:
+def _table(table: Table, name: str, sources: _Sources | None) -> dict:
     whole = table.whole_rows
     columns = [{'head': head, 'is_minor': head in table.minor, 'is_number': is_number}
                for head, is_number in zip(table.head, table.are_numbers)]
-    texts = [(i, head, sorted({row[i].text for row in whole} - {'-'})) for i, head in enumerate(table.head)
-             if head in table.choices]
+    choices = [(i, head, [x for _, x in sorted({(row[i].value or 0, row[i].text) for row in whole}) if x != '-'])
+               for i, head in enumerate(table.head) if head in table.choices]
     return {'id': name, 'title': table.title, 'note': table.note, 'columns': columns,
-            'has_minor': any(c['is_minor'] for c in columns), 'choices': [x for x in texts if len(x[2]) > 1],
+            'has_minor': any(c['is_minor'] for c in columns), 'choices': [x for x in choices if len(x[2]) > 1],
             'rows': [[_cell(c, sources) for c in row] for row in table.rows]}
 
 
-def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _Sources) -> dict:
+def _pictures(pictures: Sequence[Picture], prefix: str) -> list[dict]:
+    return [{'id': f'{prefix}-{k}-', 'title': p.title, 'notes': p.notes, 'svg': inline_svg(p, f'{prefix}-{k}-')}
+            for k, p in enumerate(pictures)]
+
+
+def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _Sources | None) -> dict:
     name, count = f'study-{number}', len(study.series)
-    drawn = [{'id': f'p{number}-{k}-', 'title': p.title, 'notes': p.notes, 'svg': inline_svg(p, f'p{number}-{k}-')}
-             for k, p in enumerate(pictures)]
-    tables = [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(tables_of(study), start=1)]
+    drawn, is_brief, home = _pictures(pictures, f'p{number}'), sources is None, study.baseline.study
+    home = home.parent if home.name == 'results' else home
+    shown = tables_of(study)[:count + bool(study.others) if is_brief else None]
+    tables = [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(shown, start=1)]
     series = list(zip_longest(tables[:count], drawn[:count]))
     return {'id': name, 'title': heading(study), 'findings': finding_lines(study, more='see all findings'),
-            'all_findings': finding_lines(study, True), 'series': series,
-            'pictures': drawn[count:], 'tables': tables[count:], 'has_others': bool(study.others)}
+            'all_findings': [] if is_brief else finding_lines(study, True), 'series': series,
+            'command': shlex.join(['mlperf-rn50', 'report', str(home), '--out', 'DIR']) if is_brief else None,
+            'pictures': drawn[count:], 'tables': tables[count:], 'has_others': bool(study.others),
+            'num_systems': len(study.run_sets)}
 
 
 def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder: Path) -> str:
-    """Return the page with the plots of each study; links are relative to folder, where the page will be written."""
-    sources = _Sources()
+    """Return the page with the plots of draw_report; links are relative to folder, where the page will be written."""
+    sources = None if len(studies) > plots.LARGE_TREE else _Sources()
     overview = overview_table(studies)
     title = heading(studies[0]) if len(studies) == 1 else (
         f'ResNet-50 in MLPerf logs: {sum(len(s.run_sets) for s in studies)} systems in {len(studies)} studies')
     return page_template('report/page.html').render(
         title=title, overview=_table(overview, 'systems', sources) if overview else None,
-        sections=[_section(i, s, p, sources) for i, (s, p) in enumerate(zip(studies, drawn), start=1)],
-        quotes=sources.quotes(folder), version=mlperf_rn50.__version__)
+        sections=[_section(i, s, p, sources) for i, (s, p) in enumerate(zip(studies, drawn[1:]), start=1)],
+        pictures=_pictures(drawn[0], 'p0'), quotes=sources.quotes(folder) if sources else None,
+        version=mlperf_rn50.__version__)
 
 
 def dump_report(studies: Sequence[Study], folder: Path, has_all_findings: bool = False) -> Path:
@@ -107,9 +118,9 @@ def dump_report(studies: Sequence[Study], folder: Path, has_all_findings: bool =
                              ('.md', partial(render_markdown, has_all_findings=has_all_findings))):
             write_atomically(folder / f'report{name}', render(studies) + '\n')
         drawn = []
-        for i, study in enumerate(studies, start=1):
-            drawn.append(draw_study(study))
-            for picture in drawn[-1]:  # written now to free the memory of the figures
-                dump_picture(picture, folder, f'study{i}_' if len(studies) > 1 else '')
+        for i, pictures in enumerate(track(plots.draw_report(studies), 1 + len(studies), 'draw plots')):
+            drawn.append(pictures)
+            for picture in pictures:  # written now to free the memory of the figures
+                dump_picture(picture, folder, f'study{i}_' if i and len(studies) > 1 else '')
         write_atomically(folder / 'report.html', render_html(studies, drawn, folder) + '\n')
     return folder / 'report.html'

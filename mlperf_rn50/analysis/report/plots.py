@@ -1,20 +1,32 @@
 """All plots of a study. A system has the same colour in each of them."""
+from collections.abc import Iterator, Sequence
+
 import matplotlib
 
 from mlperf_rn50.analysis.report import bars, curves
+from mlperf_rn50.analysis.report.overview import draw_overview
 from mlperf_rn50.analysis.report.picture import STYLE, Picture
 from mlperf_rn50.analysis.report.scene import make_scene
 from mlperf_rn50.analysis.sets.scaling import Study
 
+LARGE_TREE = 8  # a page about more studies is brief
 
-def draw_study(study: Study) -> list[Picture]:
-    """Return the plots for which the study has data, those of its series first."""
+
+def draw_report(studies: Sequence[Study]) -> Iterator[list[Picture]]:
+    """Yield the plots of all systems, then those of each study."""
+    yield draw_overview([s for study in studies for s in study.run_sets])
+    for study in studies:
+        yield draw_study(study, len(studies) > LARGE_TREE)
+
+
+def draw_study(study: Study, is_brief: bool = False) -> list[Picture]:
+    """Return the plots for which the study has data, those of its series first; a brief report has no others."""
     scene = make_scene(study)
     if not scene.shown:
         return []
     with matplotlib.rc_context(STYLE):
-        drawn = [draw(scene) for draw in (
+        series = [bars.draw_series(scene, x, f'series_{k}') for k, x in enumerate(study.series, start=1)]
+        drawn = [] if is_brief else [draw(scene) for draw in (
             bars.draw_time_to_train, bars.draw_epochs, bars.draw_speedup, curves.draw_accuracy_over_time,
             curves.draw_accuracy_over_epochs, bars.draw_throughput, bars.draw_time_parts, curves.draw_learning_rate)]
-        series = [bars.draw_series(scene, x, f'series_{k}') for k, x in enumerate(study.series, start=1)]
-        return [p for p in (*series, *drawn, *curves.draw_all_telemetry(scene)) if p]
+        return [p for p in (*series, *drawn, *(() if is_brief else curves.draw_all_telemetry(scene))) if p]

@@ -166,10 +166,10 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
         for run_set in study.run_sets:
             cells = _system_cells(run_set, 'accelerators')
             rows.append({'system': Cell(run_set.name, study=number), 'round': Cell(', '.join(run_set.rounds)),
+                         **{h: cells[h] for h in ('time, min', 'mean epochs')},
                          'organisation': Cell(run_set.org or '-', refs=fact_refs(run_set.runs, 'org')),
-                         **{h: cells[h] for h in ('nodes', 'accelerators', 'batch', 'converged', 'mean epochs',
-                                                  'time, min', 'time from', 'official score, min', 'accelerator',
-                                                  'framework')},
+                         **{h: cells[h] for h in ('nodes', 'accelerators', 'batch', 'converged', 'time from',
+                                                  'official score, min', 'accelerator', 'framework')},
                          'target': percent_cell(run_set.target_accuracy, '.2f',
                                                 fact_refs(run_set.runs, 'target_accuracy')),
                          'data': Cell(data_name(run_set.other_dataset)), 'study': Cell(study.name)})
@@ -178,7 +178,7 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
         note='Times to different targets or on different data are not comparable; each study below has one target.',
         minor=('nodes', 'accelerator', 'framework', 'converged', 'time from', 'official score, min', 'target', 'data',
                'study'),
-        choices=('round', 'organisation', 'accelerator'))
+        choices=('round', 'organisation', 'accelerator', 'batch'))
 
 
 def tables_of(study: Study) -> list[Table]:

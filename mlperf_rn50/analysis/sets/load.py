@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from mlperf_rn50.analysis.progress import track
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import walk
@@ -93,7 +94,7 @@ def _load_runs(logs: Sequence[Path]) -> list[Run | OtherBenchmark]:
         return list(map(_load_run, logs))
     try:
         with ProcessPoolExecutor(min(_num_processors(), _MAX_PROCESSES), initializer=_follow_parent) as pool:
-            return list(pool.map(_load_run, logs, chunksize=_AT_ONCE))
+            return list(track(pool.map(_load_run, logs, chunksize=_AT_ONCE), len(logs), 'read logs'))
     except (BrokenExecutor, OSError):  # a worker was killed or cannot be started
         return list(map(_load_run, logs))
 

@@ -56,6 +56,15 @@ def _checker(ruleset: str) -> Any:
     return RCP_Checker('training', ruleset, 'resnet', False)
 
 
+def reference_points() -> list[tuple[int, float]]:
+    """Return (batch, mean epochs) of the newest official pruned points; [] if mlperf-logging is not installed."""
+    try:
+        points = _checker(_RULESETS[-1]).pruned_rcp_data.values()
+    except ImportError:
+        return []
+    return sorted((int(r['BS']), float(r['RCP Mean'])) for r in points)
+
+
 def check_rcp(run_set: RunSet) -> RcpVerdict | None:
     """Return the verdict from the official pruned points; None if none apply or mlperf-logging is not installed."""
     if not is_applicable(run_set):

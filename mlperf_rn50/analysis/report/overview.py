@@ -1,0 +1,63 @@
+"""Pictures of the systems of several rounds: time over accelerators, and epochs over the global batch."""
+from collections.abc import Sequence
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mlperf_rn50.analysis.recipe.choose import families, fold, frontier
+from mlperf_rn50.analysis.report import picture as drawing
+from mlperf_rn50.analysis.sets import rcp
+from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.run import TARGET
+
+CARDS = ('V100', 'A100', 'H100')  # accelerators with one to thousands of units in published sets
+_COLOURS = {**dict(zip(CARDS, drawing.COLOURS)), 'other': drawing.GRID}
+
+
+def card_of(run_set: RunSet) -> str:
+    return next((name for name in CARDS if name in (run_set.accelerator or '')), 'other')
+
+
+def _draw(name: str, title: str, points: dict[RunSet, tuple[float, float]],
+          labels: tuple[str, str]) -> tuple[drawing.Picture, Axes]:
+    """Draw a mark for each system, coloured by accelerator."""
+    rounds, figure = sorted(s.round for s in points), Figure(figsize=(drawing.WIDTH_IN, 3.4))
+    axes = figure.add_subplot(ylabel=labels[1])
+    picture = drawing.Picture(name, title, 'ResNet-50 in MLPerf Training', figure, [
+        f'{len(points)} closed-division systems of {rounds[0]} to {rounds[-1]} with {100 * TARGET:g} % as target'])
+    for card, colour in _COLOURS.items():
+        if own := [s for s in points if card_of(s) == card]:
+            line, = axes.plot(*zip(*map(points.get, own)), 'o', color=colour, markersize=4, alpha=0.7,
+                              markeredgewidth=0, label=card)
+            picture.tip(line, *(f'{s.org or "unnamed"} {s.name}, {s.round}: {points[s][1]:.2f} {labels[1]}, '
+                                f'{points[s][0]:,} {labels[0]}' for s in own))
+    drawing.scale_up(axes.xaxis, labels[0], [x for x, _ in points.values()])
+    return picture, axes
+
+
+def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Picture]:
+    """Return the two pictures of the comparable systems; none if these are of fewer than two rounds."""
+    shown = [s for s in run_sets if s.is_imagenet and s.target_accuracy == TARGET and s.division != keys.OPEN
+             and s.minutes and s.num_accelerators and s.global_batch_size and not s.is_duplicate]
+    if len({s.round for s in shown}) < 2:
+        return []
+    minutes: dict[RunSet, tuple[float, float]] = {s: (s.num_accelerators or 0, s.minutes or 0.0) for s in shown}
+    epochs: dict[RunSet, tuple[float, float]] = {s: (s.global_batch_size or 0, s.epochs_mean or 0.0) for s in shown}
+    with matplotlib.rc_context(drawing.STYLE):
+        times, time_axes = _draw('minutes_over_accelerators', 'Time to train over accelerators', minutes,
+                                 ('accelerators', 'minutes'))
+        drawing.scale_up(time_axes.yaxis, 'minutes', [y for _, y in minutes.values()])
+        drawing.legend(times, time_axes.lines)
+        picture, axes = _draw('epochs_over_batch', 'Epochs to converge over the global batch', epochs,
+                              ('images per batch', 'mean epochs'))
+        if best := next(filter(None, map(frontier, families(fold(shown, target=TARGET)))), []):
+            axes.plot([p.recipe.global_batch_size for p in best], [p.mean_epochs for p in best], color=drawing.INK,
+                      linewidth=1, label='fewest epochs')
+        if points := rcp.reference_points():
+            line, = axes.plot(*zip(*points), 'D', color=drawing.INK, markersize=5, markerfacecolor='none',
+                              label='reference convergence')
+            picture.tip(line, *(f'reference convergence: {y:.2f} epochs, {x:,} images per batch' for x, y in points))
+        drawing.legend(picture, axes.lines)
+    return [times, picture]

@@ -1,0 +1,79 @@
+"""Pictures of all systems, and the page of a large tree."""
+import io
+import re
+
+import pytest
+from lines import write_set
+from made_systems import made_set, studies_of
+
+from mlperf_rn50.analysis import progress
+from mlperf_rn50.analysis.report import plots
+from mlperf_rn50.analysis.report.overview import draw_overview
+from mlperf_rn50.analysis.report.page import dump_report, render_html
+from mlperf_rn50.analysis.sets.rcp import reference_points
+from mlperf_rn50.analysis.sets.recipe import Recipe
+
+
+def make_system(name, round_, accelerator, batch, epochs, **facts):
+    facts = {'num_accelerators': 8, 'target_accuracy': 0.759, 'accelerator': accelerator, 'round': round_} | facts
+    recipe = Recipe('lars', batch, 10.0, 2.0, 'poly', 37.0, weight_decay=1e-4, momentum=0.9, target_accuracy=0.759,
+                    eval_period=4, first_eval_epoch=2)
+    return made_set(name, recipe, [('converged', 1200.0, [(epochs, 0.76)])], **facts)
+
+
+def test_overview_shows_comparable_systems_of_two_rounds():
+    systems = [make_system('a', 'v0.7', 'Tesla V100', 1024, 60), make_system('b', 'v1.0', 'NVIDIA A100', 4096, 36),
+               make_system('c', 'v1.0', 'TPU', 8192, 46), make_system('d', 'v1.0', 'TPU', 8192, 30, division='open'),
+               make_system('e', 'v0.5', 'TPU', 8192, 40, target_accuracy=0.749)]
+    times, epochs = draw_overview(systems)
+    assert [t for texts in times.tips.values() for t in texts] == [
+        'us a, v0.7: 20.00 minutes, 8 accelerators', 'us b, v1.0: 20.00 minutes, 8 accelerators',
+        'us c, v1.0: 20.00 minutes, 8 accelerators']
+    assert '3 closed-division systems of v0.7 to v1.0' in times.caption
+    line = next(x for x in epochs.figure.axes[0].lines if x.get_label() == 'fewest epochs')
+    assert [*zip(*line.get_data())] == [(4096, 36), (8192, 46)]
+    assert [n for n, _ in reference_points()] == [1632, 3264, 32768, 49152, 67840]
+    assert sum(t.startswith('reference') for texts in epochs.tips.values() for t in texts) == 5
+    assert draw_overview(systems[1:]) == []
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for org in ('a', 'b'):
+        for nodes in (1, 2):
+            write_set(tmp_path / f"v0.7/{org}'s/results/{nodes}x4/resnet", 5, nodes=nodes, ranks=4 * nodes,
+                      batch=9984 * nodes,
+                      epoch_s=60.0 / nodes, seed=lambda k, org=org, nodes=nodes: 10 * ord(org) + 5 * nodes + k)
+    return tmp_path / 'v0.7'
+
+
+def test_large_tree_has_a_brief_page_and_few_files(tree, monkeypatch, tmp_path):
+    studies = studies_of(tree)
+    whole = dump_report(studies, tmp_path / 'whole').read_text()
+    monkeypatch.setattr(plots, 'LARGE_TREE', 1)
+    brief = dump_report(studies, tmp_path / 'brief').read_text()
+    assert sorted(p.name for p in (tmp_path / 'brief').glob('*.svg')) == ['study1_series_1.svg', 'study2_series_1.svg']
+    assert len(brief) < len(whole) / 3 and brief.count('<figure') == brief.count('class="series"') == 2
+    assert re.findall('<(?:section|details) id="(study-.)"', brief) == ['study-1', 'study-2']
+    for text in ('#source-', '>Runs<', '>Plots<'):
+        assert text in whole and text not in brief
+    command = f"mlperf-rn50 report '{tree}/a'\"'\"'s' --out DIR"
+    assert command in brief.replace('&#39;', "'").replace('&#34;', '"') and ' --out DIR' not in whole
+
+
+def test_lists_of_the_filter_are_in_numeric_order(tree):
+    page = render_html(studies_of(tree), [[], [], []], tree)
+    assert re.findall('<option>(.*?)</option>', re.search('<label>batch (.*)</label>', page)[1]) == ['9,984', '19,968']
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize('stream, is_shown', [(Terminal(), True), (io.StringIO(), False)])
+def test_progress_bar_is_shown_only_on_a_terminal(stream, is_shown, monkeypatch):
+    monkeypatch.setenv('TERM', 'xterm')
+    monkeypatch.setattr(progress.sys, 'stderr', stream)
+    assert [*progress.track(iter('abc'), 3, 'read logs')] == ['a', 'b', 'c']
+    assert ('read logs' in stream.getvalue()) == is_shown and bool(stream.getvalue()) == is_shown
