@@ -67,7 +67,7 @@ def test_sweep_skips_complete_runs_and_reports_failures(tmp_path):
     assert failed.returncode == 1, failed.stderr
     assert failed.stderr.count('this run did not converge') == 2  # the second layout also ran
     assert row(failed.stdout, '1x1')[1:8] == ['1', '1', '20', '0', '/', '1', '-']
-    assert '1x1, 2x1: 1 of 1 runs did not converge' in failed.stdout
+    assert '1x1, 2x1: warning: 1 of 1 runs did not converge' in failed.stdout
 
     done = sweep('tiny', '--seeds', 2)
     assert done.returncode == 0, done.stderr
