@@ -24,8 +24,8 @@ V05_STEP_EPOCHS = [30, 60, 80]
 V06_MOMENTUM = 0.9
 LABEL_SMOOTHING = 0.1  # since v0.6
 POLY_POWER = 2
-FACTS = ('division', 'framework', 'accelerator', 'num_nodes', 'num_accelerators', 'num_ranks', 'global_batch_size',
-         'target_accuracy')
+FACTS = ('division', 'framework', 'accelerator', 'node_gbit_s', 'num_nodes', 'num_accelerators', 'num_ranks',
+         'global_batch_size', 'target_accuracy')
 OPTIMIZER_KEYS = ('opt_name', 'lars_epsilon', 'model_l2_regularization')
 MAX_NUMBER = 1e12
 

@@ -127,6 +127,7 @@ class Run:
     num_accelerators: int | None = None  # 0 for a run on CPUs
     accelerator: str | None = None  # model, from the system description
     framework: str | None = None  # name and version, from the system description
+    node_gbit_s: float | None = None  # of all ports of a node between nodes, from the system description
     global_batch_size: int | None = None
     opt_name: str | None = None
     optimizer: Mapping[str, Any] = field(default_factory=dict)

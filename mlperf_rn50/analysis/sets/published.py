@@ -14,7 +14,7 @@ from mlperf_rn50.mllog.run import IMAGENET_TRAIN, Evaluation, Run
 
 NAME = 'published'  # instead of a folder of logs, the packaged table
 _FACTS = ('round', 'org', 'division', 'framework', 'num_nodes', 'num_ranks', 'num_accelerators', 'accelerator',
-          'global_batch_size', 'target_accuracy')
+          'node_gbit_s', 'global_batch_size', 'target_accuracy')
 
 
 def is_mxnet(name: str, framework: str | None) -> bool:

@@ -96,6 +96,7 @@ class RunSet:
     org = _shared('org', str)
     platform = _shared('platform', str)
     framework = _shared('framework', str)
+    node_gbit_s = _shared('node_gbit_s', float)
     accelerator = _shared('accelerator', str)
     num_nodes = _shared('num_nodes', int)
     num_ranks = _shared('num_ranks', int)

@@ -28,6 +28,7 @@ class SystemDescription:
     accelerators: Count | None = None  # total of all nodes
     accelerator: str | None = None
     framework: str | None = None
+    node_gbit_s: float | None = None  # all ports of a node between nodes
 
 
 def _count(value: Any) -> int | None:
@@ -47,6 +48,20 @@ def _name(value: Any) -> str | None:
 def _names(values: list[Any]) -> str | None:
     """Return the distinct names, joined; None if there are none."""
     return ' + '.join(dict.fromkeys(name for v in values if (name := _name(v)))) or None
+
+
+def network_gbit_s(text: Any) -> float | None:
+    """Return the rate of a node's ports in Gbit/s, from a text such as 'Storage: ..., Compute: 8x HDR 200Gb/Sec'.
+
+    Ports for storage and management do not count. Of several kinds of ports, the faster one counts.
+    """
+    parts = re.split(r'[,;+]| and ', text[:1000]) if isinstance(text, str) else []
+    rates = []
+    for part in (p for p in parts if not re.search('storage|management', p, re.IGNORECASE)):
+        ports = re.search(r'(\d{1,3}) ?x', part)
+        known = [int(n) * (8 if unit == 'GB/' else 1) for n, unit in re.findall(r'(\d{1,4}) ?(Gb|GbE|GB/|GB)', part)]
+        rates += [max(known) * (int(ports[1]) if ports else 1)] if known else []
+    return float(max(rates)) if rates and max(rates) > 0 else None
 
 
 def sibling(log: Path, stem: str, suffix: str) -> Path:
@@ -168,6 +183,6 @@ def _describe(path: Path, content: dict[str, Any], text: str) -> SystemDescripti
         return SystemDescription(
             (org, source('submitter')) if org else None, make_count(num_nodes or None, source('number_of_nodes')),
             make_count(total, source('accelerators_per_node')), _name(content.get('accelerator_model_name')),
-            _name(content.get('framework')))
+            _name(content.get('framework')), network_gbit_s(content.get('host_networking')))
     gpus = objects_at(content, 'host', 'hardware', 'gpus')  # of env.json; the log has the numbers of nodes and GPUs
     return SystemDescription(accelerator=_names([g.get('name') for g in gpus]), framework=framework_of(content))
