@@ -6,16 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer, overheads_for
-from mlperf_rn50.analysis.predict.model import base_of, predict_layout
-from mlperf_rn50.analysis.predict.prediction import NO_OVERHEADS, PUBLISHED_LINK, Base, Epochs, Layout, Link
+from mlperf_rn50.analysis.predict.anchors import base_of, link_of
+from mlperf_rn50.analysis.predict.answer import PredictionRequest, costs_for, make_answer
+from mlperf_rn50.analysis.predict.model import predict_layout
+from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, NO_COSTS, Base, Epochs, Layout, Link
 from mlperf_rn50.analysis.predict.source import Source
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe, make_recipe
 
 SECONDS = st.floats(1e-6, 1e6)
-LINKS = st.builds(Link, st.floats(1e-3, 1e6), st.integers(1, 10**12), st.booleans(), st.just('any'))
-OVERHEADS = st.sampled_from([NO_OVERHEADS, overheads_for(Base('', '', 1, 1, True, 1, 1.0, 0.0, 1.0, 1.0, 1, None))])
+LINKS = st.builds(Link, st.floats(1e-3, 1e6), st.integers(1, 10**12), st.just('any'), st.floats(0, 1),
+                  st.none() | SECONDS, st.booleans(), st.booleans())
+FITTED = costs_for(Base('', '', 1, 1, True, 1, 1.0, 0.0, 1.0, 1.0, 1, None))
+COSTS = st.sampled_from([NO_COSTS, FITTED])
 
 
 @st.composite
@@ -41,19 +44,38 @@ def layouts(draw):
     return Layout(nodes, per_node, draw(recipes(nodes * per_node * local)), known)
 
 
-@given(bases(), layouts(), LINKS, OVERHEADS, st.floats(1, 100))
-def test_predictions_are_plausible_and_a_faster_link_is_never_slower(base, layout, link, overheads, times):
-    p, q = (predict_layout(base, layout, k, overheads) for k in (link, replace(link, gbit_s=times * link.gbit_s)))
+@given(bases(), layouts(), LINKS, COSTS, st.floats(1, 100), st.sampled_from(KNOWLEDGE[:2]))
+def test_predictions_are_plausible_and_more_ports_are_never_slower(base, layout, link, costs, times, knowledge):
+    faster = replace(link, gbit_s=times * link.gbit_s)
+    p, q = (predict_layout(base, layout, k, costs, knowledge) for k in (link, faster))
     if p.refusal:
         return
     assert p.compute_s > 0 and p.exchange_s >= 0 and 0 <= p.hidden_s <= p.exchange_s and p.other_s >= 0
-    assert 0 < p.step_s < math.inf and 0 < p.images_per_s < math.inf
+    assert 0 < p.step_s < math.inf and 0 < p.images_per_s < math.inf and 0 < p.measured_share <= 1
     if p.minutes is not None:
         assert 0 < p.minutes < math.inf and 0 <= p.low_minutes <= p.minutes <= p.high_minutes < math.inf
     if base.num_nodes == 1 or base.exchange_s:  # else a faster link implies more compute time
         assert not q.refusal and q.step_s <= p.step_s * (1 + 1e-9)
         assert (p.minutes is None) == (q.minutes is None)
         assert p.minutes is None or q.minutes <= p.minutes * (1 + 1e-9)
+
+
+@given(bases(), LINKS, st.integers(2, 500), st.integers(1, 500), st.integers(1, 4096))
+def test_more_nodes_never_lower_the_images_per_second(base, link, nodes, more, local):
+    base = replace(base, num_nodes=1, exchange_s=0.0)
+    per_node = base.num_units
+    p, q = (predict_layout(base, Layout(n, per_node, Recipe('sgd', n * per_node * local)), link, FITTED)
+            for n in (nodes, nodes + more))
+    assert p.refusal or q.refusal or q.images_per_s >= p.images_per_s * (1 - 1e-9)
+
+
+@given(bases(), layouts(), LINKS)
+def test_less_knowledge_never_narrows_the_interval(base, layout, link):
+    base = replace(base, dataset=None, evaluation_s=1.0, outside_s=1.0)
+    less = [predict_layout(base, layout, k, FITTED, knowledge) for k, knowledge in (
+        (link, 'own'), (link, 'other'), (replace(link, gbit_s=None), 'other'))]
+    widths = [p.high_minutes / p.low_minutes for p in less if p.minutes and p.low_minutes]
+    assert all(a <= b * (1 + 1e-9) for a, b in zip(widths, widths[1:]))
 
 
 VALUES = (st.none() | st.booleans() | st.text(max_size=3) | st.integers(-10**30, 10**30) | st.floats()
@@ -83,7 +105,7 @@ SPLITS = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 16)), min_size=1
 def test_any_layout_of_a_published_system_has_an_answer(start, splits, batch, is_strong):
     known, base = start
     request = PredictionRequest(tuple(splits), batch, is_strong=is_strong)
-    answer = make_answer(request, Source(base, PUBLISHED_LINK, (known,)))
+    answer = make_answer(request, Source(base, link_of(known), (known,)))
     assert all(row.refusal or row.step_s > 0 for row in answer.rows)
     for row in answer.timed:
         assert answer.fastest.minutes <= row.minutes and row.efficiency > 0

@@ -7,7 +7,7 @@ import pytest
 from helpers import PUBLISHED, call
 from lines import write_set
 
-from mlperf_rn50.analysis.predict.model import base_of, layout_of
+from mlperf_rn50.analysis.predict.anchors import base_of, layout_of
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published, load_table, sets_under
 from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe

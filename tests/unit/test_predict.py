@@ -11,6 +11,7 @@ from helpers import PUBLISHED
 from made_systems import changed, made_set
 from matplotlib.image import imread
 
+from mlperf_rn50.analysis.predict.anchors import base_of, other_base, own_base, second_set
 from mlperf_rn50.analysis.predict.answer import (
     Answer,
     PredictionRequest,
@@ -19,91 +20,173 @@ from mlperf_rn50.analysis.predict.answer import (
     published_recipe,
     source_recipe,
 )
-from mlperf_rn50.analysis.predict.model import base_for, base_of, predict_layout
+from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, fit, make_cases, make_costs
+from mlperf_rn50.analysis.predict.model import EVALUATION_S, predict_layout, start_s
 from mlperf_rn50.analysis.predict.plot import draw_prediction, dump_prediction
-from mlperf_rn50.analysis.predict.prediction import NO_OVERHEADS, Base, Epochs, Layout, Link, Prediction
+from mlperf_rn50.analysis.predict.prediction import NO_COSTS, Base, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.source import Power, Source, load_source
 from mlperf_rn50.analysis.predict.tables import render_json, render_tables, verdicts
-from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_systems
+from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_published, validate_systems
+from mlperf_rn50.analysis.predict.what_if import WhatIf
 from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.published import load_published, load_table
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
-from mlperf_rn50.errors import UserError
+from mlperf_rn50.errors import ConfigError, UserError
+from mlperf_rn50.mllog.read.description import network_gbit_s
 
-SLOW = Link(1.0, 100_000_000, False, 'measured')
+SLOW = Link(1.0, 100_000_000, 'measured')
 FAST = replace(SLOW, gbit_s=100.0)
 SETS = {s.name: s for s in load_published()}
 DGX = SETS['dgxa100_ngc20.06_mxnet']
 RECIPE = replace(DGX.recipe, global_batch_size=400, decay_epochs=10.0, eval_period=2, first_eval_epoch=1)
 ENDLESS = replace(RECIPE, decay_epochs=None)
-BASE = Base('one', 'made up', 1, 4, True, 400, 0.1, 0.0, 8.0, 5.0, 40_000, None)
-RANKS = replace(BASE, has_accelerators=False)
+BASE = Base('one', 'made up', 1, 4, True, 400, 0.1, 0.0, 8.0, 5.0, 40_000, None, accelerator='A100')
 TWO_NODES = replace(BASE, num_nodes=2, num_units=8)
 ONE, TWO, FOUR = (Layout(n, 4, RECIPE) for n in (1, 2, 4))
+COSTS = replace(NO_COSTS, latency_s={'A100': 0.006}, other_latency_s=0.004)
 
 
-@pytest.mark.parametrize('base, layout, link, other_s, parts', [  # parts of the step: compute, exchange, hidden, other
-    (BASE, TWO, FAST, 0.006, (0.05, 0.014, 0, 0.006)),  # half the images per accelerator, over a ring of 8
-    (BASE, TWO, replace(SLOW, gbit_s=1000.0, is_hidden=True), 0.0, (0.05, 0.0014, 0.0014, 0)),
-    (RANKS, TWO, replace(SLOW, is_hidden=True), 0.0, (0.05, 1.4, 2 / 3 * 0.05, 0)),  # only behind the backward pass
-    (TWO_NODES, ONE, FAST, 0.004, (2 * (0.1 - 0.014 - 0.004), 0, 0, 0)),  # a single node does not use the link
-    (replace(TWO_NODES, exchange_s=0.03, has_accelerators=False), TWO, SLOW, 0.0, (0.07, 0.03, 0, 0)),  # as measured
-    (replace(TWO_NODES, exchange_s=0.03, has_accelerators=False), FOUR, SLOW, 0.0, (0.035, 1.5, 0, 0))])
-def test_step_parts_match_hand_calculation(base, layout, link, other_s, parts):
-    p = predict_layout(base, layout, link, replace(NO_OVERHEADS, step_s=other_s))
+@pytest.mark.parametrize('base, layout, link, parts', [  # parts of the step: compute, exchange, hidden, other
+    (BASE, TWO, FAST, (0.05, 0.014, 0, 0.006)),  # half the images per accelerator, over a ring of 8
+    (replace(BASE, accelerator=None), TWO, FAST, (0.05, 0.014, 0, 0.004)),
+    (BASE, TWO, replace(FAST, overlap=0.5), (0.05, 0.014, 0.007, 0.006)),
+    (BASE, TWO, replace(SLOW, overlap=1.0), (0.05, 1.4, 2 / 3 * 0.05, 0.006)),  # only behind the backward pass
+    (BASE, TWO, replace(FAST, extra_s=0.001), (0.05, 0.014, 0, 0.001)),  # measured
+    (BASE, TWO, replace(FAST, is_hierarchical=True), (0.05, 0.008, 0, 0.006 + 0.012)),  # a ring of 2 nodes
+    (BASE, FOUR, replace(FAST, is_tcp=True), (0.025, 0.015, 0, 0.006 + 16 * 0.62e-3)),
+    (TWO_NODES, ONE, FAST, (2 * (0.1 - 0.014 - 0.006), 0, 0, 0)),  # a single node does not use the link
+    (replace(TWO_NODES, exchange_s=0.03), TWO, SLOW, (0.07, 0.03, 0, 0)),  # as measured
+    (replace(TWO_NODES, exchange_s=0.03), FOUR, SLOW, (0.035, 1.5, 0, 0)),
+    (replace(BASE, steps=((50, 0.06),)), TWO, FAST, (0.06, 0.014, 0, 0.006)),  # on the line through two batches
+    (replace(BASE, steps=((200, 0.18),)), TWO, FAST, (0.06, 0.014, 0, 0.006))])
+def test_step_parts_match_hand_calculation(base, layout, link, parts):
+    p = predict_layout(base, layout, link, COSTS)
     assert (p.compute_s, p.exchange_s, p.hidden_s, p.other_s) == pytest.approx(parts)
     assert p.step_s == pytest.approx(parts[0] + parts[1] - parts[2] + parts[3])
     assert p.images_per_s == pytest.approx(400 / p.step_s)
+    is_all = layout.num_nodes == 1 or link.extra_s is not None
+    assert p.measured_share == pytest.approx(1 if is_all else parts[0] / p.step_s)
 
 
 def test_minutes_match_hand_calculation():
-    p = predict_layout(BASE, TWO, FAST, replace(NO_OVERHEADS, step_s=0.006))
+    p = predict_layout(BASE, TWO, FAST, replace(COSTS, starts=((2, 7.0), (2, 3.0), (2, 1.0))))
     assert p.epochs.mean == 9  # evaluations after epochs 1, 3, ... and 9; the schedule ends after 10
-    assert p.minutes == pytest.approx((9 * 100 * 0.07 + 5 * 8.0 / 2 + 5.0) / 60)
+    assert p.minutes == pytest.approx((9 * 100 * 0.07 + 5 * (8.0 / 2 + EVALUATION_S) + 3.0) / 60)
 
 
-@pytest.mark.parametrize('wide', [{'epochs_low': 0.8}, {'step_spread_s': 0.002},
-                                  {'outside_low_s': 1.0, 'outside_high_s': 60.0}])
-def test_uncertain_overheads_widen_the_interval(wide):
-    overheads = replace(NO_OVERHEADS, step_s=0.001, outside_s=5.0, outside_low_s=5.0, outside_high_s=5.0)
-    p, q = (predict_layout(BASE, TWO, FAST, c) for c in (overheads, replace(overheads, **wide)))
-    assert p.low_minutes == pytest.approx(p.minutes) and p.high_minutes == pytest.approx(p.minutes)
-    assert q.minutes == p.minutes and q.low_minutes < p.low_minutes
-    assert (q.high_minutes > p.high_minutes) == ('epochs_low' not in wide)  # the schedule limits the epochs
-    if 'step_spread_s' in wide:  # the overheads subtracted from the base are uncertain
-        p = predict_layout(TWO_NODES, ONE, FAST, replace(overheads, **wide))
-        assert p.low_minutes < p.minutes < p.high_minutes
+def test_start_comes_from_sets_with_similar_numbers_of_nodes():
+    starts = (*((64, 1.0),) * 15, *((2, 9.0),) * 15)
+    assert [start_s(replace(COSTS, starts=starts), n) for n in (2, 5, 100)] == [9.0, 9.0, 1.0]
+    assert start_s(COSTS, 2) is None
 
 
-def test_spread_of_the_runs_of_the_base_widens_the_interval():
+@pytest.mark.parametrize('gpus, flat, hierarchical', [  # efficiency in %, github.com/horovod/horovod/pull/542
+    (16, 98, 95), (32, 98, 95), (64, 83, 94), (128, 84, 93), (256, 66, 91)])
+def test_published_efficiency_of_horovod_over_tcp_is_reproduced(gpus, flat, hierarchical):
+    """Float32 ResNet-50 on nodes of eight V100 with 25 Gbit/s; 8 GPUs: 3,072 images/s, 128 images per GPU assumed."""
+    base = Base('p3', '', 1, 8, True, 1024, 1024 / 3072, 0.0, None, None, 1_281_167, None, accelerator='V100')
+    costs, layout = make_costs(CASES, lambda s: s.round), Layout(gpus // 8, 8, Recipe(None, 128 * gpus))
+    for is_hierarchical, expected in ((False, flat), (True, hierarchical)):
+        link = Link(25.0, 102_228_128, '', 1.0, None, True, is_hierarchical)
+        assert 100 * predict_layout(base, layout, link, costs).efficiency == pytest.approx(expected, abs=6)
+
+
+def test_interval_is_that_of_the_knowledge_and_wider_for_unknown_ports_and_epochs():
+    costs = replace(COSTS, errors={'two': 0.05, 'own': 0.1, 'other': 0.2})
+    own, other = predict_layout(BASE, TWO, FAST, costs), predict_layout(BASE, TWO, FAST, costs, 'other')
+    assert (own.low_minutes, own.high_minutes) == pytest.approx((own.minutes * math.exp(-0.1),
+                                                                 own.minutes * math.exp(0.1)))
+    assert other.minutes == own.minutes and other.high_minutes == pytest.approx(own.minutes * math.exp(0.2))
+    unknown = predict_layout(BASE, TWO, replace(FAST, gbit_s=None), costs)
+    assert unknown.high_minutes / unknown.minutes > own.high_minutes / own.minutes
+    assert unknown.low_minutes / unknown.minutes < own.low_minutes / own.minutes
+    spread = predict_layout(BASE, replace(TWO, epochs=Epochs(9, 8, 10, '')), FAST, costs)
+    assert spread.high_minutes == pytest.approx(own.minutes * math.exp(math.hypot(0.1, math.log(10 / 9))))
+
+
+def test_measured_layout_has_the_spread_of_its_runs():
     rates = 9.0, 10.0, 11.0, 10.0, 10.0
     runs = tuple(replace(r, time_to_train_s=r.epochs_to_converge * s) for r, s in zip(DGX.runs, rates))
-    p = predict_layout(replace(BASE, run_set=replace(DGX, runs=runs)), ONE, SLOW, NO_OVERHEADS)
+    p = predict_layout(replace(BASE, run_set=replace(DGX, runs=runs)), ONE, SLOW, replace(COSTS, errors={'own': 9.0}))
     share = 1.533 * math.sqrt(0.5) / 10  # Student's t with four degrees of freedom
-    assert (p.low_minutes, p.high_minutes) == pytest.approx((p.minutes * (1 - share), p.minutes * (1 + share)))
+    assert (p.low_minutes, p.high_minutes) == pytest.approx((p.minutes / (1 + share), p.minutes * (1 + share)))
 
 
 @pytest.mark.parametrize('base, layout, link, message', [
-    (BASE, replace(TWO, recipe=ENDLESS), FAST, 'no schedule'), (BASE, TWO, SLOW, 'overhead are 97 % of a step'),
     (replace(BASE, num_nodes=2), FOUR, SLOW, 'exceed the measured step'),
     (replace(BASE, train_samples=399), TWO, FAST, 'batch 400 exceeds the 399 training images'),
     (replace(BASE, outside_s=-1e6), ONE, FAST, 'the predicted time is not positive')])
 def test_unpredictable_layouts_are_refused(base, layout, link, message):
-    p = predict_layout(base, layout, link, NO_OVERHEADS)
+    p = predict_layout(base, layout, link, COSTS)
     assert message in p.refusal and p.minutes is None
 
 
-def test_base_has_the_same_vendor_round_and_accelerator():
+CASES = make_cases(distinct(load_table()))
+
+
+def test_own_base_is_of_the_same_machine():
     many = SETS['dgxa100_n96_ngc20.06_mxnet']
-    assert base_for(many, load_published()).run_set is DGX
+    assert own_base(many, load_published()).run_set is DGX
     near = changed(DGX, global_batch_size=400)  # 50 images per accelerator, near the 45
-    assert base_for(many, [DGX, near]).run_set is near
-    assert base_for(SETS['l40s_n2_ngc24.04_mxnet'], load_published()) is None
-    assert base_for(many, [changed(DGX, round='v1.0')]) is base_for(many, [changed(DGX, org='Dell')]) is None
+    assert own_base(many, [DGX, near]).run_set is near
+    assert own_base(SETS['dgx2h_n32_ngc19.05_mxnet'], load_published()).name == 'dgx2h_ngc19.05_mxnet'  # not dgx2
+    assert own_base(SETS['l40s_n2_ngc24.04_mxnet'], load_published()) is None
+    assert own_base(many, [changed(DGX, round='v1.0')]) is own_base(many, [changed(DGX, org='Dell')]) is None
     many, unnamed = changed(many, accelerator=None), changed(DGX, accelerator=None)
-    assert base_for(many, [unnamed]).run_set is unnamed
-    assert base_for(changed(many, num_accelerators=96 * 16), [unnamed]) is None
+    assert own_base(many, [unnamed]).run_set is unnamed
+    assert own_base(changed(many, num_accelerators=96 * 16), [unnamed]) is None
+
+
+def test_other_base_has_the_same_generation_and_second_set_fewer_nodes():
+    found = other_base(SETS['l40s_n2_ngc24.04_mxnet'], load_table())
+    assert 'L40S' in found.accelerator and found.run_set.num_nodes == 1
+    base, eight = base_of(DGX), changed(SETS['dgxa100_n2_ngc20.06_mxnet'], num_nodes=8, num_accelerators=64)
+    sets = [DGX, SETS['dgxa100_n2_ngc20.06_mxnet'], eight]
+    assert [s and s.num_nodes for s in (
+        second_set(Layout(n, 8, DGX.recipe), base, sets, DGX) for n in (96, 8, 2))] == [8, 2, None]
+
+
+def made_case(step_s, generation='A100', has_own=True):
+    base = replace(BASE, accelerator=generation)
+    runs, recipe = [('converged', 600.0, ((36, 0.76),))] * 5, replace(RECIPE, eval_period=4, decay_epochs=36.0)
+    target = changed(made_set('2x4', recipe, runs, RunTimes(100 * step_s, 1.0, 2.0), num_nodes=2, num_accelerators=8,
+                              num_ranks=8, train_samples=40_000), round='v2.0')
+    return MultiNodeCase(target, Layout(2, 4, target.recipe, Epochs(36, 36, 36, '')), step_s, base if has_own else None,
+                None if has_own else base, None)
+
+
+def test_latency_is_fitted_by_generation_and_limits_outliers():
+    fixed_s = 0.05 + 2 * 7 / 8 * 51e6 / 50e9  # half the images, and a ring over unknown ports
+    costs = fit([made_case(fixed_s + 0.010)] * 50)
+    assert costs.latency_s['A100'] == pytest.approx(0.010, abs=0.0005)
+    both = fit([*[made_case(fixed_s + 0.010)] * 50, *[made_case(fixed_s + 0.004, 'H100')] * 50])
+    assert both.latency_s['H100'] == pytest.approx(0.004, abs=0.0005) and 0.005 < both.other_latency_s < 0.009
+    odd = fit([*[made_case(fixed_s + 0.010)] * 20, made_case(fixed_s + 1.0)])
+    assert odd.latency_s['A100'] == pytest.approx(0.010, abs=0.002)
+    assert costs.starts == ((2, 2.0),) * 50 and (costs.most_nodes, costs.least_local) == (2, 50)
+    assert fit([]).other_latency_s == pytest.approx(0.004)  # prior knowledge
+
+
+def test_less_knowledge_never_has_a_narrower_interval_and_errors_are_of_left_out_groups():
+    errors = make_costs(CASES, lambda s: s.round).errors
+    assert 0.03 < errors['two'] <= errors['own'] <= errors['other'] < 0.3
+
+
+def test_set_is_predicted_without_its_round_or_organisation_within_the_stated_errors():
+    """The limits are those that docs/prediction_model.md states, rounded up."""
+    found = validate_published()
+    for (knowledge, left_out), limits in {('own', 'round'): (0.05, 0.14), ('own', 'organisation'): (0.05, 0.15),
+                                          ('two', 'round'): (0.04, 0.12)}.items():
+        e = found.errors[knowledge, left_out]
+        assert e.median <= limits[0] and e.high <= limits[1] and e.absolute[-1] <= 0.30, (knowledge, left_out)
+        assert 0.75 <= e.num_held / len(e.errors) <= 0.87
+    assert len(found.own.errors) >= 49
+    predicted = {c.target.name: p.minutes / c.target.minutes - 1 for c, p in found.rows if p and p.minutes}
+    assert all(abs(predicted[name]) < 0.10 for name in (
+        'dgxa100_n540_ngc21.09_mxnet', 'dgxa100_n527_ngc22.04_mxnet', 'coreweave_hgxh100_n448_ngc23.04_mxnet',
+        'eos_n316_ngc24.04_mxnet'))
+    assert all(p is not None for c, p in found.rows if c.own or c.other)
 
 
 @pytest.mark.needs_published
@@ -111,8 +194,8 @@ def test_duplicates_count_once(tmp_path):
     for org in ('NVIDIA', 'Other'):
         shutil.copytree(PUBLISHED / 'v0.7' / 'NVIDIA', tmp_path / org)
     validation = validate_systems(load_run_sets([tmp_path]))
-    [judged] = validation.predicted
-    assert judged.target.round == 'v0.7+' and 'v0.6, v1.0' in judged.overheads.source  # the folder names lack the round
+    [(case, _)] = validation.rows
+    assert case.target.round == 'v0.7+'  # the folder names lack the round
     text = render_validation(validation)
     assert len(re.findall('left out: all logs duplicate logs of a different system', text)) == 2
 
@@ -125,7 +208,7 @@ def test_markdown_in_names_is_escaped():
 
 
 DIGITS = Recipe('sgd', 64, 0.02, 1.0, 'poly', 12.0, target_accuracy=0.75, eval_period=1, first_eval_epoch=1)
-LINK = Link(1.0, 1_000_000, False, 'measured')  # a ring of 2 takes 8 ms
+LINK = Link(1.0, 1_000_000, 'measured')  # a ring of 2 takes 8 ms
 A100 = 'dgxa100_ngc20.06_mxnet'
 
 
@@ -147,7 +230,7 @@ def answer_of(source, *splits, **options):
 
 def test_source_batch_must_be_divisible_by_the_ranks():
     with pytest.raises(UserError, match='source batch 401 is not divisible by 4 ranks'):
-        PredictionRequest(()).batch(replace(RANKS, global_batch_size=401), 2)
+        PredictionRequest(()).batch(replace(BASE, has_accelerators=False, global_batch_size=401), 2)
 
 
 def test_recipe_of_other_data_comes_only_from_the_source_batch():
@@ -192,12 +275,40 @@ def test_times_of_different_recipes_and_targets_are_not_compared(optimizer, targ
     source = load_source([A100])  # its set of two nodes was trained with SGD to 75.9 %
     [row] = answer_of(source, (2, 8), is_strong=True, optimizer=optimizer, target=target).rows
     assert (row.measured_minutes is not None) is (row.error is not None) is is_compared
-    assert row.minutes and row.step_error == pytest.approx(-0.069, abs=0.001)
+    assert row.minutes and row.step_error == pytest.approx(-0.01, abs=0.03)
 
 
-def test_logs_without_a_schedule_predict_only_one_node():
+def test_logs_without_a_schedule_have_the_interval_of_another_machine():
     single, two = answer_of(load_source(['dgx1_ngc18.11_mxnet']), (1, 8), (2, 8), is_strong=True).rows
-    assert single.minutes and two.refusal.startswith('the source logs declare no schedule')
+    assert single.minutes and two.minutes and two.knowledge == 'other' and not single.knowledge
+    assert any(doubt.startswith('the source logs declare no schedule') for doubt in two.doubts)
+
+
+def test_second_set_corrects_the_step():
+    source = load_source([A100])
+    [alone] = answer_of(replace(source, sets=source.sets[:1]), (8, 8)).rows
+    [two] = answer_of(source, (8, 8)).rows
+    assert (alone.knowledge, two.knowledge) == ('own', 'two') and two.step_s != alone.step_s
+    assert 1 / 1.031 < two.step_s / alone.step_s < 1.031  # half of at most 6 %
+
+
+def test_what_if_changes_the_machine():
+    source = load_source([A100])
+
+    def row(**changes):
+        answer = answer_of(source, (4, 8), what_if=WhatIf(**changes))
+        assert answer.unchanged[0].step_s == answer_of(source, (4, 8)).rows[0].step_s
+        return answer.rows[0]
+    plain = row(link=200.0, ports=8)
+    assert row(link=200.0).exchange_s == pytest.approx(8 * plain.exchange_s) and plain.knowledge == 'own'
+    assert row(link=200.0, ports=8, hierarchical=True).exchange_s < plain.exchange_s
+    assert row(link=25.0, tcp=True).other_s > plain.other_s
+    assert row(local=204, link=200.0, ports=8).compute_s == pytest.approx(plain.compute_s / 2)
+    assert row(generation='h100').step_s < plain.step_s < row(generation='V100').step_s
+    with pytest.raises(ConfigError, match='generation=X1, expected one with published one-node sets of 8'):
+        row(generation='X1')
+    with pytest.raises(ConfigError, match='got ports for an unknown interconnect, expected also link'):
+        answer_of(replace(source, link=None), (2, 8), what_if=WhatIf(ports=2))
 
 
 def test_knee_is_last_layout_that_saves_more_time_than_it_costs():
@@ -227,7 +338,7 @@ def test_tables_of_ranks_on_other_data():
     [refused] = answer_of(answer.source, (2, 3), global_batch_size=64).rows
     lines = render_tables(replace(answer, rows=(*answer.rows, refused))).splitlines()
     assert {'- Epochs of 1x2 on digits (not ImageNet): 3 to 4, measured in 2 runs of 1x2',
-            '- Overheads on several nodes: none assumed',
+            '- Latency on several nodes: none assumed',
             '2x3: refused: batch 64 is not divisible by 6 ranks'} < set(lines)
     assert any(line.startswith('- Model error: unknown') for line in lines)
     assert [line.split()[:4] for line in lines if line.startswith('4x2  ')] == [
@@ -270,7 +381,7 @@ def titles_of(picture):
 def test_plot_shows_measured_and_predicted_values():
     source = source_of(known(), known(2, 128), known(64, 4096))
     titles = titles_of(draw_prediction(answer_of(source, (1, 2), (2, 2), (4, 2))))
-    assert '2x2: 0.39 minutes predicted, 80 % interval 0.34 to 0.44' in titles
+    assert '2x2: 0.39 minutes predicted, 80 % interval 0.32 to 0.48' in titles
     assert '2x2: 1.17 minutes measured, batch 128' in titles and '1x2: 0.01 node-hours predicted' in titles
     assert not any(t.startswith(('4x2', '64x2')) for t in titles)  # 4x2 has no minutes, 64x2 is not predicted
     assert titles.count('2x2: 0.04 node-hours measured, batch 128') == 1
@@ -287,3 +398,13 @@ def test_plot_is_written_in_light_and_dark(tmp_path):
     assert light.count('<title>') == dark.count('<title>') > 4
     paper = [imread(tmp_path / f'prediction{name}.png')[0, 0, :3].tolist() for name in ('', '_dark')]
     assert min(paper[0]) == 1 and max(paper[1]) < 0.2
+
+
+@pytest.mark.parametrize('text, gbit_s', [
+    ('Storage: 2x ConnectX-6 IB HDR 200Gb/sec, Management: 1x Ethernet 100Gb/Sec, Compute: 8x HDR 200Gb/Sec', 1600),
+    ('2x Mellanox ConnectX-6, 100Gb/s Ethernet', 100), ('Intel X710 2x10GbE SFP+, ConnectX-6 HDR100/100GbE', 100),
+    ('1x Ethernet 80Gb/Sec, 8x NVIDIA NDR (400Gb/s)', 3200), ('BF3 200Gbps for NS and 2xBF3 400Gbps for EW', 800),
+    ('PCIe: 504 GB/s; NIC: 500 GB/s', 4032), ('Compute: 4 x ConnectX-6 HDR 200 Gb/Sec +  Management: 4 x 1Gb', 800),
+    ('Management: 1x Ethernet 10GB/Sec', None), ('Infiniband', None), ('', None), (None, None), (7, None)])
+def test_rate_of_all_ports_comes_from_the_system_description(text, gbit_s):
+    assert network_gbit_s(text) == gbit_s

@@ -9,16 +9,15 @@ from helpers import ROOT, call
 from lines import write_set
 
 from mlperf_rn50.analysis.predict.model import ring_s
-from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK
 from mlperf_rn50.analysis.predict.source import Power, load_source
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.sidecar.energy import Energy
 
 A100 = 'dgxa100_ngc20.06_mxnet'
-PAGE = (ROOT / 'docs/predict.md').read_text()
+PAGE = ''.join((ROOT / f'docs/{name}.md').read_text() for name in ('predict', 'prediction_model'))
 SHOWN = re.findall(r'```bash\nmlperf-rn50 (predict [^\n]*?)(?: +#[^\n]*)?\n```\n\n```text\n(.*?)\n```', PAGE, re.DOTALL)
-assert len(SHOWN) == 2, 'docs/predict.md shows a prediction and the errors'
+assert len(SHOWN) == 2, 'the pages show a prediction and the errors'
 
 
 @pytest.fixture
@@ -32,8 +31,8 @@ def dump(tmp_path):
 
 def test_published_system_is_found_by_name_or_its_last_part():
     source = load_source([f'V0.7/nvidia/{A100}'])
-    assert source.base == load_source([A100]).base and source.link == PUBLISHED_LINK
-    assert [k.num_nodes for k in source.sets] == [1, 2, 96]  # the systems that validation pairs with it
+    assert source.base == load_source([A100]).base and source.link.gbit_s == 1600
+    assert [k.num_nodes for k in source.sets] == [1, 2, 96]  # of the same machine
 
 
 @pytest.mark.parametrize('name, message', [
@@ -80,16 +79,18 @@ def test_power_of_a_node_comes_from_the_runs_or_is_unknown(monkeypatch, tmp_path
         assert load_source([str(tmp_path)]).power == power
 
 
-@pytest.mark.parametrize('step_ms, is_hidden', [(1000.0, False), (650.0, True), (750.0, False), (None, False)])
-def test_step_and_exchange_come_from_bench_files(dump, step_ms, is_hidden):
+@pytest.mark.parametrize('step_ms, overlap, extra_s', [  # the step alone takes 300 ms, the exchange 800 ms
+    (1000.0, 0.125, 0.0), (700.0, 0.5, 0.0), (1200.0, 0.0, 0.1), (200.0, 1.0, 0.0), (None, 0.0, None)])
+def test_step_and_exchange_come_from_bench_files(dump, step_ms, overlap, extra_s):
     source = load_source([dump('a.json', bench_train()), dump('b.json', bench_allreduce(step_ms=step_ms))])
     base, link = source.base, source.link
     assert (base.step_s, base.exchange_s, base.global_batch_size, base.dataset) == (0.3, 0.0, 32, None)
     assert (base.num_nodes, base.num_units, base.has_accelerators) == (1, 1, False)
     assert base.evaluation_s == pytest.approx(0.1 * 50_000 / 32)
     assert ring_s(link.exchange_bytes, 2, link.gbit_s) == pytest.approx(0.8)  # as measured
-    assert link.is_hidden == is_hidden and 'over 2 ranks on 2 nodes' in link.source
-    assert ('700.0 of its 800.0 ms add' in link.source) == (step_ms == 1000.0)
+    assert link.overlap == pytest.approx(overlap) and 'over 2 ranks on 2 nodes' in link.source
+    assert link.extra_s == (None if extra_s is None else pytest.approx(extra_s)) and link.is_measured == bool(step_ms)
+    assert ('700.0 ms of a step are not hidden, all-reduce 800.0 ms' in link.source) == (step_ms == 1000.0)
 
 
 def test_requested_link_takes_precedence_but_keeps_the_bytes(dump):
@@ -108,7 +109,8 @@ def test_requested_link_takes_precedence_but_keeps_the_bytes(dump):
         assert (link.gbit_s, link.exchange_bytes, link.source) == (25.0, num_bytes, f'--link-gbit-s, {origin}')
     assert load_source([A100, exchange]).link.exchange_bytes == 100_000_000
     gpu_source = load_source([dump('d.json', bench_train(gpus=['A100']))])
-    assert gpu_source.link == PUBLISHED_LINK and gpu_source.notes[-1].startswith('Interconnect unknown: assuming 100')
+    assert gpu_source.link.gbit_s is None and gpu_source.base.generation == 'A100'
+    assert gpu_source.notes[-1].startswith('Ports between nodes unknown: 400 Gbit/s per node assumed')
 
 
 def test_allreduce_file_without_train_file_has_a_step_time(dump):
@@ -128,8 +130,18 @@ def test_rows_of_few_hosts_and_the_requested_ranks_are_selected(dump):
     path = dump('a.json', bench_train({'local_batch_size': 32}, {'local_batch_size': 64, 'model': 'vgg16'}))
     sixty_four = load_source([path], local_batch_size=64).base
     assert (sixty_four.global_batch_size, sixty_four.evaluation_s) == (64, None)
-    with pytest.raises(ConfigError, match='got 2 matching measurements.*found: resnet50, float32, synthetic'):
+    with pytest.raises(ConfigError, match='got 2 matching measurements.*found: vgg16, float32, synthetic'):
         load_source([path])
+
+
+def test_several_batches_of_a_bench_give_the_line_of_the_step(dump):
+    path = dump('a.json', bench_train({'image_size': 32}, {'image_size': 32, 'local_batch_size': 64,
+                                                                     'step_ms': 500.0}))
+    base = load_source([path]).base
+    assert (base.local_batch_size, base.step_s, base.steps) == (64, 0.5, ((32, 0.3),))
+    assert load_source([path], local_batch_size=32).base.steps == ((64, 0.5),)
+    [row] = rows(path, '--layouts', '1x1', '--local-batch-size', 16)
+    assert row['compute_s'] == pytest.approx(0.2)
 
 
 def test_only_one_source_of_each_kind_is_accepted(dump):
@@ -211,6 +223,9 @@ def test_prediction_from_bench_files(dump):
     ([A100, '--layouts', '999999x9'], '--layouts'), ([A100, '--layouts', '1x8', '--weak', '--strong'], '--strong'),
     ([A100, '--layouts', ' '.join(f'{i}x1' for i in range(1, 1002))], '--layouts: got 1,001 layouts, expected at most'),
     ([A100, '--layouts', '1x8', '--out', ''], '--out'), ([A100, '--layouts', '1x8', '--link-gbit-s', 'nan'], 'nan'),
+    ([A100, '--layouts', '1x8', '--what-if', 'link=25 port=2'], '--what-if: got port=2, expected link=GBIT_S'),
+    ([A100, '--layouts', '1x8', '--what-if', ' '], '--what-if: got nothing'),
+    ([A100, '--layouts', '1x8', '--what-if', 'link=x'], 'a number from 0.001'),
     (['--validate', '--layouts', '1x2'], '--layouts')])
 def test_invalid_arguments_are_a_one_line_error_with_exit_code_2(words, message):
     done = call('predict', *words)

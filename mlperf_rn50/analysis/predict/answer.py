@@ -2,10 +2,13 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mlperf_rn50.analysis.predict.model import overheads_without, predict_layout
-from mlperf_rn50.analysis.predict.prediction import NO_OVERHEADS, Base, Epochs, Layout, Link, Overheads, Prediction
+from mlperf_rn50.analysis.predict.anchors import logs_schedule, second_set
+from mlperf_rn50.analysis.predict.costs import costs_without
+from mlperf_rn50.analysis.predict.model import predict_layout
+from mlperf_rn50.analysis.predict.prediction import NO_COSTS, Base, Costs, Epochs, Knowledge, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.source import Source
 from mlperf_rn50.analysis.predict.validation import Validation, validate_published
+from mlperf_rn50.analysis.predict.what_if import WhatIf, change
 from mlperf_rn50.analysis.recipe.choose import choose_recipe, range_text
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.recipe import Recipe
@@ -15,8 +18,9 @@ from mlperf_rn50.text import plural
 
 # Ratio between the predicted and the measured local batch beyond which the compute time is doubtful.
 _MAX_BATCH_RATIO = 2
-_NO_SCHEDULE = ('the source logs declare no schedule; the model does not fit the multi-node times of such published '
-                'sets (v0.5)')
+_NO_SCHEDULE = ('the source logs declare no schedule, as in v0.5; the costs of several nodes of such software are not '
+                'known, so the interval is that of another machine')
+_NO_PORTS = Link(1.0, 0, 'not needed on one node')
 _NO_LINK = 'interconnect unknown; pass --link-gbit-s or a bench allreduce file measured across nodes'
 
 
@@ -31,6 +35,7 @@ class PredictionRequest:
     optimizer: str | None = None
     target: float | None = None  # Top-1 as a fraction; None for that of the source
     price: float | None = None  # per node-hour
+    what_if: WhatIf | None = None
 
     def batch(self, base: Base, num_units: int) -> int:
         """Return the global batch of a layout; raise UserError if it is not divisible by the accelerators or ranks."""
@@ -62,9 +67,11 @@ class Answer:
 
     price: float | None  # per node-hour
     source: Source
-    overheads: Overheads
+    costs: Costs
     rows: tuple[Prediction, ...]
     validation: Validation | None = None  # None for a base without accelerators
+    what_if: WhatIf | None = None
+    unchanged: tuple[Prediction, ...] = ()  # the same layouts without the changes of what_if
 
     @property
     def base(self) -> Base:
@@ -164,21 +171,10 @@ def _doubts(found: Prediction) -> list[str]:
     return doubts
 
 
-def _predict(source: Source, layout: Layout, overheads: Overheads) -> Prediction:
-    base, link = source.base, source.link
-    run_set = base.run_set
-    if run_set and layout.num_nodes > 1 and run_set.is_imagenet and (
-            run_set.recipe.decay is None or 'decay' in run_set.unlogged):
-        return Prediction(base, layout, _NO_SCHEDULE)
-    if link is None and layout.num_nodes == base.num_nodes == 1:
-        link = Link(1.0, 0, False, 'not needed on one node')
-    return predict_layout(base, layout, link, overheads) if link else Prediction(base, layout, _NO_LINK)
-
-
 def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, per_node: int,
-                   overheads: Overheads) -> Prediction:
-    base, batch = source.base, 0
-    target = request.target or (base.run_set.recipe.target_accuracy if base.run_set else None)
+                   costs: Costs) -> Prediction:
+    base, link, batch, run_set = source.base, source.link, 0, source.base.run_set
+    target = request.target or (run_set.recipe.target_accuracy if run_set else None)
     try:
         batch = request.batch(base, num_nodes * per_node)
         chosen = (source_recipe(source, batch, request.optimizer, target)
@@ -186,21 +182,33 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
     except UserError as e:
         return Prediction(base, Layout(num_nodes, per_node, Recipe(None, batch)), str(e))
     layout = Layout(num_nodes, per_node, chosen.recipe, chosen.epochs)
-    found = _predict(source, layout, overheads)
+    if link is None and num_nodes > 1:
+        return Prediction(base, layout, _NO_LINK)
+    is_unknown = run_set and run_set.is_imagenet and not logs_schedule(run_set)
+    knowledge: Knowledge = 'other' if is_unknown or not base.has_accelerators else 'own'
+    second = run_set and base.has_accelerators and second_set(layout, base, source.sets, run_set) or None
+    found = predict_layout(base, layout, link or _NO_PORTS, costs, knowledge, second)
     measured = next((k for k in source.sets if (k.num_nodes, k.num_units) == (num_nodes, layout.num_units)
                      and k.recipe.global_batch_size == batch), None)
-    doubts = () if found.refusal else (*chosen.doubts, *_doubts(found))
+    doubts = () if found.refusal else (*chosen.doubts, *_doubts(found),
+                                       *([_NO_SCHEDULE] if is_unknown and num_nodes > 1 else []))
     return replace(found, doubts=doubts, recipe_source=chosen.source, measured=measured)
 
 
-def overheads_for(base: Base) -> Overheads:
-    """Return the overheads of published systems for a base with accelerators, otherwise NO_OVERHEADS."""
-    return overheads_without(*([base.run_set] if base.run_set else [])) if base.has_accelerators else NO_OVERHEADS
+def costs_for(base: Base) -> Costs:
+    """Return the costs of published sets; without accelerators, only the interval of another machine."""
+    costs = costs_without(base.run_set)
+    return costs if base.has_accelerators else replace(NO_COSTS, errors=costs.errors)
 
 
 def make_answer(request: PredictionRequest, source: Source) -> Answer:
     """Predict all requested layouts."""
-    overheads = overheads_for(source.base)
-    rows = tuple(_predict_split(request, source, *split, overheads) for split in request.splits)
+    costs, what_if = costs_for(source.base), request.what_if
+    unchanged = tuple(_predict_split(request, source, *split, costs) for split in request.splits)
     validation = validate_published() if source.base.has_accelerators else None
-    return Answer(request.price, source, overheads, rows, validation)
+    if what_if is None:
+        return Answer(request.price, source, costs, unchanged, validation)
+    changed = replace(request, local_batch_size=what_if.local or request.local_batch_size)
+    source = change(source, what_if)
+    rows = tuple(_predict_split(changed, source, *split, costs) for split in request.splits)
+    return Answer(request.price, source, costs, rows, validation, what_if, unchanged)

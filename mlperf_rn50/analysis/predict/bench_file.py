@@ -63,6 +63,10 @@ class MeasuredStep(_Measured, frozen=True):
         return bits // 8 * self.num_parameters, f'float{bits} gradients of {self.model}'
 
     @property
+    def kind(self) -> tuple[str, str, str, int]:
+        return self.model, self.precision, self.input, self.image_size
+
+    @property
     def name(self) -> str:
         return (f'{self.model}, {self.precision}, {self.input} images of {self.image_size} pixels, '
                 f'{self.local_batch_size} per rank')
@@ -103,6 +107,7 @@ class Bench:
 
     path: Path
     has_accelerators: bool
+    accelerator: str | None = None
     steps: tuple[MeasuredStep, ...] = ()
     exchange: MeasuredExchange | None = None
 
@@ -127,10 +132,11 @@ def load_bench(path: Path) -> Bench:
         raise UserError(f'{path}: file is larger than {_MAX_FILE_BYTES} bytes, expected a JSON file of bench')
     try:
         found = decode(content, type=_File)
-        has_accelerators = bool(found.machine.gpus)
+        gpus = found.machine.gpus
+        accelerator = gpus[0][:_MAX_ERROR] if gpus and isinstance(gpus[0], str) else None
         if found.format == 'mlperf-rn50 bench train 1':
-            return Bench(path, has_accelerators, convert(tuple(found.tables[0].rows), tuple[MeasuredStep, ...]))
-        return Bench(path, has_accelerators, exchange=_exchange(path, found))
+            return Bench(path, bool(gpus), accelerator, convert(tuple(found.tables[0].rows), tuple[MeasuredStep, ...]))
+        return Bench(path, bool(gpus), accelerator, exchange=_exchange(path, found))
     except (MsgspecError, UnicodeError, RecursionError) as e:
         raise UserError(f'{path}: {printable(str(e))[:_MAX_ERROR]}; expected output of mlperf-rn50 bench train or '
                         'bench allreduce with --format json') from e

@@ -1,34 +1,28 @@
 """Model of the training time on other layouts, from a measured step and the epochs of a recipe. Pure functions.
 
-A step takes a computing time, proportional to its images, plus a fixed time. The fixed time has two parts: a ring
-all-reduce of all gradients over the slowest link, unless hidden by the backward pass, and an overhead on several nodes.
-This overhead and the time outside of steps come from published systems, except those of the predicted round.
+A step takes a computing time, proportional to the images per accelerator, the time to exchange all gradients through
+the ports of a node, and a latency. docs/prediction_model.md derives the terms and gives their sources.
 """
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
-from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK, Base, Epochs, Layout, Link, Overheads, Prediction
-from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.predict.anchors import base_of, is_early, layout_of, link_of
+from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Knowledge, Layout, Link, Prediction
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
 # The exchange can overlap with the backward pass, which takes two thirds of the computing time.
 BACKWARD_SHARE = 2 / 3
-# Largest fixed share of a step for which the model holds.
-MAX_FIXED_SHARE = 0.5
+UNKNOWN_GBIT_S, SLOW_GBIT_S = 400.0, 100.0  # assumed for unknown ports, and the slower end of their interval
+# Of Horovod over TCP: per member of the ring, and for reductions within a node. Source: horovod/horovod#542
+HOP_S, STAGES_S = 0.62e-3, 12e-3
+EVALUATION_S = 0.015  # part of an evaluation that does not shrink with the number of nodes
+SECOND_WEIGHT, MAX_SECOND = 0.5, 0.06  # share, and limit before it, of the deviation of a second set's step
+_NEAREST_STARTS = 15
 # Half of the 80 % interval in standard deviations (Student's t), for 1 to 10 degrees of freedom and for more.
 _SIGMAS, _MANY_SIGMAS = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372), 1.2816
-
-
-def base_of(run_set: RunSet) -> Base | None:
-    """Return a run set as a base; None if the logs lack nodes, accelerators or ranks, times or the size of the data."""
-    step_s, times = run_set.step_s, run_set.times
-    if not run_set.num_nodes or not run_set.num_units or not step_s or times is None or not run_set.train_samples:
-        return None
-    return Base(run_set.name, run_set.source, run_set.num_nodes, run_set.num_units, bool(run_set.num_accelerators),
-                run_set.recipe.global_batch_size, step_s, 0.0, times.evaluation_s, times.outside_s,
-                run_set.train_samples, run_set.other_dataset, run_set)
 
 
 def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
@@ -36,50 +30,43 @@ def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
     return 2 * (num_members - 1) / num_members * num_bytes / (gbit_s * 1e9 / 8)
 
 
-def _is_alike(a: RunSet, b: RunSet) -> bool:
-    """Return whether two sets have the same kind of accelerator or, if unnamed, equally many per node."""
-    kinds = [(s.accelerator or '').casefold().removeprefix('nvidia').strip() for s in (a, b)]
-    per_node = [s.num_accelerators / s.num_nodes for s in (a, b) if s.num_accelerators and s.num_nodes]
-    return kinds[0] == kinds[1] and (bool(kinds[0]) or len(per_node) == 2 and per_node[0] == per_node[1])
+def _members(layout: Layout, link: Link) -> int:
+    return layout.num_nodes if link.is_hierarchical else layout.num_units
 
 
-def is_pair(one: RunSet, target: RunSet) -> bool:
-    """Return whether a set has one node and the target's round, organisation, kind of accelerator and data."""
-    return (one.num_nodes == 1 and one.round == target.round and one.other_dataset == target.other_dataset
-            and (one.org or '').casefold() == (target.org or '').casefold() and _is_alike(one, target))
-
-
-def base_for(target: RunSet, sets: Sequence[RunSet]) -> Base | None:
-    """Return, as a base, a target's one-node pair with the same optimizer, if possible, and the nearest local batch."""
-    found = [(s, base) for s in sets if is_pair(s, target) and (base := base_of(s))]
-    local = target.recipe.global_batch_size / (target.num_units or 1)
-    nearest = min(found, key=lambda pair: (pair[0].recipe.opt_name != target.recipe.opt_name,
-                                           abs(pair[1].local_batch_size - local), pair[0].name), default=None)
-    return nearest and nearest[1]
-
-
-def layout_of(run_set: RunSet) -> Layout | None:
-    """Return the layout of a run set; None if the logs lack it or the nodes differ in size."""
-    if not run_set.num_nodes or not run_set.num_units or run_set.num_units % run_set.num_nodes:
-        return None
-    return Layout(run_set.num_nodes, run_set.num_units // run_set.num_nodes, run_set.recipe)
-
-
-def _compute_s(base: Base, layout: Layout, link: Link, step_overhead_s: float = 0.0) -> float:
-    """Return the computing time of the base's step, scaled with the local batch."""
-    compute_s = base.step_s - base.exchange_s
-    if base.num_nodes > 1 and not base.exchange_s:
-        compute_s -= ring_s(link.exchange_bytes, base.num_units, link.gbit_s) + step_overhead_s
-    return compute_s * layout.local_batch_size / base.local_batch_size
-
-
-def _exchange_s(base: Base, layout: Layout, link: Link) -> float:
+def exchange_s(base: Base, layout: Layout, link: Link) -> float:
     """Return the measured or computed exchange time of a step. On one node, the computing time may include it."""
     if layout.num_nodes == 1:
         return base.exchange_s if base.num_nodes == 1 else 0.0
     if base.exchange_s and (base.num_nodes, base.num_units) == (layout.num_nodes, layout.num_units):
         return base.exchange_s
-    return ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
+    return ring_s(link.exchange_bytes, _members(layout, link), link.gbit_s or UNKNOWN_GBIT_S)
+
+
+def other_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
+    """Return the measured or modelled time of a step beside computing and exchange; 0 on one node."""
+    if layout.num_nodes == 1 or base.num_nodes > 1 and base.exchange_s:  # such a base includes it in its computing time
+        return 0.0
+    tcp_s = (HOP_S * _members(layout, link) if link.is_tcp else 0.0) + (STAGES_S if link.is_hierarchical else 0.0)
+    if link.extra_s is not None:
+        return link.extra_s + tcp_s
+    early_s = costs.early_s if base.run_set and is_early(base.run_set) else 0.0
+    return costs.latency_s.get(base.generation, costs.other_latency_s) + early_s + tcp_s
+
+
+def compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
+    """Return the computing time of a step: on the line through two measured local batches, or in proportion to one."""
+    step_s, local = base.step_s - base.exchange_s, base.local_batch_size
+    if base.num_nodes > 1 and not base.exchange_s:
+        own = Layout(base.num_nodes, base.num_units // base.num_nodes, Recipe(None, base.global_batch_size))
+        step_s -= exchange_s(base, own, link) + other_s(base, own, link, costs)
+    proportional_s = step_s * layout.local_batch_size / local
+    if not base.steps:
+        return proportional_s
+    other_local, other_step_s = min(base.steps, key=lambda p: abs(math.log(p[0] / layout.local_batch_size)))
+    slope = (step_s - other_step_s) / (local - other_local)
+    on_line = step_s + slope * (layout.local_batch_size - local)
+    return on_line if slope > 0 and on_line > 0 else proportional_s
 
 
 def _half_interval(values: Sequence[float]) -> float:
@@ -89,46 +76,18 @@ def _half_interval(values: Sequence[float]) -> float:
     return sigmas * statistics.stdev(values)
 
 
-def _quantiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the 10th, 50th and 90th percentiles."""
-    tenths = statistics.quantiles(values, n=10, method='inclusive')
-    return tenths[0], statistics.median(values), tenths[-1]
+def _run_spread(base: Base) -> float:
+    """Return half of the 80 % interval of the base runs' seconds per epoch, as a fraction of their mean."""
+    rates = [r.time_to_train_s / r.epochs_to_converge for r in base.run_set.converged
+             if r.time_to_train_s and r.epochs_to_converge] if base.run_set else []
+    return _half_interval(rates) / statistics.fmean(rates) if len(rates) > 1 else 0.0
 
 
-def _step_overhead_s(base: Base, target: RunSet) -> float:
-    """Return the part of a published set's step that is neither computing nor the ring all-reduce."""
-    layout, step_s, link = layout_of(target), target.step_s, PUBLISHED_LINK
-    assert layout and step_s  # the published table has both
-    return step_s - _compute_s(base, layout, link) - ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
-
-
-def _has_common_run(a: RunSet, b: RunSet) -> bool:
-    """Return whether two sets share a run; epochs and time identify a run, because copied logs have other paths."""
-    times = {(r.epochs_to_converge, round(r.time_to_train_s, 2)) for r in a.readable if r.time_to_train_s}
-    return any((r.epochs_to_converge, round(r.time_to_train_s, 2)) in times for r in b.readable if r.time_to_train_s)
-
-
-def overheads_without(*judged: RunSet) -> Overheads:
-    """Return the overheads of published systems, without the rounds of the judged sets and of copies of these sets."""
-    published = load_published()
-    rounds = {s.round for s in judged} | {p.round for p in published for s in judged if _has_common_run(p, s)}
-    sets = [s for s in published if s.round not in rounds]
-    pairs = [(base, s) for s in sets if (s.num_nodes or 0) > 1 and s.recipe.last_eval_epoch and s.times
-             and (base := base_for(s, sets))]
-    steps = [_step_overhead_s(base, s) for base, s in pairs]
-    low, middle, high = _quantiles([s.times.outside_s for _, s in pairs if s.times])
-    # Epochs to converge, as fractions of the last evaluation epoch within the schedule.
-    shares = [epochs / last for s in sets if (last := s.recipe.last_eval_epoch) for epochs in s.epochs if epochs]
-    spread_s = _half_interval(steps) * math.sqrt(1 + 1 / len(steps))  # includes the uncertainty of the mean
-    source = f'{len(pairs)} pairs of published systems of {", ".join(dict.fromkeys(s.round for _, s in pairs))}'
-    return Overheads(statistics.fmean(steps), spread_s, middle, low, high, _quantiles(shares)[0], source)
-
-
-def epochs_of(recipe: Recipe, overheads: Overheads) -> Epochs | None:
+def epochs_of(recipe: Recipe) -> Epochs | None:
     """Return the epoch of the last evaluation within the schedule; None if the recipe declares no schedule."""
     last = recipe.last_eval_epoch
     return None if last is None else Epochs(
-        last, last * overheads.epochs_low, last, f'last evaluation within the {recipe.decay_epochs:g}-epoch schedule')
+        last, last, last, f'last evaluation within the {recipe.decay_epochs:g}-epoch schedule')
 
 
 def _num_evaluations(recipe: Recipe, epochs: float) -> float:
@@ -137,56 +96,73 @@ def _num_evaluations(recipe: Recipe, epochs: float) -> float:
     return max(0.0, 1 + (epochs - recipe.first_eval_epoch) / recipe.eval_period)
 
 
-def _minutes(base: Base, layout: Layout, overheads: Overheads, epochs: Epochs,
-             step_s: float) -> tuple[float, float, float]:
-    """Return the minutes to the target and both ends of their 80 % interval, with errors assumed independent."""
+def start_s(costs: Costs, num_nodes: int) -> float | None:
+    """Return the median extra time of the first epoch and gaps on the published sets with the most similar nodes."""
+    nearest = sorted(costs.starts, key=lambda pair: abs(math.log(pair[0] / num_nodes)))[:_NEAREST_STARTS]
+    return statistics.median(s for _, s in nearest) if nearest else None
+
+
+def _total_s(base: Base, layout: Layout, costs: Costs, epochs: Epochs, step_s: float) -> float:
     steps_per_epoch = base.train_samples / layout.recipe.global_batch_size
-    evaluation_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units
-    is_measured = layout.num_nodes == base.num_nodes or overheads.outside_s is None
-    outside_s = (base.outside_s or 0.0) if is_measured else overheads.outside_s or 0.0
-    total = (epochs.mean * steps_per_epoch * step_s + _num_evaluations(layout.recipe, epochs.mean) * evaluation_s
-             + outside_s)
-    slope = steps_per_epoch * step_s
-    steps = 0.0 if layout.num_nodes == base.num_nodes == 1 else epochs.mean * steps_per_epoch * overheads.step_spread_s
-    runs = _run_spread(base) * total
-    down = math.hypot(steps, runs, (epochs.mean - epochs.low) * slope,
-                      0.0 if is_measured else outside_s - overheads.outside_low_s)
-    up = math.hypot(steps, runs, (epochs.high - epochs.mean) * slope,
-                    0.0 if is_measured else overheads.outside_high_s - outside_s)
-    return total / 60, max(0.0, total - down) / 60, (total + up) / 60
+    is_measured = layout.num_nodes == base.num_nodes
+    evaluation_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units + (0 if is_measured else EVALUATION_S)
+    first_s = None if is_measured else start_s(costs, layout.num_nodes)
+    return (epochs.mean * steps_per_epoch * step_s + _num_evaluations(layout.recipe, epochs.mean) * evaluation_s
+            + ((base.outside_s or 0.0) if first_s is None else first_s))
 
 
-def _run_spread(base: Base) -> float:
-    """Return half of the 80 % interval of the base runs' seconds per epoch, as a fraction of their mean."""
-    rates = [r.time_to_train_s / r.epochs_to_converge for r in base.run_set.converged
-             if r.time_to_train_s and r.epochs_to_converge] if base.run_set else []
-    return _half_interval(rates) / statistics.fmean(rates) if len(rates) > 1 else 0.0
+def _interval(base: Base, layout: Layout, link: Link, costs: Costs, epochs: Epochs, step_s: float,
+              knowledge: Knowledge) -> tuple[float, float]:
+    """Return the distances to both ends of the 80 % interval, as natural logarithms, with errors independent."""
+    is_measured = (layout.num_nodes, layout.num_units, layout.local_batch_size) == (
+        base.num_nodes, base.num_units, base.local_batch_size)
+    model = math.log1p(_run_spread(base)) if is_measured or not costs.errors else costs.errors[knowledge]
+    slow = fast = 0.0
+    if link.gbit_s is None and layout.num_nodes > 1:
+        assumed_s = exchange_s(base, layout, link)
+        slow = math.log1p((UNKNOWN_GBIT_S / SLOW_GBIT_S - 1) * assumed_s / step_s)
+        fast = -math.log1p(-min(0.9, assumed_s / step_s))
+    return (math.hypot(model, fast, math.log(epochs.mean / epochs.low) if epochs.low else math.inf),
+            math.hypot(model, slow, math.log(epochs.high / epochs.mean)))
 
 
-def predict_layout(base: Base, layout: Layout, link: Link, overheads: Overheads) -> Prediction:
-    """Predict a layout, with the overheads that answer.overheads_for(base) returns."""
+def _second_factor(base: Base, second: RunSet | None, costs: Costs) -> float:
+    """Return the factor by which a second set's step corrects a predicted step; large deviations are limited."""
+    measured, layout = second and base_of(second), second and layout_of(second)
+    if not second or not measured or not layout or base.num_nodes > 1:
+        return 1.0
+    link = link_of(second)
+    predicted_s = (compute_s(base, layout, link, costs) + exchange_s(base, layout, link)
+                   + other_s(base, layout, link, costs))
+    deviation = math.log(measured.step_s / predicted_s)
+    return math.exp(SECOND_WEIGHT * max(-MAX_SECOND, min(MAX_SECOND, deviation)))
+
+
+def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowledge: Knowledge = 'own',
+                   second: RunSet | None = None) -> Prediction:
+    """Predict a layout from a base, and from a second set of its machine on several nodes if there is one."""
     if layout.recipe.global_batch_size > base.train_samples:
         return Prediction(base, layout, f'batch {layout.recipe.global_batch_size:,} exceeds the {base.train_samples:,} '
                                         'training images')
     is_one_node = layout.num_nodes == 1
-    # A base that measured its exchange on several nodes includes the overheads in its computing time.
-    has_overheads = not is_one_node and not (base.num_nodes > 1 and base.exchange_s)
-    compute_s = _compute_s(base, layout, link, overheads.step_s)
-    exchange_s, other_s = _exchange_s(base, layout, link), overheads.step_s if has_overheads else 0.0
-    hidden_s = min(exchange_s, BACKWARD_SHARE * compute_s) if link.is_hidden else 0.0
-    fixed_s = exchange_s - hidden_s + other_s
-    if compute_s <= 0:
-        return Prediction(base, layout, 'the assumed exchange and overhead exceed the measured step')
-    share = fixed_s / (compute_s + fixed_s)
-    if share > MAX_FIXED_SHARE and base.has_accelerators and not is_one_node:
-        return Prediction(base, layout, f'exchange and overhead are {100 * share:.0f} % of a step; the model holds '
-                                        f'up to {100 * MAX_FIXED_SHARE:.0f} %')
-    if layout.epochs is None and layout.recipe.last_eval_epoch is None and base.dataset is None:
-        return Prediction(base, layout, 'the recipe declares no schedule, so the epochs are unknown')
-    epochs = layout.epochs or epochs_of(layout.recipe, overheads)
-    times = _minutes(base, layout, overheads, epochs, compute_s + fixed_s) if epochs and base.evaluation_s is not None \
-        else (None, None, None)
-    if times[0] is not None and times[0] <= 0:
+    factor = 1.0 if is_one_node else _second_factor(base, second, costs)
+    computed_s = factor * compute_s(base, layout, link, costs)
+    if computed_s <= 0:
+        return Prediction(base, layout, 'the assumed exchange and latency exceed the measured step')
+    exchanged_s, rest_s = factor * exchange_s(base, layout, link), factor * other_s(base, layout, link, costs)
+    hidden_s = min(link.overlap * exchanged_s, BACKWARD_SHARE * computed_s)
+    step_s = computed_s + exchanged_s - hidden_s + rest_s
+    is_shown = is_one_node or link.is_measured
+    known: Knowledge = 'two' if knowledge == 'own' and not is_one_node and (second or link.is_measured) else knowledge
+    found = Prediction(
+        base, layout, None, layout.epochs or epochs_of(layout.recipe), computed_s, exchanged_s, hidden_s, rest_s,
+        knowledge=None if is_one_node else known, measured_share=1.0 if is_shown else computed_s / step_s)
+    if found.epochs is None or base.evaluation_s is None:
+        return found
+    total_s = _total_s(base, layout, costs, found.epochs, step_s)
+    if total_s <= 0:
         return Prediction(base, layout, 'the predicted time is not positive, because the source runs took less time '
                                         'than the sum of their epochs')
-    return Prediction(base, layout, None, epochs, compute_s, exchange_s, hidden_s, other_s, *times)
+    down, up = _interval(base, layout, link, costs, found.epochs, step_s, known)
+    return replace(found, minutes=total_s / 60, low_minutes=total_s / 60 * math.exp(-down),
+                   high_minutes=total_s / 60 * math.exp(up))

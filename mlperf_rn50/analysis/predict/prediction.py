@@ -1,10 +1,24 @@
-"""Data classes of predictions: measured base, interconnect, epochs, overheads, layout and predicted times."""
+"""Data classes of predictions: measured base, interconnect, epochs, costs of several nodes, layout, predicted times."""
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from mlperf_rn50.analysis.recipe.reference import has_same_recipe
 from mlperf_rn50.analysis.sets.cost import node_hours
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
+
+# What a prediction on several nodes starts from: a set of one node of another or of the same machine; the latter and a
+# measured step on several nodes. More knowledge comes later.
+Knowledge = Literal['other', 'own', 'two']
+KNOWLEDGE: tuple[Knowledge, ...] = ('other', 'own', 'two')
+
+
+def generation_of(accelerator: str | None) -> str:
+    """Return the generation of an accelerator, such as A100 for NVIDIA A100-SXM4-80GB (500W); '' if unnamed."""
+    found = re.search(r'\b[A-Z]\d{2,3}S?\b', (accelerator or '').upper())
+    return found[0] if found else (accelerator or '').split('-')[0].strip()
 
 
 @dataclass(frozen=True)
@@ -24,6 +38,8 @@ class Base:
     train_samples: int
     dataset: str | None  # None for ImageNet
     run_set: RunSet | None = None  # None for a bench
+    accelerator: str | None = None
+    steps: tuple[tuple[float, float], ...] = ()  # (images per accelerator, seconds) of one node at other batches
 
     @property
     def unit(self) -> str:
@@ -33,20 +49,29 @@ class Base:
     def local_batch_size(self) -> float:
         return self.global_batch_size / self.num_units
 
+    @property
+    def generation(self) -> str:
+        return generation_of(self.accelerator)
+
 
 @dataclass(frozen=True)
 class Link:
-    """The slowest link between nodes; gbit_s: per direction; is_hidden: the backward pass hides the exchange."""
+    """The ports of a node and the exchange of a step's gradients through them."""
 
-    gbit_s: float
+    gbit_s: float | None  # all ports of a node together, per direction; None if unknown
     exchange_bytes: int
-    is_hidden: bool
     source: str
+    overlap: float = 0.0  # share of the exchange that the backward pass can hide
+    extra_s: float | None = None  # measured time of a step beside exchange and computing; None to use the model's
+    is_tcp: bool = False  # without RDMA, each member of the ring adds latency
+    is_hierarchical: bool = False  # reduction within each node, then a ring of nodes
+
+    @property
+    def is_measured(self) -> bool:
+        return self.extra_s is not None
 
 
-# Assumption for published systems: one port of InfiniBand EDR or 100 Gbit/s Ethernet per node. ResNet-50 has 25.56
-# million gradients, of 2 bytes each in these systems.
-PUBLISHED_LINK = Link(100.0, 51_000_000, False, 'assumption of one port per node and float16 gradients')
+FLOAT16_BYTES = 51_000_000  # ResNet-50 has 25.56 million gradients; published sets exchange them in 2 bytes each
 
 
 @dataclass(frozen=True)
@@ -60,19 +85,20 @@ class Epochs:
 
 
 @dataclass(frozen=True)
-class Overheads:
-    """Extra time and epochs on several nodes, from published systems; low and high are ends of the 80 % interval."""
+class Costs:
+    """Time of several nodes beside computing and exchange, fitted to published sets, and the errors of the model."""
 
-    step_s: float
-    step_spread_s: float
-    outside_s: float | None  # extra time of the first epoch, and gaps; None to use that of the base
-    outside_low_s: float
-    outside_high_s: float
-    epochs_low: float  # low end of the epochs to converge, divided by the last evaluation epoch of the schedule
+    latency_s: Mapping[str, float]  # of a step, by generation of the accelerator
+    other_latency_s: float  # of a step with any other accelerator
+    early_s: float  # added to a step of the rounds before v1.0
+    starts: tuple[tuple[int, float], ...]  # nodes, and extra time of the first epoch and gaps, of each published set
+    errors: Mapping[Knowledge, float]  # half of the 80 % interval, as a natural logarithm
+    most_nodes: int  # largest number of nodes of a set
+    least_local: float  # smallest number of images per accelerator of a set on several nodes
     source: str
 
 
-NO_OVERHEADS = Overheads(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none, only the exchange counts')
+NO_COSTS = Costs({}, 0.0, 0.0, (), {}, 0, 0.0, 'none, only the exchange counts')
 
 
 @dataclass(frozen=True)
@@ -108,10 +134,12 @@ class Prediction:
     compute_s: float | None = None
     exchange_s: float | None = None
     hidden_s: float | None = None
-    other_s: float | None = None  # overhead on several nodes, besides computing and exchange
+    other_s: float | None = None  # beside computing and exchange
     minutes: float | None = None
     low_minutes: float | None = None  # low and high: ends of the 80 % interval
     high_minutes: float | None = None
+    knowledge: Knowledge | None = None  # None on one node and without accelerators
+    measured_share: float | None = None  # share of the step that was measured
     doubts: tuple[str, ...] = ()
     recipe_source: str = ''
     measured: RunSet | None = None  # a set with this layout and batch, but perhaps another recipe

@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 
+from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of
 from mlperf_rn50.analysis.predict.bench_file import Bench, MeasuredExchange, MeasuredStep, is_bench, load_bench
-from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, base_for, base_of
-from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK, Base, Link
+from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, UNKNOWN_GBIT_S, compute_s, ring_s
+from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, NO_COSTS, Base, Layout, Link
 from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.analysis.sets.published import load_published, load_table
+from mlperf_rn50.analysis.sets.published import load_table
+from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError, UserError, nearest
 from mlperf_rn50.mllog.events import printable
@@ -22,8 +24,9 @@ _MAX_NAMES = 8  # maximum names listed in a message
 _kind = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')  # equal in comparable sets
 _INCOMPLETE = ('no run has finished, or the logs lack the number of nodes, the number of accelerators or ranks, or the '
                'time of an epoch')
-_ASSUMED = (f'Interconnect unknown: assuming {PUBLISHED_LINK.gbit_s:g} Gbit/s, as for the published systems; pass '
+_ASSUMED = (f'Ports between nodes unknown: {UNKNOWN_GBIT_S:g} Gbit/s per node assumed, with a wider interval; pass '
             '--link-gbit-s or a bench allreduce file')
+_SAME_LOCAL = 1.1  # largest ratio of two local batches whose steps do not give a slope
 
 
 @dataclass(frozen=True)
@@ -77,25 +80,32 @@ def power_of(run_set: RunSet) -> Power | None:
     return Power(energy.joules / energy.seconds / run_set.num_nodes, energy.measured)
 
 
-def _choose_step(bench: Bench, per_node: int | None, local_batch_size: int | None) -> MeasuredStep:
-    """Return the bench train row with the fewest hosts and, among those, the ranks per node nearest to per_node."""
+def _choose_steps(bench: Bench, per_node: int | None, local_batch_size: int | None) -> list[MeasuredStep]:
+    """Return the bench train rows with the fewest hosts and, of those, the ranks per node nearest to per_node.
+
+    The rows differ only in the local batch: the requested one or, if there is none, the largest comes first.
+    """
     def distance(s: MeasuredStep) -> tuple[int, float, int]:
         return s.num_hosts, abs(s.num_ranks / s.num_hosts - (per_node or 1)), s.num_ranks
     least = min(map(distance, bench.steps))
-    found = [s for s in bench.steps if distance(s) == least]
-    found = [s for s in found if s.local_batch_size == local_batch_size] or found
-    if len(found) > 1:
-        raise ConfigError(f'{bench.path}: got {len(found)} matching measurements, expected one; pass '
-                          '--local-batch-size, or measure a single network, precision and input (found: '
-                          f'{"; ".join(s.name for s in found[:_MAX_NAMES])})')
-    return found[0]
+    found = sorted((s for s in bench.steps if distance(s) == least),
+                   key=lambda s: (s.local_batch_size != local_batch_size, -s.local_batch_size))
+    kinds = {s.kind for s in found if s.local_batch_size == local_batch_size} or {s.kind for s in found}
+    same = [s for s in found if s.kind in kinds]
+    if len(kinds) > 1 or len({s.local_batch_size for s in same}) < len(same):
+        raise ConfigError(f'{bench.path}: got {len(found)} matching measurements, expected one for each batch; measure '
+                          f'one network, precision and input (found: {some([s.name for s in same], _MAX_NAMES)})')
+    return same
 
 
-def _base_of_step(step: MeasuredStep, bench: Bench) -> tuple[Base, tuple[str, ...]]:
-    """Return a measured step as a base, and notes on assumptions; only ResNet-50 at 224 pixels counts as ImageNet."""
+def _base_of_steps(steps: Sequence[MeasuredStep], bench: Bench) -> tuple[Base, tuple[str, ...]]:
+    """Return measured steps as a base, and notes on assumptions; only ResNet-50 at 224 pixels counts as ImageNet."""
+    step, *others = steps
     batch = step.local_batch_size * step.num_ranks
     base = Base(step.name, str(bench.path), step.num_hosts, step.num_ranks, bench.has_accelerators, batch, step.step_s,
-                step.exchange_s, None, None, IMAGENET_TRAIN, f'images of {step.image_size} pixels')
+                step.exchange_s, None, None, IMAGENET_TRAIN, f'images of {step.image_size} pixels', None,
+                bench.accelerator, tuple((s.local_batch_size, s.step_s - s.exchange_s) for s in others
+                                         if not _is_same(s.local_batch_size, step.local_batch_size)))
     if step.model != 'resnet50' or step.image_size != _IMAGENET_PIXELS:
         return base, ('No minutes are predicted, because epochs are known only for ResNet-50 with 224-pixel images',)
     evaluation_s = (1 - BACKWARD_SHARE) * step.step_s * IMAGENET_VAL / batch
@@ -105,17 +115,25 @@ def _base_of_step(step: MeasuredStep, bench: Bench) -> tuple[Base, tuple[str, ..
 
 
 def _exchange_link(base: Base, bench: Bench, exchange: MeasuredExchange) -> Link:
-    """Return the measured link. The exchange overlaps if less than half of its time adds to a step."""
-    source = f'bench allreduce over {exchange.num_ranks} ranks on {exchange.num_hosts} nodes, {bench.path}'
-    if exchange.step_ms is None or base.num_nodes > 1 or base.local_batch_size != exchange.local_batch_size:
-        return Link(exchange.gbit_s, exchange.num_bytes, False, source)
-    time_s, shown_s = exchange.time_ms / 1000, exchange.step_ms / 1000 - (base.step_s - base.exchange_s)
-    return Link(exchange.gbit_s, exchange.num_bytes, shown_s < time_s / 2,
-                f'{source}; {1e3 * max(shown_s, 0.0):.1f} of its {1e3 * time_s:.1f} ms add to a step')
+    """Return the measured ports, and the time beside computing and exchange if a step with the exchange was measured.
+
+    The step must have the images per accelerator or rank of a base of one node, or of one of its other steps.
+    """
+    link = Link(exchange.gbit_s, exchange.num_bytes,
+                f'bench allreduce over {exchange.num_ranks} ranks on {exchange.num_hosts} nodes, {bench.path}')
+    layout = Layout(exchange.num_hosts, exchange.num_ranks // exchange.num_hosts,
+                    Recipe(None, exchange.local_batch_size * exchange.num_ranks))
+    is_alike = any(layout.local_batch_size == local for local in (base.local_batch_size, *(b for b, _ in base.steps)))
+    if exchange.step_ms is None or base.num_nodes > 1 or exchange.num_hosts == 1 or not is_alike:
+        return link
+    time_s = ring_s(link.exchange_bytes, exchange.num_ranks, exchange.gbit_s)
+    shown_s = max(0.0, exchange.step_ms / 1000 - compute_s(base, layout, link, NO_COSTS))
+    return replace(link, overlap=max(0.0, 1 - shown_s / time_s), extra_s=max(0.0, shown_s - time_s), source=(
+        f'{link.source}; {1e3 * shown_s:.1f} ms of a step are not hidden, all-reduce {1e3 * time_s:.1f} ms'))
 
 
 def _find_link(source: Source, bench: Bench | None, gbit_s: float | None) -> tuple[Link | None, tuple[str, ...]]:
-    """Return the requested link, otherwise the measured or the published one, and notes about this link."""
+    """Return the requested ports, otherwise measured, described or unknown ones, and notes about them."""
     base, measured, notes = source.base, None, tuple[str, ...]()
     if bench and bench.exchange:
         measured = _exchange_link(base, bench, bench.exchange)
@@ -123,14 +141,16 @@ def _find_link(source: Source, bench: Bench | None, gbit_s: float | None) -> tup
             notes = (f'{bench.path}: measured within one host, so the interconnect is unknown',)
     if gbit_s and measured:
         return replace(measured, gbit_s=gbit_s, source='--link-gbit-s, gradient size from bench allreduce'), notes
+    num_bytes, kind = source.gradients or ((FLOAT16_BYTES, 'float16 gradients of ResNet-50') if base.has_accelerators
+                                           else (_FLOAT32_BYTES, 'float32 gradients of ResNet-50'))
     if gbit_s:
-        num_bytes, kind = source.gradients or (
-            (PUBLISHED_LINK.exchange_bytes, 'float16 gradients of ResNet-50') if base.has_accelerators else
-            (_FLOAT32_BYTES, 'float32 gradients of ResNet-50'))
-        return Link(gbit_s, num_bytes, False, f'--link-gbit-s, assumed {kind}'), notes
-    if notes:
+        return Link(gbit_s, num_bytes, f'--link-gbit-s, assumed {kind}'), notes
+    if measured and not notes:
+        return measured, ()
+    if not base.has_accelerators:
         return None, notes
-    return measured or (PUBLISHED_LINK if base.has_accelerators else None), ()
+    link = Link(None, num_bytes, 'unknown') if base.run_set is None else link_of(base.run_set)
+    return link, notes if link.gbit_s else (*notes, _ASSUMED)
 
 
 def load_source(words: Sequence[str], system: str | None = None, per_node: int | None = None,
@@ -159,8 +179,6 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     else:
         source = _from_bench(steps[0] if steps else None, exchange, per_node, local_batch_size)
     link, notes = _find_link(source, exchange, gbit_s)
-    if link == PUBLISHED_LINK and not published:
-        notes = (*notes, _ASSUMED)
     return replace(source, link=link, notes=(*source.notes, *notes))
 
 
@@ -182,32 +200,39 @@ def _from_systems(run_sets: Sequence[RunSet], name: str | None, per_node: int | 
     run_set, base = chosen[0], base_of(chosen[0])
     assert base is not None  # sets without a base are excluded above
     comparable = tuple(k for k in sets if _kind(k) == _kind(run_set))
+    alike = [b for k in comparable if (b := base_of(k)) and b.num_nodes == base.num_nodes == 1
+             and b.num_units == base.num_units and not _is_same(b.local_batch_size, base.local_batch_size)]
+    base = replace(base, steps=tuple({b.local_batch_size: b.step_s for b in alike}.items()))
     notes = () if len(comparable) == 1 or name else (
         f'Predicted from {run_set.name}, the smallest of {len(comparable)} systems; --system NAME selects another',)
     return Source(base, None, comparable, notes, power_of(run_set))
 
 
+def _is_same(local: float, other: float) -> bool:
+    return max(local, other) <= _SAME_LOCAL * min(local, other)
+
+
 def _from_published(run_set: RunSet) -> Source:
-    """Return a published system, and the systems that the validation predicts from it."""
-    base, sets = base_of(run_set), load_published()
-    assert base is not None  # the published table has all times
-    others = [s for s in sets if (s.num_nodes or 0) > 1 and (found := base_for(s, sets)) and found.run_set is run_set]
-    return Source(base, None, (run_set, *others))
+    """Return a published system, and the other sets of the same machine."""
+    base = base_of(run_set)
+    assert base is not None  # published_by_name returns only such sets
+    return Source(base, None, (run_set, *(s for s in load_table() if s is not run_set and is_machine(s, run_set)
+                                          and base_of(s) and not s.is_duplicate)))
 
 
 def _from_bench(steps: Bench | None, exchange: Bench | None, per_node: int | None,
                 local_batch_size: int | None) -> Source:
     """Return the step of bench train or, without one, that of bench allreduce as a base."""
     if steps:
-        step = _choose_step(steps, per_node, local_batch_size)
-        base, notes = _base_of_step(step, steps)
-        return Source(base, None, notes=notes, gradients=step.gradients)
+        chosen = _choose_steps(steps, per_node, local_batch_size)
+        base, notes = _base_of_steps(chosen, steps)
+        return Source(base, None, notes=notes, gradients=chosen[0].gradients)
     assert exchange and exchange.exchange  # load_source passes at least one of the two
     x = exchange.exchange
     if x.step_ms is None:
         raise UserError(f'{exchange.path}: step_ms is missing; pass a bench train file as well')
     step = MeasuredStep(x.model, x.local_batch_size, x.num_ranks, x.num_hosts, 'float32', 'synthetic', _IMAGENET_PIXELS,
                         x.num_bytes // 4, x.step_ms, 0.0, 0.0, 0.0, 0.0, 0.0)
-    base, notes = _base_of_step(step, exchange)
+    base, notes = _base_of_steps([step], exchange)
     return Source(base, None, notes=(*notes, 'The step of bench allreduce includes the exchange, which is assumed '
                                      'not to overlap; a bench train file of one node improves the prediction'))

@@ -9,7 +9,7 @@ import mlperf_rn50
 from mlperf_rn50.analysis.predict.answer import Answer
 from mlperf_rn50.analysis.predict.prediction import Link, Prediction
 from mlperf_rn50.analysis.predict.source import Power
-from mlperf_rn50.analysis.predict.validation import errors_text, overheads_text
+from mlperf_rn50.analysis.predict.validation import KNOWLEDGE_TEXTS, errors_text
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_section, terminal_style
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
@@ -42,6 +42,14 @@ def _table(title: str, rows: Sequence[Prediction], cells_of: Callable[[Predictio
         for row, c in zip(rows, cells)), note)
 
 
+def _basis(answer: Answer, p: Prediction) -> str:
+    """Return what the prediction is based on, and whether it is beyond all published sets."""
+    costs, layout = answer.costs, p.layout
+    is_beyond = p.knowledge and costs.most_nodes and (
+        layout.num_nodes > costs.most_nodes or layout.local_batch_size < costs.least_local)
+    return (KNOWLEDGE_TEXTS[p.knowledge] if p.knowledge else 'one node') + (', extrapolated' if is_beyond else '')
+
+
 def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
     layout, rate, cost = p.layout, p.images_per_s, answer.cost(p)
     interval = Cell('-') if p.minutes is None else Cell(f'{p.low_minutes:.2f} to {p.high_minutes:.2f}', p.low_minutes)
@@ -49,7 +57,8 @@ def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
             'batch': number_cell(layout.recipe.global_batch_size, ',d'),
             f'epochs, {data_name(answer.base.dataset)}': number_cell(p.epochs.mean if p.epochs else None, '.3g'),
             'time, min': number_cell(p.minutes, ',.2f'), '80 % interval': interval,
-            'measured, min': number_cell(p.measured_minutes, ',.2f'), 'error': percent_cell(p.error, '+.1f'),
+            'basis': Cell(_basis(answer, p)), 'measured, min': number_cell(p.measured_minutes, ',.2f'),
+            'error': percent_cell(p.error, '+.1f'),
             'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f'),
             'efficiency': percent_cell(p.efficiency), 'node-hours': figures_cell(p.node_hours),
             'cost': Cell('-' if cost is None else money(cost), cost),
@@ -71,7 +80,8 @@ def _step_cells(p: Prediction) -> dict[str, Cell]:
     return {'layout': Cell(p.layout.name), f'images/{p.base.unit}': number_cell(p.layout.local_batch_size, ',g'),
             'compute': _ms(p.compute_s), 'exchange': _ms(p.exchange_s), 'overlapped': _ms(p.hidden_s),
             'other': _ms(p.other_s), 'step': _ms(p.step_s),
-            'measured': _ms(p.measured_step_s), 'error': percent_cell(p.step_error, '+.1f')}
+            'measured share': percent_cell(p.measured_share), 'measured': _ms(p.measured_step_s),
+            'error': percent_cell(p.step_error, '+.1f')}
 
 
 def _schedule(recipe: Recipe) -> str:
@@ -97,6 +107,19 @@ def _row_text(answer: Answer, row: Prediction) -> str:
 def verdicts(answer: Answer) -> list[str]:
     """Return lines on the fastest, the cheapest and the knee layout."""
     fastest, cheapest, knee = answer.fastest, answer.cheapest, answer.knee
+    changes = [f'What if {answer.what_if.text}: {_change_text(row, old)}' for row, old in
+               zip(answer.rows, answer.unchanged) if answer.what_if and row.step_s and old.step_s]
+    return changes + _best_lines(answer, fastest, cheapest, knee)
+
+
+def _change_text(row: Prediction, old: Prediction) -> str:
+    new, before, unit = (row.minutes, old.minutes, 'min') if row.minutes and old.minutes else (
+        1e3 * (row.step_s or 0.0), 1e3 * (old.step_s or 1.0), 'ms per step')
+    return f'{row.layout.name}, {new:.2f} instead of {before:.2f} {unit} ({100 * (new / before - 1):+.1f} %)'
+
+
+def _best_lines(answer: Answer, fastest: Prediction | None, cheapest: Prediction | None,
+                knee: Prediction | None) -> list[str]:
     if not fastest or not cheapest or not knee or len(answer.timed) < 2:
         return []
     which = ' predicted layout' if len(answer.timed) < len(answer.rows) else ''  # another one may be faster
@@ -112,9 +135,21 @@ def verdicts(answer: Answer) -> list[str]:
 def _link_line(link: Link | None) -> str:
     if link is None:
         return 'Interconnect: unknown'
-    overlap = 'overlaps with the backward pass' if link.is_hidden else 'no overlap'
-    return (f'Interconnect: {link.gbit_s:.4g} Gbit/s, ring all-reduce of {link.exchange_bytes / 1e6:.1f} MB, '
-            f'{overlap}; source: {link.source}')
+    rate = 'unknown rate' if link.gbit_s is None else f'{link.gbit_s:.4g} Gbit/s per node'
+    ways = [*(['TCP'] if link.is_tcp else []), 'hierarchical all-reduce' if link.is_hierarchical else 'ring all-reduce']
+    overlap = f'{100 * link.overlap:.0f} % can overlap with the backward pass' if link.overlap else 'no overlap'
+    return (f'Interconnect: {rate}, {" with ".join(ways)} of {link.exchange_bytes / 1e6:.1f} MB, {overlap}; source: '
+            f'{link.source}')
+
+
+def _costs_line(answer: Answer) -> str:
+    costs, link = answer.costs, answer.source.link
+    if link and link.extra_s is not None:
+        return f'Latency on several nodes: {1e3 * link.extra_s:.1f} ms per step, measured by bench allreduce'
+    if not costs.latency_s:
+        return 'Latency on several nodes: none assumed'
+    latency_s = costs.latency_s.get(answer.base.generation, costs.other_latency_s)
+    return f'Latency on several nodes: {1e3 * latency_s:.1f} ms per step, fitted to {costs.source}'
 
 
 def _power_line(power: Power) -> str:
@@ -127,15 +162,14 @@ def constants(answer: Answer) -> list[str]:
     """Return lines on the values behind the predictions, their sources and the error of the model."""
     base, power, data = answer.base, answer.source.power, data_name(answer.base.dataset)
     epochs = _group((r.epochs.source, r) for r in answer.rows if r.epochs)
-    overheads, error = 'none assumed', ': unknown, because all published multi-node systems have accelerators'
-    if validation := answer.validation:
-        overheads = overheads_text(answer.overheads)
-        error = (f' on {validation.num_predicted} published systems, with the overheads of other rounds: '
-                 f'{errors_text(validation)}')
+    error = ': unknown, because all published systems with several nodes have accelerators'
+    if answer.validation and (own := answer.validation.own):
+        error = (f' on {plural(len(own.errors), "published set")} from their own one-node set, without the costs of '
+                 f'the same round: {errors_text(own)}')
     return [f'Source: {base.name} ({base.source}), {plural(base.num_nodes, "node")}, '
             f'{plural(base.num_units, base.unit)}, batch {base.global_batch_size:,}, {1e3 * base.step_s:.1f} ms per '
             f'step on {data}', *(f'Epochs of {names} on {data}: {text}' for text, names in epochs.items()),
-            _link_line(answer.source.link), f'Overheads on several nodes: {overheads}',
+            _link_line(answer.source.link), _costs_line(answer),
             *([_power_line(power)] if power else []), f'Model error{error}']
 
 
@@ -177,22 +211,25 @@ def _row_object(answer: Answer, p: Prediction) -> dict[str, Any]:
             'recipe': None if p.refusal else asdict(recipe), 'recipe_source': p.recipe_source or None,
             **{key: getattr(p.epochs, name, None) for key, name in epochs.items()},
             **_fields(p, 'compute_s', 'exchange_s', 'hidden_s', 'other_s', 'step_s', 'images_per_s', 'efficiency',
-                      'minutes', 'low_minutes', 'high_minutes', 'node_hours'),
+                      'minutes', 'low_minutes', 'high_minutes', 'node_hours', 'knowledge', 'measured_share'),
             'cost': answer.cost(p), 'kwh': answer.kwh(p),
             **_fields(p, 'measured_step_s', 'measured_minutes'), 'doubts': list(p.doubts)}
 
 
 def render_json(answer: Answer) -> str:
     """Return the prediction as JSON; docs/predict.md explains its keys."""
-    base, link, power, validation = answer.base, answer.source.link, answer.source.power, answer.validation
+    base, link, power = answer.base, answer.source.link, answer.source.power
+    own = answer.validation and answer.validation.own
     best = {'fastest': answer.fastest, 'cheapest': answer.cheapest, 'knee': answer.knee}
     return json.dumps({
         'format': FORMAT, 'version': mlperf_rn50.__version__,
         'source': {**_fields(base, 'name', 'source', 'num_nodes', 'num_units', 'unit', 'global_batch_size', 'step_s',
                              'dataset'), 'is_imagenet': base.dataset is None},
         'link': link and asdict(link),
-        'costs': _fields(answer.overheads, 'step_s', 'step_spread_s', 'outside_s', 'source'),
-        'validation': validation and _fields(validation, 'num_predicted', 'num_held', 'median_error', 'high_error'),
+        'costs': asdict(answer.costs),
+        'validation': own and {'num_predicted': len(own.errors), 'num_held': own.num_held, 'median_error': own.median,
+                               'high_error': own.high},
+        'what_if': answer.what_if and answer.what_if.text,
         'price_per_node_hour': answer.price, 'node_watts': power and power.watts,
         'predictions': [_row_object(answer, r) for r in answer.rows],
         **{name: row and row.layout.name for name, row in best.items()}, 'notes': notes_of(answer)},
