@@ -189,6 +189,12 @@ def test_set_is_predicted_without_its_round_or_organisation_within_the_stated_er
     assert all(p is not None for c, p in found.rows if c.own or c.other)
 
 
+def test_sets_of_one_round_are_predicted_with_the_costs_of_known_sets():
+    round_ = [s for s in load_table() if s.round == 'v4.0']
+    alone, known = (validate(round_, (), more).errors['own', 'round'] for more in ((), load_table()))
+    assert len(alone.errors) == len(known.errors) == 5 and alone.num_held < known.num_held
+
+
 @pytest.mark.needs_published
 def test_duplicates_count_once(tmp_path):
     for org in ('NVIDIA', 'Other'):

@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from mlperf_rn50.analysis.predict.anchors import organisation
 from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, make_cases, make_costs
-from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, Costs, Knowledge, Prediction, relative_error
+from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, Knowledge, Prediction, relative_error
 from mlperf_rn50.analysis.report.text import markdown_text
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.run_set import RunSet
@@ -61,19 +61,18 @@ def _is_held(case: MultiNodeCase, p: Prediction) -> bool:
     return interval is not None and minutes is not None and interval[0] <= minutes <= interval[1]
 
 
-def _costs(cases: Sequence[MultiNodeCase], group_of: Callable[[RunSet], Hashable]) -> dict[Hashable, Costs]:
-    """Return, for each group, the costs fitted to all other groups."""
-    return {group: make_costs([c for c in cases if group_of(c.target) != group], group_of)
-            for group in dict.fromkeys(group_of(c.target) for c in cases)}
+def validate(sets: Sequence[RunSet], left_out: Sequence[str] = (), known: Sequence[RunSet] = ()) -> Validation:
+    """Predict every set on several nodes, without its round and without its organisation.
 
-
-def validate(sets: Sequence[RunSet], left_out: Sequence[str] = ()) -> Validation:
-    """Predict every set on several nodes, without its round and without its organisation."""
-    cases = make_cases(distinct(sets))
+    The costs are fitted to these sets and to other known ones.
+    """
+    judged, fitted = set(map(id, sets)), make_cases(distinct([*sets, *known]))
+    cases = [c for c in fitted if id(c.target) in judged]
     groups: dict[str, Callable[[RunSet], Hashable]] = {'round': lambda s: s.round, 'organisation': organisation}
     found: dict[tuple[Knowledge, str], list[tuple[MultiNodeCase, Prediction]]] = {}
     for name, group_of in groups.items():
-        costs = _costs(cases, group_of)
+        costs = {group: make_costs([c for c in fitted if group_of(c.target) != group], group_of)
+                 for group in dict.fromkeys(group_of(c.target) for c in cases)}
         for knowledge in KNOWLEDGE_TEXTS:
             pairs = [(c, c.predict(knowledge, costs[group_of(c.target)])) for c in cases]
             found[knowledge, name] = [(c, p) for c, p in pairs if p and p.minutes]
@@ -89,11 +88,14 @@ def validate_published() -> Validation:
 
 
 def validate_systems(run_sets: Sequence[RunSet]) -> Validation:
-    """Predict the sets on several nodes among these, except refused and duplicate sets."""
+    """Predict the sets on several nodes among these, except refused and duplicate sets.
+
+    The costs are fitted to these sets and to the packaged ones, except copies of these.
+    """
     duplicate = 'all logs duplicate logs of a different system'
     return validate(run_sets, [
         f'{s.round} {s.name} left out: {duplicate if s.is_duplicate else s.refusal or "the logs lack the batch"}'
-        for s in run_sets if s.is_duplicate or not s.has_recipe])
+        for s in run_sets if s.is_duplicate or not s.has_recipe], load_table())
 
 
 def _cells(case: MultiNodeCase, p: Prediction | None) -> list[str]:
