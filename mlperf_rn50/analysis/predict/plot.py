@@ -1,7 +1,7 @@
-"""Plot measured and predicted time and cost against the number of nodes."""
+"""Plot measured and predicted time and cost against the number of nodes, and write a prediction to a folder."""
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -15,123 +15,93 @@ from mlperf_rn50.analysis.predict.prediction import Prediction
 from mlperf_rn50.analysis.predict.tables import heading, render_json, render_tables
 from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.picture import COLOURS, INK, STYLE, Picture
-from mlperf_rn50.analysis.sets.cost import cost
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.files import write_atomically, writing_folder
 from mlperf_rn50.mllog.events import printable
 
 # Colours of the report's page in dark mode.
 _DARK_INK, _DARK_PAPER = '#e6e9ee', '#14171b'
-_MAX_MEASURED, _MAX_REFUSED = 50, 5  # maximum measured sets drawn, maximum refused layouts named
-_HEIGHT_IN = 5.0
+_MAX_MEASURED = 50  # maximum measured sets drawn
 
 
-@dataclass(frozen=True)
-class _Panel:
-    """Quantity shown in a panel, for predictions and measured sets."""
+class _Panel(NamedTuple):
+    """Quantity shown in a panel, of a prediction or a measured set."""
 
     unit: str
-    of_row: Callable[[Prediction], float | None]
-    of_set: Callable[[RunSet], float | None]
-    form: str = '.2f'
-    interval: Callable[[Prediction], tuple[float, float] | None] = lambda row: None
+    form: str
+    value: Callable[[Any], float | None]
+    has_interval: bool = False
 
 
 def _panels(answer: Answer) -> tuple[_Panel, _Panel]:
     """Return panels of time and cost or, if no minutes are predicted, of step time and throughput."""
     if not answer.timed:
-        return (_Panel('ms per step', lambda r: 1e3 * (r.step_s or 0.0),
-                       lambda k: 1e3 * k.step_s if k.step_s else None, '.1f'),
-                _Panel('images/s', lambda r: r.images_per_s,
-                       lambda k: k.recipe.global_batch_size / k.step_s if k.step_s else None, ',.1f'))
+        return (_Panel('ms per step', '.1f', lambda x: x.step_s and 1e3 * x.step_s),
+                _Panel('images/s', ',.1f', lambda x: x.images_per_s))
     price = 1.0 if answer.price is None else answer.price
     unit = 'node-hours' if answer.price is None else f'cost, {price:g} per node-hour'
-    return (_Panel('minutes', lambda r: r.minutes, lambda k: k.minutes, interval=lambda r: r.interval),
-            _Panel(unit, lambda r: None if r.node_hours is None else r.node_hours * price,
-                   lambda k: cost(k.time_s, k.num_nodes, price) if k.time_s and k.num_nodes else None))
-
-
-def _series(answer: Answer) -> list[tuple[str, int, list[Prediction]]]:
-    """Return (colour, accelerators or ranks per node, layouts in order of nodes) for each series."""
-    found: dict[int, list[Prediction]] = {}
-    for row in sorted(answer.predicted, key=lambda r: r.layout.num_nodes):
-        found.setdefault(row.layout.units_per_node, []).append(row)
-    return [(COLOURS[i] if i < len(COLOURS) else INK, units, rows) for i, (units, rows) in enumerate(found.items())]
+    return (_Panel('minutes', '.2f', lambda x: x.minutes, True),
+            _Panel(unit, '.2f', lambda x: x.node_hours and x.node_hours * price))
 
 
 def _draw_rows(picture: Picture, axes: Axes, panel: _Panel, rows: Sequence[Prediction], colour: str) -> list[float]:
-    """Draw the predictions of one series; return the drawn values and ends of intervals."""
-    points = [(r, v) for r in rows if (v := panel.of_row(r)) is not None]
-    spans = [(r.layout.num_nodes, *span) for r, _ in points if (span := panel.interval(r))]
-    for nodes, low, high in spans:
-        axes.errorbar(nodes, low, [[0.0], [high - low]], fmt='none', ecolor=colour, elinewidth=1.6, capsize=5)
+    """Draw the predictions for one number of accelerators per node; return all values and ends of intervals."""
+    points = [(r, v) for r in rows if (v := panel.value(r)) is not None]
+    texts = [f'{r.layout.name}: {v:{panel.form}} {panel.unit} predicted' for r, v in points]
+    ends: list[float] = []
+    for k, (row, value) in enumerate(points):
+        if panel.has_interval and (span := row.interval):
+            axes.errorbar(row.layout.num_nodes, value, [[value - span[0]], [span[1] - value]], fmt='none',
+                          ecolor=colour, elinewidth=1.6, capsize=5)
+            texts[k] += f', 80 % interval {span[0]:{panel.form}} to {span[1]:{panel.form}}'
+            ends += [end for end in span if end > 0]
     line, = axes.plot([r.layout.num_nodes for r, _ in points], [v for _, v in points], color=colour, linewidth=1,
-                      marker='o', markersize=5)
-    picture.tip(line, *(f'{r.layout.name}: {v:{panel.form}} {panel.unit} predicted' + (
-        f', 80 % interval {s[0]:{panel.form}} to {s[1]:{panel.form}}' if (s := panel.interval(r)) else '')
-        for r, v in points))
-    return [v for _, v in points] + [end for _, *span in spans for end in span if end > 0]
+                      marker='o', markersize=5, label=f'predicted, {rows[0].layout.units_per_node} per node')
+    picture.tip(line, *texts)
+    return [v for _, v in points] + ends
 
 
-def _draw_measured(picture: Picture, axes: Axes, panel: _Panel, sets: Sequence[RunSet]) -> list[float]:
-    """Draw the measured sets; return the drawn values."""
-    points = [(k, v) for k in sets if k.num_nodes and (v := panel.of_set(k)) is not None]
-    if points:
-        drawn, = axes.plot([k.num_nodes or 1 for k, _ in points], [v for _, v in points], 'x', color=INK, markersize=7,
-                           markeredgewidth=1.6)
-        picture.tip(drawn, *(f'{k.name}: {v:{panel.form}} {panel.unit} measured, batch '
-                             f'{k.recipe.global_batch_size:,}' for k, v in points))
-    return [v for _, v in points]
-
-
-def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, series: Sequence[tuple[str, int, list[Prediction]]],
-                sets: Sequence[RunSet]) -> None:
-    values = [v for colour, _, rows in series for v in _draw_rows(picture, axes, panel, rows, colour)]
-    values += _draw_measured(picture, axes, panel, sets)
-    nodes = sorted({r.layout.num_nodes for *_, rows in series for r in rows} | {k.num_nodes or 1 for k in sets})
+def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, answer: Answer, sets: Sequence[RunSet]) -> None:
+    values, rows = list[float](), sorted(answer.predicted, key=lambda r: r.layout.num_nodes)
+    for k, units in enumerate(dict.fromkeys(r.layout.units_per_node for r in rows)):
+        series = [r for r in rows if r.layout.units_per_node == units]
+        values += _draw_rows(picture, axes, panel, series, COLOURS[k] if k < len(COLOURS) else INK)
+    if measured := [(s, v) for s in sets if (v := panel.value(s)) is not None]:
+        line, = axes.plot([s.num_nodes or 1 for s, _ in measured], [v for _, v in measured], 'x', color=INK,
+                          markersize=7, markeredgewidth=1.6, label='measured')
+        picture.tip(line, *(f'{s.name}: {v:{panel.form}} {panel.unit} measured, batch {s.recipe.global_batch_size:,}'
+                            for s, v in measured))
+        values += [v for _, v in measured]
+    ticks = drawing.ticks(sorted({r.layout.num_nodes for r in rows} | {s.num_nodes or 1 for s in sets}))
     axes.set_xscale('log', base=2)
     axes.minorticks_off()
-    ticks = drawing.ticks(nodes)
     axes.set_xticks(ticks, [f'{n:,}' for n in ticks])
+    axes.margins(x=0.08)
     if drawing.differ_tenfold(values):
         drawing.scale_up(axes.yaxis, panel.unit, values)
     else:
         axes.set_ylabel(panel.unit)
         axes.set_ylim(bottom=0)
-    axes.margins(x=0.08)
-
-
-def _notes(answer: Answer, sets: Sequence[RunSet]) -> list[str]:
-    refused = [r.layout.name for r in answer.rows if r.refusal]
-    batches = {(k.num_nodes, k.num_units): k.recipe.global_batch_size for k in sets}
-    other = [r.layout.name for r in answer.rows if (not r.measured or r.minutes and not r.measured_minutes)
-             and (r.layout.num_nodes, r.layout.num_units) in batches]
-    others = ' and others' if refused[_MAX_REFUSED:] else ''
-    return [*([f'Refused: {", ".join(refused[:_MAX_REFUSED])}{others}'] if refused else []),
-            *([f'Measured with another batch or recipe: {", ".join(other)}'] if other else [])]
 
 
 def draw_prediction(answer: Answer) -> Picture | None:
     """Return the picture; None if all layouts are refused."""
     if not answer.predicted:
         return None
-    series, max_nodes = _series(answer), max(r.layout.num_nodes for r in answer.predicted)
-    sets = [k for k in answer.source.sets if k.num_nodes and k.num_nodes <= max_nodes][:_MAX_MEASURED]
+    max_nodes = max(r.layout.num_nodes for r in answer.predicted)
+    sets = [s for s in answer.source.sets if s.num_nodes and s.num_nodes <= max_nodes][:_MAX_MEASURED]
+    refused = [r.layout.name for r in answer.rows if r.refusal]
+    panels = _panels(answer)
     with matplotlib.rc_context(STYLE):
-        panels = _panels(answer)
-        figure = Figure(figsize=(drawing.WIDTH_IN, _HEIGHT_IN))
-        title = f'Predicted {panels[0].unit} and {panels[1].unit} against nodes'
-        picture = Picture('prediction', title, printable(heading(answer)), figure, _notes(answer, sets))
-        upper, lower = figure.subplots(2, 1, sharex=True)
-        for axes, panel in ((upper, panels[0]), (lower, panels[1])):
-            _draw_panel(picture, axes, panel, series, sets)
-        lower.set_xlabel('nodes (logarithmic)')
-        has_interval = any(panels[0].interval(r) for r in answer.predicted)
-        drawing.legend(picture, [
-            *(Line2D([], [], color=colour, marker='o', markersize=5, linewidth=1, label=f'predicted, {units} per node')
-              for colour, units, _ in series),
-            *([drawing.mark_of('|', '80 % interval', 12, 1.6, drawing.GRID)] if has_interval else []),
-            *([drawing.mark_of('x', 'measured', 7, 1.6)] if sets else [])])
+        figure = Figure(figsize=(drawing.WIDTH_IN, 5.0))
+        title = f'Predicted {panels[0].unit} and {panels[1].unit} against nodes. Bars: 80 % interval'
+        picture = Picture('prediction', title, printable(heading(answer)), figure,
+                          [f'Refused: {", ".join(refused)}'] if refused else [])
+        both = figure.subplots(2, 1, sharex=True)
+        for axes, panel in zip(both, panels):
+            _draw_panel(picture, axes, panel, answer, sets)
+        both[1].set_xlabel('nodes (logarithmic)')
+        drawing.legend(picture, both[0].get_legend_handles_labels()[0])
     return picture
 
 
