@@ -47,7 +47,8 @@ def _basis(answer: Answer, p: Prediction) -> str:
     costs, layout = answer.costs, p.layout
     is_beyond = p.knowledge and costs.most_nodes and (
         layout.num_nodes > costs.most_nodes or layout.local_batch_size < costs.least_local)
-    return (KNOWLEDGE_TEXTS[p.knowledge] if p.knowledge else 'one node') + (', extrapolated' if is_beyond else '')
+    text = KNOWLEDGE_TEXTS[p.knowledge or 'own'] if p.base.has_accelerators else 'set on CPUs'
+    return (text if p.knowledge else 'one node') + (', extrapolated' if is_beyond else '')
 
 
 def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
