@@ -4,14 +4,17 @@ import re
 
 import pytest
 from lines import write_set
-from made_systems import made_set, studies_of
+from made_systems import made_set, refused, studies_of
 
 from mlperf_rn50.analysis import progress
-from mlperf_rn50.analysis.report import plots
+from mlperf_rn50.analysis.report import tables
 from mlperf_rn50.analysis.report.overview import draw_overview
 from mlperf_rn50.analysis.report.page import dump_report, render_html
+from mlperf_rn50.analysis.report.text import render_markdown, render_table
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.rcp import reference_points
 from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.scaling import make_studies
 
 
 def make_system(name, round_, accelerator, batch, epochs, **facts):
@@ -50,7 +53,7 @@ def tree(tmp_path):
 def test_large_tree_has_a_brief_page_and_few_files(tree, monkeypatch, tmp_path):
     studies = studies_of(tree)
     whole = dump_report(studies, tmp_path / 'whole').read_text()
-    monkeypatch.setattr(plots, 'LARGE_TREE', 1)
+    monkeypatch.setattr(tables, 'LARGE_TREE', 1)
     brief = dump_report(studies, tmp_path / 'brief').read_text()
     assert sorted(p.name for p in (tmp_path / 'brief').glob('*.svg')) == ['study1_series_1.svg', 'study2_series_1.svg']
     assert len(brief) < len(whole) / 3 and brief.count('<figure') == brief.count('class="series"') == 2
@@ -59,6 +62,27 @@ def test_large_tree_has_a_brief_page_and_few_files(tree, monkeypatch, tmp_path):
         assert text in whole and text not in brief
     command = f"mlperf-rn50 report '{tree}/a'\"'\"'s' --out DIR"
     assert command in brief.replace('&#39;', "'").replace('&#34;', '"') and ' --out DIR' not in whole
+
+
+def test_large_tree_has_a_brief_text(tree, monkeypatch):
+    write_set(tree / 'a/results/other/resnet', 2, seed=99)  # the seed causes a warning
+    write_set(tree / "a's/results/odd/resnet", 1, seed=9)
+    studies = make_studies([refused(s, 'batches differ') if s.name == 'odd' else s for s in load_run_sets([tree])])
+    whole = render_table(studies)
+    monkeypatch.setattr(tables, 'LARGE_TREE', 1)
+    brief = render_table(studies)
+    lines = brief.splitlines()
+    assert lines[0] == 'ResNet-50 in MLPerf logs: 3 studies' and len(lines) < len(whole.splitlines()) / 3
+    assert lines[3:6] == [
+        '- 6 sets, 1 of them refused; 23 runs, 22 of them converged',
+        '- 1 error, 1 warning, 7 notes (list: --findings)',
+        f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'"""]
+    row = lines[lines.index('Series') + 3]
+    assert row.split()[:4] == ['1', '2', '2.03', '1.03'] and row.endswith('1x4 on 1, 2 nodes, 4 accelerators per node')
+    others = lines[lines.index('Other systems') + 3:]
+    assert [line.split()[0] for line in others] == ['other', 'Times'] and 'batches differ' not in brief
+    assert "- v0.7/a's/odd: error: batches differ" in render_table(studies, has_all_findings=True)
+    assert render_markdown(studies).startswith('## ResNet-50 in MLPerf logs: 3 studies\n\n- 6 sets')
 
 
 def test_lists_of_the_filter_are_in_numeric_order(tree):
