@@ -1,8 +1,11 @@
 """Pictures of all systems, and the page of a large tree."""
 import io
+import json
 import re
+from dataclasses import replace
 
 import pytest
+from helpers import call
 from lines import write_set
 from made_systems import made_set, refused, studies_of
 
@@ -11,7 +14,7 @@ from mlperf_rn50.analysis.report import tables
 from mlperf_rn50.analysis.report.overview import draw_overview
 from mlperf_rn50.analysis.report.page import dump_report, render_html
 from mlperf_rn50.analysis.report.text import render_markdown, render_table
-from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
 from mlperf_rn50.analysis.sets.rcp import reference_points
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.scaling import make_studies
@@ -73,16 +76,47 @@ def test_large_tree_has_a_brief_text(tree, monkeypatch):
     brief = render_table(studies)
     lines = brief.splitlines()
     assert lines[0] == 'ResNet-50 in MLPerf logs: 3 studies' and len(lines) < len(whole.splitlines()) / 3
-    assert lines[3:6] == [
+    assert lines[3:7] == [
         '- 6 sets, 1 of them refused; 23 runs, 22 of them converged',
         '- 1 error, 1 warning, 7 notes (list: --findings)',
-        f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'"""]
+        f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'""",
+        '- fewer systems: --round, --org, --accelerator or --batch']
     row = lines[lines.index('Series') + 3]
     assert row.split()[:4] == ['1', '2', '2.03', '1.03'] and row.endswith('1x4 on 1, 2 nodes, 4 accelerators per node')
     others = lines[lines.index('Other systems') + 3:]
     assert [line.split()[0] for line in others] == ['other', 'Times'] and 'batches differ' not in brief
     assert "- v0.7/a's/odd: error: batches differ" in render_table(studies, has_all_findings=True)
     assert render_markdown(studies).startswith('## ResNet-50 in MLPerf logs: 3 studies\n\n- 6 sets')
+
+
+@pytest.mark.parametrize('options, names', [
+    ({'round': 'v0.7'}, 'ac'), ({'round': 'v1.0'}, 'bc'), ({'org': 'nvid'}, 'ab'), ({'org': 'US'}, 'c'),
+    ({'accelerator': 'v100', 'batch': None}, 'ac'), ({'batch': 4096}, 'bc'), ({'batch': 4096, 'org': 'us'}, 'c'),
+    ({}, 'abc')])
+def test_filters_select_systems(options, names):
+    a, b = (make_system('a', 'v0.7', 'Tesla V100', 1024, 60, org='NVIDIA'),
+            make_system('b', 'v1.0', None, 4096, 36, org='NVIDIA'))
+    c = replace(make_system('c', 'v0.7', 'Tesla V100', 4096, 60), later=(b,))
+    assert ''.join(s.name for s in filter_sets([a, b, c], **options)) == names
+
+
+def test_filter_applies_before_comparisons_in_every_format(tree, tmp_path):
+    done = call('report', tree, '--batch', 19968, '--org', "A'", '--format', 'json', '--out', tmp_path / 'out')
+    system, = json.loads(done.stdout)['systems']
+    assert (system['org'], system['num_nodes'], system['speedup']) == ("a's", 2, None)
+    assert '2x4' in call('report', tree, '--batch', '19968').stdout
+    page = (tmp_path / 'out/report.html').read_text()
+    assert '2x4' in page and '1x4' not in page
+
+
+@pytest.mark.parametrize('path, options, message', [
+    (None, ['--batch', '64'], '--batch: got 64, expected one of: 9984, 19968'),
+    (None, ['--org', 'b', '--round', '0.7'], '--round: got 0.7, expected one of: v0.7'),
+    (None, ['--accelerator', 'x'], '--accelerator: got x, expected no such option, because no log has a value'),
+    ('published/v2.0', ['--org', 'delle'], '--org: got delle, expected one of: ASUSTeK, Azure, CASIA, Dell, ')])
+def test_filter_without_systems_names_the_option_and_the_values(tree, path, options, message):
+    done = call('report', path or tree, *options)
+    assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1) and message in done.stderr
 
 
 def test_lists_of_the_filter_are_in_numeric_order(tree):

@@ -83,7 +83,8 @@ def _render_brief(studies: Sequence[Study], style: Style, has_all_findings: bool
         f'{len(run_sets):,} sets, {sum(bool(s.refusal) for s in run_sets):,} of them refused; {runs:,} runs, '
         f'{converged:,} of them converged',
         ', '.join(plural(grades[name], name) for name in ('error', 'warning', 'note')) + ' (list: --findings)',
-        f'all tables: a report on fewer folders, such as {study_command(max(studies, key=lambda s: len(s.run_sets)))}']
+        f'all tables: a report on fewer folders, such as {study_command(max(studies, key=lambda s: len(s.run_sets)))}',
+        'fewer systems: --round, --org, --accelerator or --batch']
     tables = [t for t in (series_overview(studies), overview_table(studies, True)) if t and t.rows]
     lines = [f'{s.study_name}/{s.name}: {render_finding(f)}' for s, f in found] if has_all_findings else []
     return render_section(f'ResNet-50 in MLPerf logs: {len(studies)} studies', points, tables, lines, style, 'Findings')
