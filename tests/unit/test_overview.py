@@ -1,6 +1,7 @@
 """Pictures of all systems, and the page of a large tree."""
 import io
 import json
+import os
 import re
 from dataclasses import replace
 
@@ -117,6 +118,21 @@ def test_filter_applies_before_comparisons_in_every_format(tree, tmp_path):
 def test_filter_without_systems_names_the_option_and_the_values(tree, path, options, message):
     done = call('report', path or tree, *options)
     assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1) and message in done.stderr
+
+
+@pytest.mark.parametrize('is_large', [False, True])
+def test_folder_names_may_not_be_utf8(is_large, monkeypatch, tmp_path):
+    monkeypatch.setattr(tables, 'LARGE_TREE', 1 if is_large else 8)
+    name = os.fsdecode(b'caf\xe9')
+    for org in ('a', name):
+        write_set(tmp_path / name / f'v0.7/{org}/results/{name}/resnet', 2, seed=lambda k, org=org: 10 * len(org) + k)
+    out = tmp_path / name / 'out'
+    done = call('report', tmp_path / name, '--format', 'json', '--out', out)
+    assert (done.returncode, done.stderr.count('\n')) == (0, 1)
+    assert [s['system'] for s in json.loads(done.stdout)['systems']] == [name, name]
+    for text in (call('report', tmp_path / name, '--findings').stdout, *(p.read_text() for p in out.glob('report.*'))):
+        assert 'caf?' in text or 'caf\\udce9' in text
+    assert ('v0.7/caf%E9/results/caf%E9/resnet/result_0.txt' in (out / 'report.html').read_text()) != is_large
 
 
 def test_lists_of_the_filter_are_in_numeric_order(tree):
