@@ -5,6 +5,7 @@ examples:
   mlperf-rn50 report training_results_v0.7/NVIDIA --format json
   mlperf-rn50 report logs/c4140 --format csv --rows evaluations
   mlperf-rn50 report published/v2.0/Dell    (from the packaged table of published sets; also published, published/v2.0)
+  mlperf-rn50 report published --org dell --accelerator a100 --round v2.0
   mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4 --price-per-node-hour 3.5
 
 Runs that did not converge are always listed. Runs in one folder that differ in target, number of nodes or data, or, if
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlperf_rn50.cli.parsers import add_price_option, command_parser
+from mlperf_rn50.cli.parsers import add_price_option, command_parser, count
 from mlperf_rn50.cli.terminal import has_colour, paint, paint_status
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from mlperf_rn50.parser import Parser
@@ -33,6 +34,10 @@ def make_parser() -> Parser:
     add('--out', metavar='DIR', help='folder for report.{html,json,md,csv}, report_evaluations.csv, figures (SVG, PNG)')
     add('--findings', action='store_true',
         help='list all findings in text and Markdown, also notes (default: at most 3 errors and warnings per system)')
+    add('--round', metavar='ROUND', help='report only systems of this round, such as v2.0')
+    add('--org', metavar='TEXT', help='report only systems whose organisation contains this text, in any case')
+    add('--accelerator', metavar='TEXT', help='report only systems whose accelerator contains this text, in any case')
+    add('--batch', type=count(10**9), metavar='SIZE', help='report only systems with this global batch size')
     add('--baseline', metavar='SYSTEM', help='system to compare with (default: the smallest set of each series)')
     add_price_option(parser)
     return parser
@@ -44,13 +49,14 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f'--rows: got --format {options.format}, expected --format csv')
     from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
     from mlperf_rn50.analysis.report.text import render_markdown, render_table, terminal_style
-    from mlperf_rn50.analysis.sets.load import load_run_sets
+    from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
     from mlperf_rn50.analysis.sets.published import sets_under
     from mlperf_rn50.analysis.sets.scaling import make_studies
     paths = [Path(p) for p in options.paths]
     published = {p: sets for p in paths if (sets := sets_under(p))}
     logs = [p for p in paths if p not in published]
-    run_sets = [*(load_run_sets(logs) if logs else ()), *(s for sets in published.values() for s in sets)]
+    run_sets = filter_sets([*(load_run_sets(logs) if logs else ()), *(s for sets in published.values() for s in sets)],
+                           **{name: getattr(options, name) for name in ('round', 'org', 'accelerator', 'batch')})
     is_complete = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in run_sets)
     code = EXIT_OK if is_complete else EXIT_FAILED
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)

@@ -4,7 +4,7 @@ from helpers import ROOT, call
 from lines import write_set
 from made_systems import changed, refused
 
-from mlperf_rn50.analysis.report import plots
+from mlperf_rn50.analysis.report import tables
 from mlperf_rn50.analysis.report.page import render_html
 from mlperf_rn50.analysis.report.plots import draw_report
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -41,7 +41,7 @@ def paths(tmp_path_factory):
     assert (done.returncode, done.stdout) == (0, ''), done.stderr
     rounds = write_rounds(tmp_path_factory.mktemp('rounds'))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, 'LARGE_TREE', 1)
+        patch.setattr(tables, 'LARGE_TREE', 1)
         return {'sweep': out / 'report.html', 'rounds': rounds, 'tree': write_rounds(tmp_path_factory.mktemp('tree'))}
 
 

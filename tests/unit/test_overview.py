@@ -1,17 +1,24 @@
 """Pictures of all systems, and the page of a large tree."""
 import io
+import json
+import os
 import re
+from dataclasses import replace
 
 import pytest
+from helpers import call
 from lines import write_set
-from made_systems import made_set, studies_of
+from made_systems import made_set, refused, studies_of
 
 from mlperf_rn50.analysis import progress
-from mlperf_rn50.analysis.report import plots
+from mlperf_rn50.analysis.report import tables
 from mlperf_rn50.analysis.report.overview import draw_overview
 from mlperf_rn50.analysis.report.page import dump_report, render_html
+from mlperf_rn50.analysis.report.text import render_markdown, render_table
+from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
 from mlperf_rn50.analysis.sets.rcp import reference_points
 from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.scaling import make_studies
 
 
 def make_system(name, round_, accelerator, batch, epochs, **facts):
@@ -50,7 +57,7 @@ def tree(tmp_path):
 def test_large_tree_has_a_brief_page_and_few_files(tree, monkeypatch, tmp_path):
     studies = studies_of(tree)
     whole = dump_report(studies, tmp_path / 'whole').read_text()
-    monkeypatch.setattr(plots, 'LARGE_TREE', 1)
+    monkeypatch.setattr(tables, 'LARGE_TREE', 1)
     brief = dump_report(studies, tmp_path / 'brief').read_text()
     assert sorted(p.name for p in (tmp_path / 'brief').glob('*.svg')) == ['study1_series_1.svg', 'study2_series_1.svg']
     assert len(brief) < len(whole) / 3 and brief.count('<figure') == brief.count('class="series"') == 2
@@ -59,6 +66,73 @@ def test_large_tree_has_a_brief_page_and_few_files(tree, monkeypatch, tmp_path):
         assert text in whole and text not in brief
     command = f"mlperf-rn50 report '{tree}/a'\"'\"'s' --out DIR"
     assert command in brief.replace('&#39;', "'").replace('&#34;', '"') and ' --out DIR' not in whole
+
+
+def test_large_tree_has_a_brief_text(tree, monkeypatch):
+    write_set(tree / 'a/results/other/resnet', 2, seed=99)  # the seed causes a warning
+    write_set(tree / "a's/results/odd/resnet", 1, seed=9)
+    studies = make_studies([refused(s, 'batches differ') if s.name == 'odd' else s for s in load_run_sets([tree])])
+    whole = render_table(studies)
+    monkeypatch.setattr(tables, 'LARGE_TREE', 1)
+    brief = render_table(studies)
+    lines = brief.splitlines()
+    assert lines[0] == 'ResNet-50 in MLPerf logs: 3 studies' and len(lines) < len(whole.splitlines()) / 3
+    assert lines[3:7] == [
+        '- 6 sets, 1 of them refused; 23 runs, 22 of them converged',
+        '- 1 error, 1 warning, 7 notes (list: --findings)',
+        f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'""",
+        '- fewer systems: --round, --org, --accelerator or --batch']
+    row = lines[lines.index('Series') + 3]
+    assert row.split()[:4] == ['1', '2', '2.03', '1.03'] and row.endswith('1x4 on 1, 2 nodes, 4 accelerators per node')
+    others = lines[lines.index('Other systems') + 3:]
+    assert [line.split()[0] for line in others] == ['other', 'Times'] and 'batches differ' not in brief
+    assert "- v0.7/a's/odd: error: batches differ" in render_table(studies, has_all_findings=True)
+    assert render_markdown(studies).startswith('## ResNet-50 in MLPerf logs: 3 studies\n\n- 6 sets')
+
+
+@pytest.mark.parametrize('options, names', [
+    ({'round': 'v0.7'}, 'ac'), ({'round': 'v1.0'}, 'bc'), ({'org': 'nvid'}, 'ab'), ({'org': 'US'}, 'c'),
+    ({'accelerator': 'v100', 'batch': None}, 'ac'), ({'batch': 4096}, 'bc'), ({'batch': 4096, 'org': 'us'}, 'c'),
+    ({}, 'abc')])
+def test_filters_select_systems(options, names):
+    a, b = (make_system('a', 'v0.7', 'Tesla V100', 1024, 60, org='NVIDIA'),
+            make_system('b', 'v1.0', None, 4096, 36, org='NVIDIA'))
+    c = replace(make_system('c', 'v0.7', 'Tesla V100', 4096, 60), later=(b,))
+    assert ''.join(s.name for s in filter_sets([a, b, c], **options)) == names
+
+
+def test_filter_applies_before_comparisons_in_every_format(tree, tmp_path):
+    done = call('report', tree, '--batch', 19968, '--org', "A'", '--format', 'json', '--out', tmp_path / 'out')
+    system, = json.loads(done.stdout)['systems']
+    assert (system['org'], system['num_nodes'], system['speedup']) == ("a's", 2, None)
+    assert '2x4' in call('report', tree, '--batch', '19968').stdout
+    page = (tmp_path / 'out/report.html').read_text()
+    assert '2x4' in page and '1x4' not in page
+
+
+@pytest.mark.parametrize('path, options, message', [
+    (None, ['--batch', '64'], '--batch: got 64, expected one of: 9984, 19968'),
+    (None, ['--org', 'b', '--round', '0.7'], '--round: got 0.7, expected one of: v0.7'),
+    (None, ['--accelerator', 'x'], '--accelerator: got x, expected no such option, because no log has a value'),
+    ('published/v2.0', ['--org', 'delle'], '--org: got delle, expected one of: ASUSTeK, Azure, CASIA, Dell, ')])
+def test_filter_without_systems_names_the_option_and_the_values(tree, path, options, message):
+    done = call('report', path or tree, *options)
+    assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1) and message in done.stderr
+
+
+@pytest.mark.parametrize('is_large', [False, True])
+def test_folder_names_may_not_be_utf8(is_large, monkeypatch, tmp_path):
+    monkeypatch.setattr(tables, 'LARGE_TREE', 1 if is_large else 8)
+    name = os.fsdecode(b'caf\xe9')
+    for org in ('a', name):
+        write_set(tmp_path / name / f'v0.7/{org}/results/{name}/resnet', 2, seed=lambda k, org=org: 10 * len(org) + k)
+    out = tmp_path / name / 'out'
+    done = call('report', tmp_path / name, '--format', 'json', '--out', out)
+    assert (done.returncode, done.stderr.count('\n')) == (0, 1)
+    assert [s['system'] for s in json.loads(done.stdout)['systems']] == [name, name]
+    for text in (call('report', tmp_path / name, '--findings').stdout, *(p.read_text() for p in out.glob('report.*'))):
+        assert 'caf?' in text or 'caf\\udce9' in text
+    assert ('v0.7/caf%E9/results/caf%E9/resnet/result_0.txt' in (out / 'report.html').read_text()) != is_large
 
 
 def test_lists_of_the_filter_are_in_numeric_order(tree):

@@ -202,7 +202,7 @@ def test_refused_set_is_a_row_with_its_reason_and_others_are_reported(tree):
 def test_refused_set_is_not_compared(tree):
     study = study_of(tree)
     assert [s.name for s in study.run_sets] == ['1n', '4n', '2n'] and study.baseline.name == '1n'
-    assert study.comparisons[2] is None and study.rates[2] is None and not study.splits
+    assert study.comparisons[2] is None and not study.splits
     with pytest.raises(UserError, match='--baseline: 2n is refused because global_batch_size is 128'):
         study_of(tree, baseline='2n')
     alone = study_of(tree / 'study/2n')
@@ -335,7 +335,6 @@ def test_duplicates_of_other_system_are_reported(tmp_path):
     assert {s.name: s.findings for s in study.run_sets} == {'a': (), 'b': (Finding(None, doubt),), 'c': ()}
     assert f'- b: warning: {doubt}' in render_table([study])
     assert {s.name for s, c in zip(study.run_sets, study.comparisons) if c} == {'a', 'c'}  # a ratio is meaningless
-    assert {s.name for s, r in zip(study.run_sets, study.rates) if r} == {'a', 'c'}
 
 
 def test_single_duplicate_log_of_other_system_is_named(tmp_path):

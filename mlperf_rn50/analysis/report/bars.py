@@ -155,25 +155,31 @@ def draw_speedup(scene: Scene) -> drawing.Picture | None:
 
 
 def draw_throughput(scene: Scene) -> drawing.Picture | None:
-    rates = [(row, s, r) for row, s in enumerate(scene.shown) if (r := scene.study.rates[s.place])]
-    values = [v for _, _, r in rates for v in (r.ideal, r.real)]
+    """Draw the images/s of each system and, in a comparison, those of as many units as fast as in the baseline."""
+    rates = [(row, s, r) for row, s in enumerate(scene.shown) if (r := s.run_set.images_per_s)]
+    ideals = {s: r / c.hardware_efficiency for _, s, r in rates
+              if (c := scene.study.comparisons[s.place]) and c.hardware_efficiency}
+    values = [*(r for _, _, r in rates), *ideals.values()]
     if not values:
         return None
-    has_ideal, is_log = len(rates) > 1, drawing.differ_tenfold(values)
+    has_ideal, is_log = bool(ideals), drawing.differ_tenfold(values)
     picture, axes = scene.rows('throughput', 'Training throughput' + (', measured and ideal' if has_ideal else ''))
     for row, s, rate in rates:
-        share = f', {100 * rate.efficiency:.0f} % of the ideal' if has_ideal else ''
-        ideal, real = f'{s.label}: ideal {rate.ideal:,.1f} images/s', f'{s.label}: {rate.real:,.1f} images/s{share}'
+        share = f', {100 * rate / ideals[s]:.0f} % of the ideal' if s in ideals else ''
+        real = f'{s.label}: {rate:,.1f} images/s{share}'
+        if s in ideals:
+            text = f'{s.label}: ideal {ideals[s]:,.1f} images/s'
+            if is_log:
+                _end(picture, axes, row, ideals[s], text, 18, drawing.GRID)
+            else:
+                _bar(picture, axes, row, ideals[s], text, **_IDEAL)
         if is_log:
-            _end(picture, axes, row, rate.ideal, ideal, 18, drawing.GRID)
-            picture.tip(axes.plot(rate.real, row, 'D', color=s.colour, markersize=6)[0], real)
+            picture.tip(axes.plot(rate, row, 'D', color=s.colour, markersize=6)[0], real)
         else:
-            if has_ideal:
-                _bar(picture, axes, row, rate.ideal, ideal, **_IDEAL)
-            _bar(picture, axes, row, rate.real, real, **_filled(s.colour))
+            _bar(picture, axes, row, rate, real, **_filled(s.colour))
     if is_log:
         drawing.scale_up(axes.xaxis, 'images/s', values)
-        drawing.legend(picture, [drawing.mark_of('|', 'ideal', 10, 2.5, drawing.GRID),
+        drawing.legend(picture, [*[drawing.mark_of('|', 'ideal', 10, 2.5, drawing.GRID)] * has_ideal,
                                  drawing.mark_of('D', 'measured', 6)])
     else:
         axes.set_xlabel('images/s')

@@ -1,6 +1,5 @@
 """Render the report as a self-contained HTML page whose numbers link to their log lines."""
 import os
-import shlex
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice, zip_longest
@@ -13,8 +12,8 @@ from mlperf_rn50.analysis.progress import track
 from mlperf_rn50.analysis.report import plots
 from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
 from mlperf_rn50.analysis.report.picture import Picture, dump_picture, inline_svg
-from mlperf_rn50.analysis.report.refs import heading
-from mlperf_rn50.analysis.report.tables import finding_lines, overview_table, tables_of
+from mlperf_rn50.analysis.report.refs import heading, study_command
+from mlperf_rn50.analysis.report.tables import finding_lines, is_large, overview_table, tables_of
 from mlperf_rn50.analysis.report.text import render_markdown
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.files import numbered_lines, write_atomically, writing_folder
@@ -84,21 +83,20 @@ def _pictures(pictures: Sequence[Picture], prefix: str) -> list[dict]:
 
 def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _Sources | None) -> dict:
     name, count = f'study-{number}', len(study.series)
-    drawn, is_brief, home = _pictures(pictures, f'p{number}'), sources is None, study.baseline.study
-    home = home.parent if home.name == 'results' else home
+    drawn, is_brief = _pictures(pictures, f'p{number}'), sources is None
     shown = tables_of(study)[:count + bool(study.others) if is_brief else None]
     tables = [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(shown, start=1)]
     series = list(zip_longest(tables[:count], drawn[:count]))
     return {'id': name, 'title': heading(study), 'findings': finding_lines(study, more='see all findings'),
             'all_findings': [] if is_brief else finding_lines(study, True), 'series': series,
-            'command': shlex.join(['mlperf-rn50', 'report', str(home), '--out', 'DIR']) if is_brief else None,
+            'command': f'{study_command(study)} --out DIR' if is_brief else None,
             'pictures': drawn[count:], 'tables': tables[count:], 'has_others': bool(study.others),
             'num_systems': len(study.run_sets)}
 
 
 def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder: Path) -> str:
     """Return the page with the plots of draw_report; links are relative to folder, where the page will be written."""
-    sources = None if len(studies) > plots.LARGE_TREE else _Sources()
+    sources = None if is_large(studies) else _Sources()
     overview = overview_table(studies)
     title = heading(studies[0]) if len(studies) == 1 else (
         f'ResNet-50 in MLPerf logs: {sum(len(s.run_sets) for s in studies)} systems in {len(studies)} studies')

@@ -7,16 +7,15 @@ from mlperf_rn50.analysis.report import bars, curves
 from mlperf_rn50.analysis.report.overview import draw_overview
 from mlperf_rn50.analysis.report.picture import STYLE, Picture
 from mlperf_rn50.analysis.report.scene import make_scene
+from mlperf_rn50.analysis.report.tables import is_large
 from mlperf_rn50.analysis.sets.scaling import Study
-
-LARGE_TREE = 8  # a page about more studies is brief
 
 
 def draw_report(studies: Sequence[Study]) -> Iterator[list[Picture]]:
     """Yield the plots of all systems, then those of each study."""
     yield draw_overview([s for study in studies for s in study.run_sets])
     for study in studies:
-        yield draw_study(study, len(studies) > LARGE_TREE)
+        yield draw_study(study, is_large(studies))
 
 
 def draw_study(study: Study, is_brief: bool = False) -> list[Picture]:

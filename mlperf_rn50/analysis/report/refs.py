@@ -1,4 +1,5 @@
 """Log lines from which the report's numbers come, and names of units and studies for tables and plots."""
+import shlex
 from collections.abc import Sequence
 from itertools import islice
 
@@ -38,6 +39,12 @@ def training_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
 
 def unit_name(study: Study) -> str:
     return 'accelerators' if any(s.num_accelerators for s in study.run_sets) else 'ranks'
+
+
+def study_command(study: Study) -> str:
+    """Return the command that reports only the folder of a study."""
+    home = study.baseline.study
+    return shlex.join(['mlperf-rn50', 'report', str(home.parent if home.name == 'results' else home)])
 
 
 def heading(study: Study) -> str:

@@ -17,6 +17,7 @@ from mlperf_rn50.text import data_name, minutes, money, some
 
 MAX_SHOWN = 3  # maximum errors and warnings shown per system, unless all findings are requested
 MAX_FINDINGS = 200  # maximum findings shown per study
+LARGE_TREE = 8  # a report on more studies is brief
 _FACTORS = ('speed-up', 'efficiency', 'hardware', 'statistics', 'rest')
 _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
 
@@ -157,25 +158,47 @@ def answer_table(study: Study) -> Table:
                'framework'))
 
 
-def overview_table(studies: Sequence[Study]) -> Table | None:
-    """Return the table of all systems; None for a single study."""
-    if len(studies) < 2:
+def is_large(studies: Sequence[Study]) -> bool:
+    """Return whether a report on the studies is brief."""
+    return len(studies) > LARGE_TREE
+
+
+def series_overview(studies: Sequence[Study]) -> Table:
+    """Return a table with a row per series and, in its cells, a value per system."""
+    rows = []
+    for study, series in ((s, x) for s in studies for x in s.series):
+        cells = [{**_row(study, s), 'minutes': Cell(minutes(s.time_s))} for s in series.run_sets]
+        lists = (' '.join(c[h].text.replace(',', '').removesuffix(' %') for c in cells) for h in (
+            'nodes', 'minutes', 'speed-up', 'efficiency', 'batch', 'mean epochs'))
+        rows.append((*map(Cell, lists), Cell(series.baseline.round), Cell(series.baseline.org or '-'),
+                     Cell(series.title)))
+    return Table('Series', ('nodes', 'minutes', 'speed-up', 'efficiency, %', 'batch', 'epochs', 'round',
+                            'organisation', 'series'), tuple(rows),
+                 'Speed-up and efficiency are relative to the first system of the series, or to --baseline.')
+
+
+def overview_table(studies: Sequence[Study], is_brief: bool = False) -> Table | None:
+    """Return the table of all systems, or of those in no series, without refused ones; None for a single study."""
+    shown = [(number, study, s) for number, study in enumerate(studies, start=1) for s in study.run_sets
+             if not is_brief or not s.refusal and s in study.others]
+    if len(studies) < 2 or not shown:
         return None
     rows = []
-    for number, study in enumerate(studies, start=1):
-        for run_set in study.run_sets:
-            cells = _system_cells(run_set, 'accelerators')
-            rows.append({'system': Cell(run_set.name, study=number), 'round': Cell(', '.join(run_set.rounds)),
-                         **{h: cells[h] for h in ('time, min', 'mean epochs')},
-                         'organisation': Cell(run_set.org or '-', refs=fact_refs(run_set.runs, 'org')),
-                         **{h: cells[h] for h in ('nodes', 'accelerators', 'batch', 'converged', 'time from',
-                                                  'official score, min', 'accelerator', 'framework')},
-                         'target': percent_cell(run_set.target_accuracy, '.2f',
-                                                fact_refs(run_set.runs, 'target_accuracy')),
-                         'data': Cell(data_name(run_set.other_dataset)), 'study': Cell(study.name)})
+    for number, study, run_set in shown:
+        cells = _system_cells(run_set, 'accelerators')
+        rows.append({'system': Cell(run_set.name, study=number), 'round': Cell(', '.join(run_set.rounds)),
+                     **{h: cells[h] for h in ('time, min', 'mean epochs')},
+                     'organisation': Cell(run_set.org or '-', refs=fact_refs(run_set.runs, 'org')),
+                     **{h: cells[h] for h in ('nodes', 'accelerators', 'batch', 'converged', 'time from',
+                                              'official score, min', 'accelerator', 'framework')},
+                     'target': percent_cell(run_set.target_accuracy, '.2f',
+                                            fact_refs(run_set.runs, 'target_accuracy')),
+                     'data': Cell(data_name(run_set.other_dataset)), 'study': Cell(study.name)})
     return _systems_table(
-        'All systems', [s for study in studies for s in study.run_sets], rows, (),
-        note='Times to different targets or on different data are not comparable; each study below has one target.',
+        'Other systems' if is_brief else 'All systems', [s for _, _, s in shown], rows,
+        ('time from', 'official score, min', 'framework', 'study') if is_brief else (),
+        note='Times to different targets or on different data are not comparable'
+             + ('.' if is_brief else '; each study below has one target.'),
         minor=('nodes', 'accelerator', 'framework', 'converged', 'time from', 'official score, min', 'target', 'data',
                'study'),
         choices=('round', 'organisation', 'accelerator', 'batch'))

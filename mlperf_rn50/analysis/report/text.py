@@ -1,14 +1,24 @@
 """Render the report as text tables, for a terminal or in Markdown."""
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tabulate import tabulate
 
-from mlperf_rn50.analysis.report.refs import heading
-from mlperf_rn50.analysis.report.tables import finding_lines, overview_table, tables_of
+from mlperf_rn50.analysis.report.refs import heading, study_command
+from mlperf_rn50.analysis.report.tables import (
+    finding_lines,
+    findings_of,
+    is_large,
+    overview_table,
+    series_overview,
+    tables_of,
+)
+from mlperf_rn50.analysis.sets.findings import render_finding
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Table
+from mlperf_rn50.text import plural
 
 
 def markdown_text(text: str) -> str:
@@ -63,7 +73,26 @@ def render_section(title: str, points: Sequence[str], tables: Sequence[Table], n
     return '\n\n'.join(parts)
 
 
+def _render_brief(studies: Sequence[Study], style: Style, has_all_findings: bool) -> str:
+    """Return the report on a large tree: sums, a row per series, and a row per other system."""
+    found = [(s, f) for study in studies for s in study.run_sets for f in findings_of(study, s)]
+    run_sets = [s for study in studies for s in study.run_sets]
+    grades = Counter(f.grade for _, f in found)
+    runs, converged = (sum(len(getattr(s, name)) for s in run_sets) for name in ('runs', 'converged'))
+    points = [
+        f'{len(run_sets):,} sets, {sum(bool(s.refusal) for s in run_sets):,} of them refused; {runs:,} runs, '
+        f'{converged:,} of them converged',
+        ', '.join(plural(grades[name], name) for name in ('error', 'warning', 'note')) + ' (list: --findings)',
+        f'all tables: a report on fewer folders, such as {study_command(max(studies, key=lambda s: len(s.run_sets)))}',
+        'fewer systems: --round, --org, --accelerator or --batch']
+    tables = [t for t in (series_overview(studies), overview_table(studies, True)) if t and t.rows]
+    lines = [f'{s.study_name}/{s.name}: {render_finding(f)}' for s, f in found] if has_all_findings else []
+    return render_section(f'ResNet-50 in MLPerf logs: {len(studies)} studies', points, tables, lines, style, 'Findings')
+
+
 def render_table(studies: Sequence[Study], style: Style = TERMINAL, has_all_findings: bool = False) -> str:
+    if is_large(studies):
+        return _render_brief(studies, style, has_all_findings)
     overview = overview_table(studies)
     parts = [_render_table(overview, style, lambda title: style.study(title) + '\n\n')] if overview else []
     parts += [render_section(heading(s), (), tables_of(s), finding_lines(s, has_all_findings), style, 'Findings')

@@ -16,24 +16,6 @@ MAX_OF_SPLITS = 8  # maximum systems with equal numbers of units that are all co
 
 
 @dataclass(frozen=True)
-class Rate:
-    """Measured and ideal throughput, as in the scaling-efficiency tables of published studies."""
-
-    units: int  # accelerators, or ranks on CPUs
-    ideal: float  # images/s if each unit were as fast as in the baseline
-    real: float
-
-    @property
-    def efficiency(self) -> float:
-        return self.real / self.ideal
-
-
-def scale_rate(base_units: int, base_rate: float, units: int, rate: float) -> Rate:
-    """Return the measured and ideal throughput of a system with this number of units."""
-    return Rate(units, base_rate / base_units * units, rate)
-
-
-@dataclass(frozen=True)
 class Comparison:
     """A system compared with its baseline; a factor above 1 means that the system is faster."""
 
@@ -131,7 +113,6 @@ class Study:
     baseline: RunSet  # the chosen one, or the first with a time
     comparisons: tuple[Comparison | None, ...]  # None without a time, and for systems that have no comparable system
     splits: tuple[Split, ...]
-    rates: tuple[Rate | None, ...]
     findings: Mapping[RunSet, Sequence[Finding]]  # about comparisons; those about the whole study are the baseline's
     series: tuple[Series, ...] = ()
     price_per_node_hour: float | None = None  # in any currency
@@ -213,15 +194,6 @@ def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparis
     return found
 
 
-def _rate(run_set: RunSet, baseline: RunSet) -> Rate | None:
-    """Return measured and ideal throughput; None for an unknown throughput, other kinds of units or a duplicate."""
-    base_units, base_rate = baseline.num_units, baseline.images_per_s
-    units, rate = run_set.num_units, run_set.images_per_s
-    if has_other_units(run_set, baseline) or run_set.is_duplicate and run_set is not baseline:
-        return None
-    return scale_rate(base_units, base_rate, units, rate) if base_units and base_rate and units and rate else None
-
-
 def _baselines(run_sets: Sequence[RunSet], series: Sequence[Series]) -> list[RunSet]:
     """Return the baseline of each system: that of its series, or the first system with a time and such units."""
     of_series = {s: x.baseline for x in series for s in x.run_sets}
@@ -237,8 +209,7 @@ def _make_study(run_sets: Sequence[RunSet], chosen: RunSet | None, price_per_nod
     comparisons = tuple(c if c and uses[c.baseline] > 1 else None for c in compared)
     baseline = chosen or next((s for s in run_sets if s.time_s), run_sets[0])
     return Study(baseline.study_name, tuple(run_sets), baseline, comparisons, tuple(compare_splits(run_sets)),
-                 tuple(map(_rate, run_sets, bases)), _compare_findings(run_sets, comparisons, baseline),
-                 tuple(series), price_per_node_hour)
+                 _compare_findings(run_sets, comparisons, baseline), tuple(series), price_per_node_hour)
 
 
 def _is_apart(run_set: RunSet) -> bool:
