@@ -5,7 +5,7 @@ from functools import cached_property
 from mlperf_rn50.analysis.predict.anchors import logs_schedule, second_set
 from mlperf_rn50.analysis.predict.costs import costs_without
 from mlperf_rn50.analysis.predict.model import predict_layout
-from mlperf_rn50.analysis.predict.prediction import NO_COSTS, Base, Costs, Epochs, Knowledge, Layout, Link, Prediction
+from mlperf_rn50.analysis.predict.prediction import NO_COSTS, Base, Costs, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.source import Source
 from mlperf_rn50.analysis.predict.validation import Validation, validate_published
 from mlperf_rn50.analysis.predict.what_if import WhatIf, change
@@ -156,7 +156,7 @@ def _doubts(found: Prediction) -> list[str]:
     """Return the weak points of a prediction, except those of its recipe; the last two concern the interval."""
     base, layout, doubts = found.base, found.layout, []
     local, measured = layout.local_batch_size, base.local_batch_size
-    if not measured / _MAX_BATCH_RATIO <= local <= measured * _MAX_BATCH_RATIO:
+    if not base.steps and not measured / _MAX_BATCH_RATIO <= local <= measured * _MAX_BATCH_RATIO:
         doubts.append(f'{local:g} images per {base.unit} and step, measured with {measured:g}; compute time is assumed '
                       'to be proportional')
     units, measured = layout.units_per_node, base.num_units / base.num_nodes
@@ -185,9 +185,9 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
     if link is None and num_nodes > 1:
         return Prediction(base, layout, _NO_LINK)
     is_unknown = run_set and run_set.is_imagenet and not logs_schedule(run_set)
-    knowledge: Knowledge = 'other' if is_unknown or not base.has_accelerators else 'own'
+    is_own = base.has_accelerators and not is_unknown or link is not None and link.extra_s is not None
     second = run_set and base.has_accelerators and second_set(layout, base, source.sets, run_set) or None
-    found = predict_layout(base, layout, link or _NO_PORTS, costs, knowledge, second)
+    found = predict_layout(base, layout, link or _NO_PORTS, costs, 'own' if is_own else 'other', second)
     measured = next((k for k in source.sets if (k.num_nodes, k.num_units) == (num_nodes, layout.num_units)
                      and k.recipe.global_batch_size == batch), None)
     doubts = () if found.refusal else (*chosen.doubts, *_doubts(found),

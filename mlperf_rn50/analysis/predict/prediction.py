@@ -66,10 +66,6 @@ class Link:
     is_tcp: bool = False  # without RDMA, each member of the ring adds latency
     is_hierarchical: bool = False  # reduction within each node, then a ring of nodes
 
-    @property
-    def is_measured(self) -> bool:
-        return self.extra_s is not None
-
 
 FLOAT16_BYTES = 51_000_000  # ResNet-50 has 25.56 million gradients; published sets exchange them in 2 bytes each
 

@@ -47,8 +47,11 @@ def _basis(answer: Answer, p: Prediction) -> str:
     costs, layout = answer.costs, p.layout
     is_beyond = p.knowledge and costs.most_nodes and (
         layout.num_nodes > costs.most_nodes or layout.local_batch_size < costs.least_local)
-    text = KNOWLEDGE_TEXTS[p.knowledge or 'own'] if p.base.has_accelerators else 'set on CPUs'
-    return (text if p.knowledge else 'one node') + (', extrapolated' if is_beyond else '')
+    if p.knowledge is None:
+        return 'one node'
+    is_bench = answer.source.link is not None and answer.source.link.extra_s is not None
+    text = 'own bench' if is_bench else KNOWLEDGE_TEXTS[p.knowledge] if p.base.has_accelerators else 'set on CPUs'
+    return text + (', extrapolated' if is_beyond else '')
 
 
 def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
