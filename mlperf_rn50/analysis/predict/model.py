@@ -156,7 +156,8 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowled
     known: Knowledge = 'two' if knowledge == 'own' and not is_one_node and (second or is_bench) else knowledge
     found = Prediction(
         base, layout, None, layout.epochs or epochs_of(layout.recipe), computed_s, exchanged_s, hidden_s, rest_s,
-        knowledge=None if is_one_node else known, measured_share=1.0 if is_one_node or is_bench else computed_s / step_s)
+        knowledge=None if is_one_node else known,
+        measured_share=1.0 if is_one_node or is_bench else computed_s / step_s)
     if found.epochs is None or base.evaluation_s is None:
         return found
     total_s = _total_s(base, layout, costs, found.epochs, step_s)
