@@ -62,10 +62,9 @@ def run(argv: Sequence[str]) -> int:
     if options.format in ('table', 'markdown'):
         style = terminal_style(lambda text: paint(text, 'bold'), paint_status) if has_colour(sys.stdout) else TERMINAL
         print(render_table(studies, MARKDOWN if options.format == 'markdown' else style, options.findings))
-    elif options.format == 'json':
-        print(render_json(studies))
-    elif options.format == 'csv':
-        print((render_evaluations_csv if options.rows == 'evaluations' else render_csv)(studies))
+    elif options.format in ('csv', 'json'):
+        csv = render_evaluations_csv if options.rows == 'evaluations' else render_csv
+        print((csv if options.format == 'csv' else render_json)(studies))
     elif not options.out:
         from mlperf_rn50.analysis.report.page import render_html
         from mlperf_rn50.analysis.report.plots import draw_report
