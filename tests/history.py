@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/history.py ../shared/history
 
-prints agreements, refusals with reasons, and differences. The exit code is 1 if any set differs. The folder contains
-truth.csv, and either archives v*.tar.xz or the same logs unpacked.
+prints agreements, refusals with reasons, differences, and the sets with a warning. The exit code is 1 if any set
+differs. The folder contains truth.csv, and either archives v*.tar.xz or the same logs unpacked.
 """
 import csv
 import json
@@ -72,8 +72,21 @@ def compare(systems: list[dict], folder: Path) -> dict[str, list[str]]:
     return found
 
 
+def warnings_of(systems: list[dict]) -> list[str]:
+    """Return a line per system with a warning."""
+    lines = []
+    for s in systems:
+        found = [f for findings in (s['findings'], *(run['findings'] for run in s['runs'])) for f in findings]
+        if texts := dict.fromkeys(f['text'] for f in found if f['grade'] == 'warning'):
+            lines.append(f'{s["round"]}/{s["org"] or "-"}/{s["system"]}: {"; ".join(texts)}')
+    return lines
+
+
 if __name__ == '__main__':
-    results = compare(load_systems(Path(sys.argv[1])), Path(sys.argv[1]))
+    report = load_systems(Path(sys.argv[1]))
+    results = compare(report, Path(sys.argv[1]))
+    warned = warnings_of(report)
+    print(f'warnings: {len(warned)} of {len(report)} sets, {len(warned) / len(report):.1%}', *warned, sep='\n  ')
     for result, lines in results.items():
         print(f'{result}: {len(lines)}', *(lines if result != 'agrees' else ()), sep='\n  ')
     sys.exit(1 if results['differs'] or results['missing'] else 0)

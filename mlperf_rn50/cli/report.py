@@ -48,34 +48,26 @@ def run(argv: Sequence[str]) -> int:
     if options.rows and options.format != 'csv':
         raise ConfigError(f'--rows: got --format {options.format}, expected --format csv')
     from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
-    from mlperf_rn50.analysis.report.text import render_markdown, render_table, terminal_style
+    from mlperf_rn50.analysis.report.text import MARKDOWN, TERMINAL, render_table, terminal_style
     from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
     from mlperf_rn50.analysis.sets.published import sets_under
     from mlperf_rn50.analysis.sets.scaling import make_studies
-    paths = [Path(p) for p in options.paths]
-    published = {p: sets for p in paths if (sets := sets_under(p))}
-    logs = [p for p in paths if p not in published]
-    run_sets = filter_sets([*(load_run_sets(logs) if logs else ()), *(s for sets in published.values() for s in sets)],
-                           **{name: getattr(options, name) for name in ('round', 'org', 'accelerator', 'batch')})
-    is_complete = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in run_sets)
-    code = EXIT_OK if is_complete else EXIT_FAILED
+    paths = dict.fromkeys(map(Path, options.paths))
+    logs, published = [p for p in paths if not sets_under(p)], [s for p in paths for s in sets_under(p)]
+    run_sets = filter_sets([*(load_run_sets(logs) if logs else ()), *published], vars(options))
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)
     if options.out:
         from mlperf_rn50.analysis.report.page import dump_report
         print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out), options.findings)}', file=sys.stderr)
-        if options.format == 'html':
-            return code
-    if options.format == 'html':
+    if options.format in ('table', 'markdown'):
+        style = terminal_style(lambda text: paint(text, 'bold'), paint_status) if has_colour(sys.stdout) else TERMINAL
+        print(render_table(studies, MARKDOWN if options.format == 'markdown' else style, options.findings))
+    elif options.format in ('csv', 'json'):
+        csv = render_evaluations_csv if options.rows == 'evaluations' else render_csv
+        print((csv if options.format == 'csv' else render_json)(studies))
+    elif not options.out:
         from mlperf_rn50.analysis.report.page import render_html
         from mlperf_rn50.analysis.report.plots import draw_report
         print(render_html(studies, list(draw_report(studies)), Path.cwd()))
-    elif options.format == 'table' and has_colour(sys.stdout):
-        style = terminal_style(lambda text: paint(text, 'bold'), paint_status)
-        print(render_table(studies, style, options.findings))
-    elif options.format in ('table', 'markdown'):
-        render_text = render_table if options.format == 'table' else render_markdown
-        print(render_text(studies, has_all_findings=options.findings))
-    else:
-        csv = render_evaluations_csv if options.rows == 'evaluations' else render_csv
-        print((csv if options.format == 'csv' else render_json)(studies))
-    return code
+    is_complete = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in run_sets)
+    return EXIT_OK if is_complete else EXIT_FAILED

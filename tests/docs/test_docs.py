@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, run, skip_for
+from helpers import HANG_LIMIT_S, ROOT, call, run, skip_for
 
 from mlperf_rn50.cli import whole_parser
 from mlperf_rn50.launch import sweep
@@ -82,6 +82,12 @@ def test_commands_use_existing_files_and_options(page):
     blocks = BLOCK.findall(page.read_text())
     assert {language for language, _ in blocks} <= LANGUAGES
     assert [invalid for language, text in blocks if language == 'bash' for invalid in invalid_names(text)] == []
+
+
+def test_report_in_the_quick_start_is_up_to_date():
+    page = (ROOT / 'docs/quick-start.md').read_text()
+    path, text = re.search(r'report (\S+)\n```\n```text\n(.*?)\.\.\.\n', page, re.DOTALL).groups()
+    assert call('report', ROOT / path).stdout.startswith(text)
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_large_tree_has_a_brief_text(tree, monkeypatch):
     assert lines[0] == 'ResNet-50 in MLPerf logs: 3 studies' and len(lines) < len(whole.splitlines()) / 3
     assert lines[3:7] == [
         '- 6 sets, 1 of them refused; 23 runs, 22 of them converged',
-        '- 1 error, 1 warning, 7 notes (list: --findings)',
+        '- 1 error, 1 warning, 7 notes: --findings',
         f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'""",
         '- fewer systems: --round, --org, --accelerator or --batch']
     row = lines[lines.index('Series') + 3]
@@ -98,7 +98,7 @@ def test_filters_select_systems(options, names):
     a, b = (make_system('a', 'v0.7', 'Tesla V100', 1024, 60, org='NVIDIA'),
             make_system('b', 'v1.0', None, 4096, 36, org='NVIDIA'))
     c = replace(make_system('c', 'v0.7', 'Tesla V100', 4096, 60), later=(b,))
-    assert ''.join(s.name for s in filter_sets([a, b, c], **options)) == names
+    assert ''.join(s.name for s in filter_sets([a, b, c], options)) == names
 
 
 def test_filter_applies_before_comparisons_in_every_format(tree, tmp_path):

@@ -88,12 +88,12 @@ def _draw_panel(picture: drawing.Picture, axes: Axes, rows: Sequence[tuple[RunSe
     picture.tip(line, *(f'{short(s.name, MAX_NAME)}: {text.format(v)}' for s, v in known))
 
 
-def _label_panel(axes: Axes, nodes: Sequence[int], ylabel: str) -> None:
+def _label_panel(axes: Axes, nodes: Sequence[int], ylabel: str, xlabel: str = 'nodes') -> None:
     axes.set_xscale('log', base=2)
     axes.minorticks_off()
     axes.set_xticks(drawing.ticks(nodes), [f'{n:,}' for n in drawing.ticks(nodes)])
     axes.margins(x=0.1)
-    axes.set(xlabel='nodes', ylabel=ylabel)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
 
 
 def draw_series(scene: Scene, series: Series, name: str) -> drawing.Picture:
@@ -142,13 +142,10 @@ def draw_speedup(scene: Scene) -> drawing.Picture | None:
                     f'{s.label}: {c.speedup:.2f} times as fast on {plural(u, unit_name(study)[:-1])}{share}')
         if len(known) <= len(drawing.COLOURS):
             axes.annotate(f'{c.speedup:.1f}', (u, c.speedup), xytext=(6, -3), textcoords='offset points', va='top')
-    axes.set_xscale('log', base=2)
     axes.set_yscale('log', base=2)
     axes.yaxis.set_major_formatter(lambda value, _: f'{value:g}')
-    axes.minorticks_off()
-    axes.set_xticks(drawing.ticks(units), [f'{u:,}' for u in drawing.ticks(units)])
-    axes.margins(x=0.1, y=0.1)
-    axes.set(xlabel=f'{unit_name(study)} (logarithmic)', ylabel=f'times as fast as {short(scene.base_label, 24)}')
+    _label_panel(axes, units, f'times as fast as {short(scene.base_label, 24)}', f'{unit_name(study)} (logarithmic)')
+    axes.margins(y=0.1)
     drawing.legend(picture, [Line2D([], [], color=drawing.GRID, linestyle='--', label='ideal'),
                              *explain_colours([s for s, _, _ in known])])
     return picture

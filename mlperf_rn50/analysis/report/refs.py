@@ -42,7 +42,6 @@ def unit_name(study: Study) -> str:
 
 
 def study_command(study: Study) -> str:
-    """Return the command that reports only the folder of a study."""
     home = study.baseline.study
     return shlex.join(['mlperf-rn50', 'report', str(home.parent if home.name == 'results' else home)])
 

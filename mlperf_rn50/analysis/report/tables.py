@@ -159,7 +159,6 @@ def answer_table(study: Study) -> Table:
 
 
 def is_large(studies: Sequence[Study]) -> bool:
-    """Return whether a report on the studies is brief."""
     return len(studies) > LARGE_TREE
 
 
@@ -170,8 +169,7 @@ def series_overview(studies: Sequence[Study]) -> Table:
         cells = [{**_row(study, s), 'minutes': Cell(minutes(s.time_s))} for s in series.run_sets]
         lists = (' '.join(c[h].text.replace(',', '').removesuffix(' %') for c in cells) for h in (
             'nodes', 'minutes', 'speed-up', 'efficiency', 'batch', 'mean epochs'))
-        rows.append((*map(Cell, lists), Cell(series.baseline.round), Cell(series.baseline.org or '-'),
-                     Cell(series.title)))
+        rows.append(tuple(map(Cell, (*lists, series.baseline.round, series.baseline.org or '-', series.title))))
     return Table('Series', ('nodes', 'minutes', 'speed-up', 'efficiency, %', 'batch', 'epochs', 'round',
                             'organisation', 'series'), tuple(rows),
                  'Speed-up and efficiency are relative to the first system of the series, or to --baseline.')

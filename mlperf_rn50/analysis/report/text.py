@@ -1,5 +1,4 @@
 """Render the report as text tables, for a terminal or in Markdown."""
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -75,18 +74,17 @@ def render_section(title: str, points: Sequence[str], tables: Sequence[Table], n
 
 def _render_brief(studies: Sequence[Study], style: Style, has_all_findings: bool) -> str:
     """Return the report on a large tree: sums, a row per series, and a row per other system."""
-    found = [(s, f) for study in studies for s in study.run_sets for f in findings_of(study, s)]
+    each = [(s, f) for study in studies for s in study.run_sets for f in findings_of(study, s)]
     run_sets = [s for study in studies for s in study.run_sets]
-    grades = Counter(f.grade for _, f in found)
     runs, converged = (sum(len(getattr(s, name)) for s in run_sets) for name in ('runs', 'converged'))
     points = [
         f'{len(run_sets):,} sets, {sum(bool(s.refusal) for s in run_sets):,} of them refused; {runs:,} runs, '
         f'{converged:,} of them converged',
-        ', '.join(plural(grades[name], name) for name in ('error', 'warning', 'note')) + ' (list: --findings)',
+        ', '.join(plural(sum(f.grade == g for _, f in each), g) for g in ('error', 'warning', 'note')) + ': --findings',
         f'all tables: a report on fewer folders, such as {study_command(max(studies, key=lambda s: len(s.run_sets)))}',
         'fewer systems: --round, --org, --accelerator or --batch']
     tables = [t for t in (series_overview(studies), overview_table(studies, True)) if t and t.rows]
-    lines = [f'{s.study_name}/{s.name}: {render_finding(f)}' for s, f in found] if has_all_findings else []
+    lines = [f'{s.study_name}/{s.name}: {render_finding(f)}' for s, f in each] if has_all_findings else []
     return render_section(f'ResNet-50 in MLPerf logs: {len(studies)} studies', points, tables, lines, style, 'Findings')
 
 

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import replace
 from itertools import islice
@@ -32,7 +32,7 @@ _SHARED_IF_COUNTED = ('global_batch_size', 'opt_name')
 _FACT_KEYS = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (keys.TRAIN_SAMPLES,),
               'eval_samples': (keys.EVAL_SAMPLES,)}
 _MAX_VALUE = 80  # maximum characters of a value quoted in a message
-_IN_TEXT = ('org', 'accelerator')  # filters that select by a part of the text
+_FILTERS = {'round': 'rounds', 'org': 'org', 'accelerator': 'accelerator', 'batch': 'global_batch_size'}  # option: fact
 _MAX_CHOICES = 60  # maximum values named after a filter that selects nothing
 _MAX_SETTINGS = 5  # maximum settings, parts and files named in a message
 # More than _MANY logs are read by several processes, in chunks of _AT_ONCE.
@@ -221,17 +221,13 @@ def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
     return sorted(_mark_duplicates(sorted(run_sets, key=lambda s: s.round)), key=lambda s: order[s.folder])
 
 
-def filter_sets(run_sets: Sequence[RunSet], **options: str | int | None) -> Sequence[RunSet]:
-    """Return the run sets that all given options select; round and batch select equal values, others a part of a text.
-
-    Raises:
-        UserError: an option selects no run set.
-    """
-    for name, wanted in ((name, wanted) for name, wanted in options.items() if wanted is not None):
-        values = [{'round': s.rounds, 'org': (s.org,), 'accelerator': (s.accelerator,),
-                   'batch': (s.global_batch_size,)}[name] for s in run_sets]
-        found: list[Any] = sorted({v for each in values for v in each if v is not None})
-        chosen = {v for v in found if v == wanted or name in _IN_TEXT and str(wanted).casefold() in v.casefold()}
+def filter_sets(run_sets: Sequence[RunSet], options: Mapping[str, Any]) -> Sequence[RunSet]:
+    """Return the run sets that all options in _FILTERS select; raise UserError for an option that selects none."""
+    for name, fact in ((n, fact) for n, fact in _FILTERS.items() if options.get(n) is not None):
+        wanted, is_part = options[name], name in ('org', 'accelerator')
+        values = [v if isinstance(v := getattr(s, fact), tuple) else (v,) for s in run_sets]
+        found = sorted({v for each in values for v in each if v is not None})
+        chosen = {v for v in found if v == wanted or is_part and wanted.casefold() in v.casefold()}
         run_sets = [s for s, each in zip(run_sets, values) if chosen & set(each)]
         if not run_sets:
             known = f'one of: {some(found, _MAX_CHOICES)}' if found else 'no such option, because no log has a value'

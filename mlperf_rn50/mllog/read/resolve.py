@@ -35,11 +35,10 @@ def _text(value: Any) -> str | None:
     return value[:1000] if isinstance(value, str) else None
 
 
-def _is_share(accuracy: float, num_images: int) -> bool:
-    """Return whether a fraction, as printed in a log, can be a whole number of images out of num_images."""
-    digits = len(repr(accuracy).partition('.')[2])
-    rounding = num_images * (0.5 * 10.0 ** -digits + 1e-7)  # rounding of the printed digits and of a float32
-    return abs(accuracy * num_images - round(accuracy * num_images)) <= rounding
+def _totals(accuracy: float, candidates: list[int]) -> list[int]:
+    """Return the candidates for a number of images of which a fraction, as printed in a log, can be a whole number."""
+    rounding = 0.5 * 10.0 ** -len(repr(accuracy).partition('.')[2]) + 1e-7  # of the printed digits and of a float32
+    return [n for n in candidates if abs(accuracy * n - round(accuracy * n)) <= n * rounding]
 
 
 def _is_plain(value: Any) -> bool:
@@ -189,10 +188,11 @@ class RunResolver:
             is_doubtful = status == 'converged' and len(log.epochs) + len(log.blocks) > 1
             log.findings.add(Finding(last.line, f'the last evaluation is of epoch {last.epoch}, but the last trained '
                                      f'epoch is {trained}', grade='warning' if is_doubtful else 'note'))
-        misfits = [e for e in evaluations if num_val and not _is_share(e.accuracy, num_val)]
+        misfits = [e for e in evaluations if num_val and not _totals(e.accuracy, [num_val])]
         if misfits and num_val:
-            fits = [n for n in range(num_val - num_val // 20, num_val + num_val // 10)
-                    if all(_is_share(e.accuracy, n) for e in evaluations)] if len(evaluations) <= 100 else []
+            fits = [*range(num_val - num_val // 20, num_val + num_val // 10)] if len(evaluations) <= 100 else []
+            for e in evaluations:
+                fits = _totals(e.accuracy, fits)
             log.note(misfits[0].line, f'{len(misfits)} of {len(evaluations)} accuracies are not multiples of '
                      f'1/{num_val}, expected for {num_val} evaluation images'
                      + (f', but all are multiples of 1/{fits[0]}' if len(fits) == 1 else ''))
