@@ -1,5 +1,4 @@
 """Load JSON files of bench train and bench allreduce, and check types and bounds, because the files are untrusted."""
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,31 +111,30 @@ class Bench:
     exchange: MeasuredExchange | None = None
 
 
-def _read_start(path: Path, num_bytes: int) -> bytes:
+def load_bench(path: Path) -> Bench | None:
+    """Load a JSON file of bench train or bench allreduce; None for a folder and for a file that is not JSON.
+
+    Raises:
+        UserError: the file is unreadable, or is not JSON of these commands.
+    """
+    if not path.is_file():
+        return None
     try:
         with open(path, 'rb', opener=regular_file) as f:
-            return f.read(num_bytes)
+            content = f.read(_MAX_FILE_BYTES + 1)
     except OSError as e:
         raise UserError(f'{path}: cannot be read: {e.strerror}') from e
-
-
-def is_bench(path: Path) -> bool:
-    """Return whether a path is a JSON file; raise UserError for an unreadable file."""
-    return os.path.isfile(path) and (path.suffix == '.json' or _read_start(path, 64).lstrip()[:1] == b'{')
-
-
-def load_bench(path: Path) -> Bench:
-    """Load a JSON file of bench train or bench allreduce; raise UserError for any other content."""
-    content = _read_start(path, _MAX_FILE_BYTES + 1)
+    if path.suffix != '.json' and content.lstrip()[:1] != b'{':
+        return None
     if len(content) > _MAX_FILE_BYTES:
         raise UserError(f'{path}: file is larger than {_MAX_FILE_BYTES} bytes, expected a JSON file of bench')
     try:
         found = decode(content, type=_File)
         gpus = found.machine.gpus
-        accelerator = gpus[0][:_MAX_ERROR] if gpus and isinstance(gpus[0], str) else None
+        gpu = gpus[0][:_MAX_ERROR] if gpus and isinstance(gpus[0], str) else None
         if found.format == 'mlperf-rn50 bench train 1':
-            return Bench(path, bool(gpus), accelerator, convert(tuple(found.tables[0].rows), tuple[MeasuredStep, ...]))
-        return Bench(path, bool(gpus), accelerator, exchange=_exchange(path, found))
+            return Bench(path, bool(gpus), gpu, convert(tuple(found.tables[0].rows), tuple[MeasuredStep, ...]))
+        return Bench(path, bool(gpus), gpu, exchange=_exchange(path, found))
     except (MsgspecError, UnicodeError, RecursionError) as e:
         raise UserError(f'{path}: {printable(str(e))[:_MAX_ERROR]}; expected output of mlperf-rn50 bench train or '
                         'bench allreduce with --format json') from e

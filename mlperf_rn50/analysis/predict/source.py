@@ -6,7 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of
-from mlperf_rn50.analysis.predict.bench_file import Bench, MeasuredExchange, MeasuredStep, is_bench, load_bench
+from mlperf_rn50.analysis.predict.bench_file import Bench, MeasuredExchange, MeasuredStep, load_bench
 from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, UNKNOWN_GBIT_S, compute_s, ring_s
 from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, NO_COSTS, Base, Layout, Link
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -161,7 +161,7 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
         UserError: a file is unreadable or lacks values that a prediction needs.
         ConfigError: the name is unknown or ambiguous.
     """
-    benches = {word: load_bench(Path(word)) for word in words if is_bench(Path(word))}
+    benches = {word: bench for word in words if (bench := load_bench(Path(word)))}
     folders = [Path(word) for word in words if word not in benches and os.path.lexists(word)]
     published = [published_by_name(word) for word in words if not os.path.lexists(word)]
     steps = [benches[word] for word in words if word in benches and benches[word].steps]
