@@ -153,7 +153,7 @@ def published_recipe(batch: int, optimizer: str | None, target: float | None) ->
 
 
 def _doubts(found: Prediction) -> list[str]:
-    """Return the weak points of a prediction, except those of its recipe; the last two concern the interval."""
+    """Return the weak points of a prediction, except those of its recipe."""
     base, layout, doubts = found.base, found.layout, []
     local, measured = layout.local_batch_size, base.local_batch_size
     if not base.steps and not measured / _MAX_BATCH_RATIO <= local <= measured * _MAX_BATCH_RATIO:

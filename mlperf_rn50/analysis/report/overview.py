@@ -12,7 +12,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.run import TARGET
 
-CARDS = ('V100', 'A100', 'H100')  # accelerators with one to thousands of units in published sets
+CARDS = ('V100', 'A100', 'H100')  # published systems have one to thousands of each
 _COLOURS = {**dict(zip(CARDS, drawing.COLOURS)), 'other': drawing.GRID}
 
 

@@ -113,7 +113,7 @@ def object_at(env: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return the objects in the list at a path of names; empty if there is none."""
+    """Return the objects in the list at a path of names; an empty list if there is no such list."""
     value = value_at(env, *names)
     return [x for x in value if isinstance(x, dict)] if isinstance(value, list) else []
 

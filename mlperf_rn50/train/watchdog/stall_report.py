@@ -26,7 +26,7 @@ WAITING = 'waiting'
 _CLOCK_SKEW_S = 60  # tolerated difference between the clocks of hosts
 _QUIET_S = 1.0  # time without new output after which a dump of stacks counts as complete
 _MAX_NAMED = 10  # maximum number of ranks named in a message
-# Environment variables that identify one start of all ranks, set by the launchers, Open MPI or Slurm.
+# Environment variables that identify one launch of the ranks, set by the launchers, Open MPI or Slurm.
 _JOBS = ('MLPERF_RN50_JOB', 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'SLURM_JOB_ID')
 _FULL_BYTES = 1_000_000  # free bytes below which a folder counts as full
 
@@ -45,7 +45,7 @@ class State:
 
 
 def stalled_folder(run_dir: Path, variables: dict[str, str]) -> Path:
-    """Return the folder for the stall reports of one start of all ranks."""
+    """Return the folder for the stall reports of one launch of the ranks."""
     job = next((variables[n] for n in _JOBS if n in variables), 'job')
     return run_dir / 'stalled' / re.sub(r'[^\w.-]', '_', job)
 
