@@ -1,7 +1,8 @@
 """Command line. Each command is a module of this folder; main() prints the error of a failed command.
 
 The docstring of a module is the help of its command; its first line is the summary in the list of commands. The module
-has make_parser() and run(argv), which returns the exit code. Shared code is in the modules parsers, ranks, terminal and weights.
+has make_parser() and run(argv), which returns the exit code. Shared code is in the modules
+parsers, ranks, terminal and weights.
 """
 import importlib
 import io
