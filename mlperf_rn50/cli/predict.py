@@ -18,16 +18,15 @@ exit codes: 0 at least one layout was predicted, 1 all layouts were refused, 2 i
 """
 import math
 import sys
-from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.parsers import add_price_option, command_parser, count, fraction, number
 from mlperf_rn50.cli.terminal import has_colour, paint
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, option_error
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
@@ -58,31 +57,15 @@ def make_parser() -> Parser:
     add('--target', metavar='TOP1', type=fraction, help='Top-1 target as a fraction (default: as in the source)')
     add('--system', metavar='NAME', help='system to use if SOURCE has several (default: the one with the fewest nodes)')
     add('--format', choices=['table', 'markdown', 'json'], default='table', help='output format (default: table)')
-    add('--out', metavar='DIR', help='folder for prediction.json, prediction.md and a plot (SVG, PNG; light and dark)')
+    add('--out', metavar='DIR', help='folder for prediction.json, prediction.md and a plot (SVG, PNG)')
     add('--validate', nargs='?', const=True, metavar='TREE',
         help='print the prediction errors for the systems in TREE, a tree of logs (default: the published systems)')
     return parser
 
 
 def _what_if(text: str) -> 'WhatIf':
-    """Parse changes such as 'link=25 ports=2 tcp'."""
-    from mlperf_rn50.analysis.predict.what_if import WhatIf
-    kinds: dict[str, Callable[[str], Any]] = {
-        'link': partial(number, least=1e-3, most=1e6, expected='a number from 0.001 to 1000000'),
-        'ports': count(1000), 'local': count(_MAX_BATCH), 'generation': str}
-    found: dict[str, Any] = {}
-    for word in text.split():
-        name, _, value = word.partition('=')
-        if name in kinds and value:
-            found[name] = kinds[name](value)
-        elif word in ('tcp', 'hierarchical'):
-            found[word] = True
-        else:
-            raise ArgumentTypeError(f'got {printable(word)}, expected link=GBIT_S, ports=N, generation=NAME, '
-                                    'local=IMAGES, tcp or hierarchical')
-    if not found:
-        raise ArgumentTypeError('got nothing, expected changes such as link=25')
-    return WhatIf(**found)
+    from mlperf_rn50.analysis.predict.what_if import parse_what_if
+    return parse_what_if(text)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -102,7 +85,7 @@ def run(argv: Sequence[str]) -> int:
     splits = _splits(options.layouts)
     source = load_source(options.sources, options.system, splits[0][1], options.local_batch_size, options.link_gbit_s)
     answer = make_answer(PredictionRequest(
-        tuple(splits), options.global_batch_size, options.local_batch_size, options.strong, options.optimizer,
+        splits, options.global_batch_size, options.local_batch_size, options.strong, options.optimizer,
         options.target, options.price_per_node_hour, options.what_if), source)
     if options.out:
         from mlperf_rn50.analysis.predict.plot import dump_prediction
@@ -115,15 +98,13 @@ def run(argv: Sequence[str]) -> int:
     return EXIT_OK if answer.predicted else EXIT_FAILED
 
 
-def _splits(words: Sequence[str]) -> list[tuple[int, int]]:
+def _splits(words: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """Parse layouts such as '1x4 2x4' or '1x4' '2x4' into pairs (nodes, accelerators or ranks per node)."""
     from mlperf_rn50.analysis.recipe.sweep_layouts import parse_layouts
     layouts = ' '.join(words).split()
-    if len(layouts) > _MAX_LAYOUTS:
-        raise ConfigError(f'--layouts: got {len(layouts):,} layouts, expected at most {_MAX_LAYOUTS:,}')
-    splits = parse_layouts(layouts)
-    if not splits:
-        raise ConfigError('--layouts: got nothing, expected nodes x ranks, such as 2x4')
+    if not 1 <= len(layouts) <= _MAX_LAYOUTS:
+        raise ConfigError(f'--layouts: got {len(layouts):,} layouts, expected 1 to {_MAX_LAYOUTS:,}, such as 2x4')
+    splits = tuple(parse_layouts(layouts))
     if large := next((s for s in splits if math.prod(s) > _MAX_UNITS), None):
         raise ConfigError(f'--layouts: got {large[0]}x{large[1]}, expected at most {_MAX_UNITS:,} accelerators')
     return splits

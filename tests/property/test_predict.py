@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlperf_rn50.analysis.predict.anchors import base_of, link_of
-from mlperf_rn50.analysis.predict.answer import PredictionRequest, costs_for, make_answer
+from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer
+from mlperf_rn50.analysis.predict.costs import costs_without
 from mlperf_rn50.analysis.predict.model import predict_layout
 from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, NO_COSTS, Base, Epochs, Layout, Link
 from mlperf_rn50.analysis.predict.source import Source
@@ -17,7 +18,7 @@ from mlperf_rn50.analysis.sets.recipe import Recipe, make_recipe
 SECONDS = st.floats(1e-6, 1e6)
 LINKS = st.builds(Link, st.floats(1e-3, 1e6), st.integers(1, 10**12), st.just('any'), st.floats(0, 1),
                   st.none() | SECONDS, st.booleans(), st.booleans())
-FITTED = costs_for(Base('', '', 1, 1, True, 1, 1.0, 0.0, 1.0, 1.0, 1, None))
+FITTED = costs_without(None)
 COSTS = st.sampled_from([NO_COSTS, FITTED])
 
 
@@ -30,9 +31,8 @@ def recipes(draw, batch):
 @st.composite
 def bases(draw):
     nodes, per_node, local = draw(st.integers(1, 8)), draw(st.integers(1, 16)), draw(st.integers(1, 4096))
-    step_s = draw(SECONDS)
-    return Base('any', 'any', nodes, nodes * per_node, draw(st.booleans()), nodes * per_node * local, step_s,
-                draw(st.sampled_from([0.0, 0.1, 0.9, 1.0])) * step_s, draw(st.none() | st.just(0.0) | SECONDS),
+    return Base('any', 'any', nodes, nodes * per_node, draw(st.booleans()), nodes * per_node * local, draw(SECONDS),
+                draw(st.none() | st.just(0.0) | SECONDS),
                 draw(st.floats(-1e6, 1e6)), draw(st.integers(1, 10**9)), draw(st.sampled_from([None, 'digits'])))
 
 
@@ -53,8 +53,8 @@ def test_predictions_are_plausible_and_more_ports_are_never_slower(base, layout,
     assert p.compute_s > 0 and p.exchange_s >= 0 and 0 <= p.hidden_s <= p.exchange_s and p.other_s >= 0
     assert 0 < p.step_s < math.inf and 0 < p.images_per_s < math.inf and 0 < p.measured_share <= 1
     if p.minutes is not None:
-        assert 0 < p.minutes < math.inf and 0 <= p.low_minutes <= p.minutes <= p.high_minutes < math.inf
-    if base.num_nodes == 1 or base.exchange_s:  # else a faster link implies more compute time
+        assert 0 < p.minutes < math.inf and 0 <= p.interval[0] <= p.minutes <= p.interval[1] < math.inf
+    if base.num_nodes == 1:  # else a faster link implies more compute time
         assert not q.refusal and q.step_s <= p.step_s * (1 + 1e-9)
         assert (p.minutes is None) == (q.minutes is None)
         assert p.minutes is None or q.minutes <= p.minutes * (1 + 1e-9)
@@ -62,7 +62,7 @@ def test_predictions_are_plausible_and_more_ports_are_never_slower(base, layout,
 
 @given(bases(), LINKS, st.integers(2, 500), st.integers(1, 500), st.integers(1, 4096))
 def test_more_nodes_never_lower_the_images_per_second(base, link, nodes, more, local):
-    base = replace(base, num_nodes=1, exchange_s=0.0)
+    base = replace(base, num_nodes=1)
     per_node = base.num_units
     p, q = (predict_layout(base, Layout(n, per_node, Recipe('sgd', n * per_node * local)), link, FITTED)
             for n in (nodes, nodes + more))
@@ -74,7 +74,7 @@ def test_less_knowledge_never_narrows_the_interval(base, layout, link):
     base = replace(base, dataset=None, evaluation_s=1.0, outside_s=1.0)
     less = [predict_layout(base, layout, k, FITTED, knowledge) for k, knowledge in (
         (link, 'own'), (link, 'other'), (replace(link, gbit_s=None), 'other'))]
-    widths = [p.high_minutes / p.low_minutes for p in less if p.minutes and p.low_minutes]
+    widths = [p.interval[1] / p.interval[0] for p in less if p.interval and p.interval[0]]
     assert all(a <= b * (1 + 1e-9) for a, b in zip(widths, widths[1:]))
 
 
@@ -108,5 +108,5 @@ def test_any_layout_of_a_published_system_has_an_answer(start, splits, batch, is
     answer = make_answer(request, Source(base, link_of(known), (known,)))
     assert all(row.refusal or row.step_s > 0 for row in answer.rows)
     for row in answer.timed:
-        assert answer.fastest.minutes <= row.minutes and row.efficiency > 0
+        assert answer.best['fastest'].minutes <= row.minutes and row.efficiency > 0
         assert row.node_hours == pytest.approx(row.minutes / 60 * row.layout.num_nodes)

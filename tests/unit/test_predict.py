@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 import pytest
 from helpers import PUBLISHED
 from made_systems import changed, made_set
-from matplotlib.image import imread
 
 from mlperf_rn50.analysis.predict.anchors import base_of, other_base, own_base, second_set
 from mlperf_rn50.analysis.predict.answer import (
@@ -24,55 +23,56 @@ from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, fit, mak
 from mlperf_rn50.analysis.predict.model import EVALUATION_S, predict_layout, start_s
 from mlperf_rn50.analysis.predict.plot import draw_prediction, dump_prediction
 from mlperf_rn50.analysis.predict.prediction import NO_COSTS, Base, Epochs, Layout, Link, Prediction
-from mlperf_rn50.analysis.predict.source import Power, Source, load_source
+from mlperf_rn50.analysis.predict.source import Source, load_source
 from mlperf_rn50.analysis.predict.tables import render_json, render_tables, verdicts
 from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_published, validate_systems
 from mlperf_rn50.analysis.predict.what_if import WhatIf
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published, load_table
 from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.read.description import network_gbit_s
+from mlperf_rn50.mllog.sidecar.energy import Energy
 
 SLOW = Link(1.0, 100_000_000, 'measured')
-FAST = replace(SLOW, gbit_s=100.0)
+MEDIUM, FAST = replace(SLOW, gbit_s=100.0), replace(SLOW, gbit_s=1000.0)
 SETS = {s.name: s for s in load_published()}
 DGX = SETS['dgxa100_ngc20.06_mxnet']
 RECIPE = replace(DGX.recipe, global_batch_size=400, decay_epochs=10.0, eval_period=2, first_eval_epoch=1)
-ENDLESS = replace(RECIPE, decay_epochs=None)
-BASE = Base('one', 'made up', 1, 4, True, 400, 0.1, 0.0, 8.0, 5.0, 40_000, None, accelerator='A100')
+BASE = Base('one', 'made up', 1, 4, True, 400, 0.1, 8.0, 5.0, 40_000, None, accelerator='A100')
 TWO_NODES = replace(BASE, num_nodes=2, num_units=8)
-ONE, TWO, FOUR = (Layout(n, 4, RECIPE) for n in (1, 2, 4))
+ONE, TWO, FOUR = (Layout(n, 4, RECIPE, Epochs(9, 9, 9, '')) for n in (1, 2, 4))
 COSTS = replace(NO_COSTS, latency_s={'A100': 0.006}, other_latency_s=0.004)
 
 
 @pytest.mark.parametrize('base, layout, link, parts', [  # parts of the step: compute, exchange, hidden, other
-    (BASE, TWO, FAST, (0.05, 0.014, 0, 0.006)),  # half the images per accelerator, over a ring of 8
-    (replace(BASE, accelerator=None), TWO, FAST, (0.05, 0.014, 0, 0.004)),
-    (BASE, TWO, replace(FAST, overlap=0.5), (0.05, 0.014, 0.007, 0.006)),
-    (BASE, TWO, replace(SLOW, overlap=1.0), (0.05, 1.4, 2 / 3 * 0.05, 0.006)),  # only behind the backward pass
-    (BASE, TWO, replace(FAST, extra_s=0.001), (0.05, 0.014, 0, 0.001)),  # measured
-    (BASE, TWO, replace(FAST, is_hierarchical=True), (0.05, 0.008, 0, 0.006 + 0.012)),  # a ring of 2 nodes
-    (BASE, FOUR, replace(FAST, is_tcp=True), (0.025, 0.015, 0, 0.006 + 16 * 0.62e-3)),
-    (TWO_NODES, ONE, FAST, (2 * (0.1 - 0.014 - 0.006), 0, 0, 0)),  # a single node does not use the link
-    (replace(TWO_NODES, exchange_s=0.03), TWO, SLOW, (0.07, 0.03, 0, 0)),  # as measured
-    (replace(TWO_NODES, exchange_s=0.03), FOUR, SLOW, (0.035, 1.5, 0, 0)),
-    (replace(BASE, steps=((50, 0.06),)), TWO, FAST, (0.06, 0.014, 0, 0.006)),  # on the line through two batches
-    (replace(BASE, steps=((200, 0.18),)), TWO, FAST, (0.06, 0.014, 0, 0.006))])
+    (BASE, TWO, FAST, (0.05, 0.0014, 0, 0.006)),  # half the images per accelerator, over a ring of 8
+    (replace(BASE, accelerator=None), TWO, FAST, (0.05, 0.0014, 0, 0.004)),
+    (BASE, TWO, MEDIUM, (0.05, 0.014, 0.014 - 8 * 0.62e-3, 0.006)),  # not slower than over TCP
+    (BASE, TWO, replace(MEDIUM, is_tcp=True), (0.05, 0.014, 0.014, 0.006 + 8 * 0.62e-3)),
+    (BASE, TWO, replace(SLOW, is_tcp=True), (0.05, 1.4, 2 / 3 * 0.05, 0.006 + 8 * 0.62e-3)),  # the backward pass
+    (BASE, TWO, replace(MEDIUM, overlap=0.5, extra_s=0.001), (0.05, 0.014, 0.007, 0.001)),  # measured
+    (BASE, TWO, replace(SLOW, overlap=1.0, extra_s=0.0), (0.05, 1.4, 0.05, 0)),
+    (BASE, TWO, replace(FAST, is_hierarchical=True), (0.05, 0.0008, 0, 0.006 + 0.012)),  # a ring of 2 nodes
+    (TWO_NODES, ONE, MEDIUM, (2 * (0.1 - 0.014 - 0.006), 0, 0, 0)),  # a single node does not use the link
+    (TWO_NODES, TWO, MEDIUM, (0.1 - 0.014 - 0.006, 0.014, 0, 0.006)),  # as measured
+    (replace(BASE, steps=((50, 0.06),)), TWO, FAST, (0.06, 0.0014, 0, 0.006)),  # on the line through two batches
+    (replace(BASE, steps=((200, 0.18),)), TWO, FAST, (0.06, 0.0014, 0, 0.006))])
 def test_step_parts_match_hand_calculation(base, layout, link, parts):
     p = predict_layout(base, layout, link, COSTS)
     assert (p.compute_s, p.exchange_s, p.hidden_s, p.other_s) == pytest.approx(parts)
     assert p.step_s == pytest.approx(parts[0] + parts[1] - parts[2] + parts[3])
     assert p.images_per_s == pytest.approx(400 / p.step_s)
-    is_all = layout.num_nodes == 1 or link.extra_s is not None
+    is_all = layout.num_nodes == 1 or link.extra_s is not None or base is TWO_NODES
     assert p.measured_share == pytest.approx(1 if is_all else parts[0] / p.step_s)
 
 
 def test_minutes_match_hand_calculation():
     p = predict_layout(BASE, TWO, FAST, replace(COSTS, starts=((2, 7.0), (2, 3.0), (2, 1.0))))
-    assert p.epochs.mean == 9  # evaluations after epochs 1, 3, ... and 9; the schedule ends after 10
-    assert p.minutes == pytest.approx((9 * 100 * 0.07 + 5 * (8.0 / 2 + EVALUATION_S) + 3.0) / 60)
+    # Evaluations after epochs 1, 3, ... and 9.
+    assert p.minutes == pytest.approx((9 * 100 * 0.0574 + 5 * (8.0 / 2 + EVALUATION_S) + 3.0) / 60)
 
 
 def test_start_comes_from_sets_with_similar_numbers_of_nodes():
@@ -85,24 +85,24 @@ def test_start_comes_from_sets_with_similar_numbers_of_nodes():
     (16, 98, 95), (32, 98, 95), (64, 83, 94), (128, 84, 93), (256, 66, 91)])
 def test_published_efficiency_of_horovod_over_tcp_is_reproduced(gpus, flat, hierarchical):
     """Float32 ResNet-50 on nodes of eight V100 with 25 Gbit/s; 8 GPUs: 3,072 images/s, 128 images per GPU assumed."""
-    base = Base('p3', '', 1, 8, True, 1024, 1024 / 3072, 0.0, None, None, 1_281_167, None, accelerator='V100')
+    base = Base('p3', '', 1, 8, True, 1024, 1024 / 3072, None, None, 1_281_167, None, accelerator='V100')
     costs, layout = make_costs(CASES, lambda s: s.round), Layout(gpus // 8, 8, Recipe(None, 128 * gpus))
     for is_hierarchical, expected in ((False, flat), (True, hierarchical)):
-        link = Link(25.0, 102_228_128, '', 1.0, None, True, is_hierarchical)
+        link = Link(25.0, 102_228_128, '', is_tcp=True, is_hierarchical=is_hierarchical)
         assert 100 * predict_layout(base, layout, link, costs).efficiency == pytest.approx(expected, abs=6)
 
 
 def test_interval_is_that_of_the_knowledge_and_wider_for_unknown_ports_and_epochs():
     costs = replace(COSTS, errors={'two': 0.05, 'own': 0.1, 'other': 0.2})
     own, other = predict_layout(BASE, TWO, FAST, costs), predict_layout(BASE, TWO, FAST, costs, 'other')
-    assert (own.low_minutes, own.high_minutes) == pytest.approx((own.minutes * math.exp(-0.1),
+    assert own.interval == pytest.approx((own.minutes * math.exp(-0.1),
                                                                  own.minutes * math.exp(0.1)))
-    assert other.minutes == own.minutes and other.high_minutes == pytest.approx(own.minutes * math.exp(0.2))
+    assert other.minutes == own.minutes and other.interval[1] == pytest.approx(own.minutes * math.exp(0.2))
     unknown = predict_layout(BASE, TWO, replace(FAST, gbit_s=None), costs)
-    assert unknown.high_minutes / unknown.minutes > own.high_minutes / own.minutes
-    assert unknown.low_minutes / unknown.minutes < own.low_minutes / own.minutes
+    assert unknown.interval[1] / unknown.minutes > own.interval[1] / own.minutes
+    assert unknown.interval[0] / unknown.minutes < own.interval[0] / own.minutes
     spread = predict_layout(BASE, replace(TWO, epochs=Epochs(9, 8, 10, '')), FAST, costs)
-    assert spread.high_minutes == pytest.approx(own.minutes * math.exp(math.hypot(0.1, math.log(10 / 9))))
+    assert spread.interval[1] == pytest.approx(own.minutes * math.exp(math.hypot(0.1, math.log(10 / 9))))
 
 
 def test_measured_layout_has_the_spread_of_its_runs():
@@ -110,7 +110,7 @@ def test_measured_layout_has_the_spread_of_its_runs():
     runs = tuple(replace(r, time_to_train_s=r.epochs_to_converge * s) for r, s in zip(DGX.runs, rates))
     p = predict_layout(replace(BASE, run_set=replace(DGX, runs=runs)), ONE, SLOW, replace(COSTS, errors={'own': 9.0}))
     share = 1.533 * math.sqrt(0.5) / 10  # Student's t with four degrees of freedom
-    assert (p.low_minutes, p.high_minutes) == pytest.approx((p.minutes / (1 + share), p.minutes * (1 + share)))
+    assert p.interval == pytest.approx((p.minutes / (1 + share), p.minutes * (1 + share)))
 
 
 @pytest.mark.parametrize('base, layout, link, message', [
@@ -235,42 +235,42 @@ def answer_of(source, *splits, **options):
 
 
 def test_source_batch_must_be_divisible_by_the_ranks():
-    with pytest.raises(UserError, match='source batch 401 is not divisible by 4 ranks'):
+    with pytest.raises(UserError, match='batch 200.5 is not divisible by 2 ranks; choose another batch'):
         PredictionRequest(()).batch(replace(BASE, has_accelerators=False, global_batch_size=401), 2)
 
 
 def test_recipe_of_other_data_comes_only_from_the_source_batch():
     assert measured_epochs(known(epochs=(3, 4, None))) == Epochs(3.5, 3, 4, '3 to 4, measured in 2 runs of 1x2')
     source = source_of(known(), known(2, 128, epochs=(5,)), known(4, 256, epochs=(None,)))
-    assert source_recipe(source, 64, None, None).epochs.mean == 3.5
-    assert source_recipe(source, 128, 'sgd', 0.75).epochs.mean == 5
+    assert source_recipe(source, 64, None, None)[1].mean == 3.5
+    assert source_recipe(source, 128, 'sgd', 0.75)[1].mean == 5
     for batch, optimizer, target in ((256, None, None), (512, None, None), (64, 'lars', None), (64, None, 0.9)):
-        chosen = source_recipe(source, batch, optimizer, target)
-        assert chosen.epochs is None and chosen.recipe.last_eval_epoch is None, batch
-        assert chosen.recipe.global_batch_size == batch and 'not epochs or minutes' in chosen.doubts[0]
+        recipe, epochs, _, doubts = source_recipe(source, batch, optimizer, target)
+        assert epochs is recipe.last_eval_epoch is None, batch
+        assert recipe.global_batch_size == batch and 'not epochs or minutes' in doubts[0]
 
 
 def test_recipe_of_imagenet_comes_from_the_source_or_published_sets():
     source = load_source([A100])
-    assert source_recipe(source, 3264, None, 0.759).epochs == Epochs(41, 41, 41, f'41, measured in 5 runs of {A100}')
-    assert source_recipe(source, 34560, None, None).epochs.mean == 59  # from dgxa100_n96, in the same source
+    assert source_recipe(source, 3264, None, 0.759)[1] == Epochs(41, 41, 41, f'41, measured in 5 runs of {A100}')
+    assert source_recipe(source, 34560, None, None)[1].mean == 59  # from dgxa100_n96, in the same source
     assert source_recipe(source, 6528, None, None) is None and source_recipe(source, 3264, 'lars', None) is None
-    chosen, between = published_recipe(3264, 'lars', 0.759), published_recipe(6528, None, 0.759)
-    assert chosen.recipe.opt_name == 'lars' and not chosen.doubts and chosen.epochs.mean == 35
-    assert 'between two' in between.doubts[0]
-    assert between.epochs.low <= between.epochs.mean <= between.epochs.high <= between.recipe.last_eval_epoch
+    recipe, epochs, _, doubts = published_recipe(3264, 'lars', 0.759)
+    assert recipe.opt_name == 'lars' and not doubts and epochs.mean == 35
+    recipe, epochs, _, doubts = published_recipe(6528, None, 0.759)
+    assert 'between two' in doubts[0] and epochs.low <= epochs.mean <= epochs.high <= recipe.last_eval_epoch
     with pytest.raises(UserError, match='no recipe for batch 400,000 .*expected a batch in the range of'):
         published_recipe(400_000, None, 0.759)
 
 
 def test_base_is_predicted_as_measured_and_layout_without_a_recipe_has_only_a_step():
     row, other = answer_of(source_of(known()), (1, 2), (2, 2)).rows
-    assert row.step_s == pytest.approx(0.1) and row.step_error == pytest.approx(0)
+    assert row.step_s == pytest.approx(0.1) and row.measured_step_s == pytest.approx(0.1)
     assert row.efficiency == pytest.approx(1) and row.measured_minutes == pytest.approx(70 / 60)
     assert row.minutes == pytest.approx((3.5 * 100 * 0.1 + 3.5 + 2) / 60)
-    assert row.error == pytest.approx(row.minutes / (70 / 60) - 1) and row.node_hours == pytest.approx(row.minutes / 60)
-    assert other.step_s == pytest.approx(0.1 + 2 * 3 / 4 * 0.008) and other.minutes is other.node_hours is None
-    assert other.efficiency == pytest.approx(0.1 / 0.112) and other.doubts
+    assert row.node_hours == pytest.approx(row.minutes / 60)
+    assert other.exchange_s == pytest.approx(2 * 3 / 4 * 0.008) and other.minutes is other.node_hours is None
+    assert other.efficiency == pytest.approx(0.1 / other.step_s) and other.doubts
     [row] = answer_of(source_of(known()), (2, 2), is_strong=True).rows
     assert row.minutes and row.compute_s == pytest.approx(0.05)
 
@@ -280,8 +280,8 @@ def test_base_is_predicted_as_measured_and_layout_without_a_recipe_has_only_a_st
 def test_times_of_different_recipes_and_targets_are_not_compared(optimizer, target, is_compared):
     source = load_source([A100])  # its set of two nodes was trained with SGD to 75.9 %
     [row] = answer_of(source, (2, 8), is_strong=True, optimizer=optimizer, target=target).rows
-    assert (row.measured_minutes is not None) is (row.error is not None) is is_compared
-    assert row.minutes and row.step_error == pytest.approx(-0.01, abs=0.03)
+    assert (row.measured_minutes is not None) is is_compared
+    assert row.minutes and row.step_s / row.measured_step_s == pytest.approx(0.99, abs=0.03)
 
 
 def test_logs_without_a_schedule_have_the_interval_of_another_machine():
@@ -306,23 +306,34 @@ def test_what_if_changes_the_machine():
         assert answer.unchanged[0].step_s == answer_of(source, (4, 8)).rows[0].step_s
         return answer.rows[0]
     plain = row(link=200.0, ports=8)
-    assert row(link=200.0).exchange_s == pytest.approx(8 * plain.exchange_s) and plain.knowledge == 'own'
+    assert plain.knowledge == 'own' and plain.measured is None  # of a machine with these ports
+    assert row(link=200.0).exchange_s == pytest.approx(8 * plain.exchange_s)
     assert row(link=200.0, ports=8, hierarchical=True).exchange_s < plain.exchange_s
     assert row(link=25.0, tcp=True).other_s > plain.other_s
+    assert row(link=25.0, tcp=True).step_s >= row(link=25.0).step_s
     assert row(local=204, link=200.0, ports=8).compute_s == pytest.approx(plain.compute_s / 2)
     assert row(generation='h100').step_s < plain.step_s < row(generation='V100').step_s
-    with pytest.raises(ConfigError, match='generation=X1, expected one with published one-node sets of 8'):
-        row(generation='X1')
-    with pytest.raises(ConfigError, match='got ports for an unknown interconnect, expected also link'):
-        answer_of(replace(source, link=None), (2, 8), what_if=WhatIf(ports=2))
+    [new] = answer_of(source, (1, 8), what_if=WhatIf(generation='H100')).rows
+    assert new.knowledge == 'other' and new.measured is new.measured_share is None
+    assert new.interval[1] / new.interval[0] > 1.1  # not the spread of the measured runs
+
+
+@pytest.mark.parametrize('name, options, message', [
+    (A100, {'what_if': WhatIf(generation='X1')}, 'published one-node sets, but there are none of X1'),
+    (A100, {'what_if': WhatIf(ports=2)}, 'got ports without link, expected also link'),
+    ('dgxa100_n2_ngc20.06_mxnet', {'what_if': WhatIf(tcp=True)}, 'SOURCE on 2 nodes, expected a measurement on one'),
+    (A100, {'what_if': WhatIf(local=2), 'is_strong': True}, 'got local with a fixed global batch')])
+def test_what_if_without_an_answer_is_refused(name, options, message):
+    with pytest.raises(ConfigError, match=message):
+        answer_of(load_source([name]), (1, 8), **options)
 
 
 def test_knee_is_last_layout_that_saves_more_time_than_it_costs():
     pairs = (1, 100.0), (2, 52.0), (4, 28.0), (8, 22.0), (16, None)
     rows = tuple(Prediction(BASE, Layout(n, 2, RECIPE), minutes=m) for n, m in pairs)
-    answer = Answer(20.0, source_of(known()), None, rows)
-    assert answer.cost(answer.knee) == pytest.approx(20 * 4 * 28 / 60)
-    assert [r.layout.num_nodes for r in (answer.fastest, answer.cheapest, answer.knee)] == [8, 1, 4]
+    answer = Answer(PredictionRequest((), price=20.0), source_of(known()), None, rows)
+    assert answer.cost(answer.best['knee']) == pytest.approx(20 * 4 * 28 / 60)
+    assert [answer.best[name].layout.num_nodes for name in ('fastest', 'cheapest', 'knee')] == [8, 1, 4]
     assert verdicts(answer)[0].startswith('Fastest predicted layout: 8x2')  # a layout without minutes may be faster
     assert verdicts(replace(answer, rows=tuple(answer.timed)))[0].startswith('Fastest: 8x2')
 
@@ -331,8 +342,7 @@ def test_knee_is_last_layout_that_saves_more_time_than_it_costs():
     (A100, ((2, 8), (4, 8)), {'is_strong': True}, [0, 1]),  # 102 images per accelerator, measured with 408
     ('v0.6/NVIDIA/dgx1_ngc19.05_mxnet', ((2, 4), (1, 8)), {}, [1, 0]),  # nodes of a different size
     ('dgxa100_n2_ngc20.06_mxnet', ((1, 8), (2, 8)), {'is_strong': True}, [1, 0]),  # extrapolated from two nodes to one
-    (known(), ((1, 1), (1, 4)), {'is_strong': True}, [0, 1]),  # ranks that share a node
-    (known(epochs=(3,)), ((1, 2),), {}, [1]), (known(epochs=(3, 3)), ((1, 2),), {}, [0])])  # single runs
+    (known(), ((1, 1), (1, 4)), {'is_strong': True}, [0, 1])])  # ranks that share a node
 def test_extrapolations_have_doubts(source, splits, options, doubted):
     source = load_source([source]) if isinstance(source, str) else source_of(source)
     assert [len(r.doubts) for r in answer_of(source, *splits, **options).rows] == doubted
@@ -345,10 +355,10 @@ def test_tables_of_ranks_on_other_data():
     lines = render_tables(replace(answer, rows=(*answer.rows, refused))).splitlines()
     assert {'- Epochs of 1x2 on digits (not ImageNet): 3 to 4, measured in 2 runs of 1x2',
             '- Latency on several nodes: none assumed',
-            '2x3: refused: batch 64 is not divisible by 6 ranks'} < set(lines)
+            '2x3: refused: batch 64 is not divisible by 6 ranks; choose another batch'} < set(lines)
     assert any(line.startswith('- Model error: unknown') for line in lines)
     assert [line.split()[:4] for line in lines if line.startswith('4x2  ')] == [
-        ['4x2', '8', '256', '-'], ['4x2', '32', '100.0', '14.0'], ['4x2', '256', 'sgd', '-']]
+        ['4x2', '8', '256', '-'], ['4x2', '32', '100.0', '14.0']]
     assert lines[-2:] == ['Warnings', '- 4x2: no recipe measured on digits at batch 256; the step is '
                                       'predicted, but not epochs or minutes']
 
@@ -369,8 +379,12 @@ def test_without_a_link_only_several_nodes_are_refused(tmp_path):
         'prediction.json', 'prediction.md'}
 
 
-def test_energy_is_predicted_only_for_measured_nodes():
-    source = replace(source_of(known(), known(2, 128)), power=Power(360.0, ('cpu', 'gpu')))
+def test_energy_is_predicted_only_for_measured_nodes(monkeypatch):
+    source = source_of(known(), known(2, 128))
+    for energy in (None, Energy(10.0)):  # no telemetry, telemetry without counters
+        monkeypatch.setattr(RunSet, 'energy', energy)
+        assert answer_of(source, (1, 2)).node_watts is None
+    monkeypatch.setattr(RunSet, 'energy', Energy(10.0, cpu_joules=600.0, gpu_joules=3000.0))
     answer = answer_of(source, (1, 2), (2, 2), (1, 4))
     one, two, other = answer.rows
     assert [answer.kwh(r) for r in (one, two)] == pytest.approx([0.006 * one.minutes, 0.012 * two.minutes])
@@ -387,23 +401,19 @@ def titles_of(picture):
 def test_plot_shows_measured_and_predicted_values():
     source = source_of(known(), known(2, 128), known(64, 4096))
     titles = titles_of(draw_prediction(answer_of(source, (1, 2), (2, 2), (4, 2))))
-    assert '2x2: 0.39 minutes predicted, 80 % interval 0.32 to 0.48' in titles
+    assert '2x2: 0.36 minutes predicted, 80 % interval 0.29 to 0.44' in titles
     assert '2x2: 1.17 minutes measured, batch 128' in titles and '1x2: 0.01 node-hours predicted' in titles
     assert not any(t.startswith(('4x2', '64x2')) for t in titles)  # 4x2 has no minutes, 64x2 is not predicted
     assert titles.count('2x2: 0.04 node-hours measured, batch 128') == 1
     titles = titles_of(draw_prediction(answer_of(source_of(known()), (2, 2), (4, 2))))  # without minutes: steps
-    assert '2x2: 112.0 ms per step predicted' in titles and '4x2: 2,245.6 images/s predicted' in titles
+    assert '2x2: 102.5 ms per step predicted' in titles and '4x2: 2,439.0 images/s predicted' in titles
 
 
 @pytest.mark.filterwarnings('error')
-def test_plot_is_written_in_light_and_dark(tmp_path):
+def test_plot_is_written(tmp_path):
     source = source_of(known(), known(2, 128))
     dump_prediction(answer_of(source, (1, 2), (2, 2), (2, 3), local_batch_size=32, price=2.5), tmp_path)
-    light, dark = ((tmp_path / f'prediction{name}.svg').read_text() for name in ('', '_dark'))
-    assert '#1b1e23' in light and '#ffffff' in light and '#1b1e23' not in dark and '#ffffff' not in dark
-    assert light.count('<title>') == dark.count('<title>') > 4
-    paper = [imread(tmp_path / f'prediction{name}.png')[0, 0, :3].tolist() for name in ('', '_dark')]
-    assert min(paper[0]) == 1 and max(paper[1]) < 0.2
+    assert (tmp_path / 'prediction.svg').read_text().count('<title>') > 4 and (tmp_path / 'prediction.png').exists()
 
 
 @pytest.mark.parametrize('text, gbit_s', [

@@ -136,7 +136,7 @@ def test_named_runs_of_different_recipe_are_accepted():
     found = find_named(slow, 'digits', 360, [known(CURVE, dataset='digits'), known(CURVE)], load_published())
     assert (found.how, found.num_runs, found.eval_samples, found.spreads) == ('named', 1, 360, {})
     assert introduce(found) == ('reference: 1 run of 1 set (/runs/s), a different recipe (lars, batch 1664, learning '
-                                'rate 7.4, poly over 40 epochs), named by run.reference')
+                                'rate 7.4, warm-up 2, poly over 40 epochs), named by run.reference')
 
 
 @pytest.mark.parametrize('named, words', [

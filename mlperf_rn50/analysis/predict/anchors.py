@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Layout, Link, generation_of
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
+_SLOWEST_GBIT_S = 50.0  # of described ports between nodes with accelerators
+
 
 def base_of(run_set: RunSet) -> Base | None:
     """Return a run set as a base; None if the logs lack nodes, accelerators or ranks, times or the size of the data.
@@ -22,7 +24,7 @@ def base_of(run_set: RunSet) -> Base | None:
     if not run_set.num_nodes or not run_set.num_units or not step_s or not samples or not run_set.has_recipe:
         return None
     return Base(run_set.name, run_set.source, run_set.num_nodes, run_set.num_units, bool(run_set.num_accelerators),
-                run_set.recipe.global_batch_size, step_s, 0.0, evaluation_s, outside_s, samples, run_set.other_dataset,
+                run_set.recipe.global_batch_size, step_s, evaluation_s, outside_s, samples, run_set.other_dataset,
                 run_set, run_set.accelerator)
 
 
@@ -34,8 +36,9 @@ def layout_of(run_set: RunSet) -> Layout | None:
 
 
 def link_of(run_set: RunSet) -> Link:
-    """Return the ports by the system description, for gradients of 2 bytes."""
-    return Link(run_set.node_gbit_s, FLOAT16_BYTES, 'the system description' if run_set.node_gbit_s else 'unknown')
+    """Return the ports by the system description, for gradients of 2 bytes; slow ports are for management only."""
+    gbit_s = run_set.node_gbit_s if (run_set.node_gbit_s or 0.0) >= _SLOWEST_GBIT_S else None
+    return Link(gbit_s, FLOAT16_BYTES, 'the system description' if gbit_s else 'unknown')
 
 
 def organisation(run_set: RunSet) -> str:

@@ -1,6 +1,6 @@
 """Predict several layouts with their recipes and doubts; find the fastest, cheapest and knee layout. Pure functions."""
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from mlperf_rn50.analysis.predict.anchors import logs_schedule, second_set
 from mlperf_rn50.analysis.predict.costs import costs_without
@@ -39,38 +39,22 @@ class PredictionRequest:
 
     def batch(self, base: Base, num_units: int) -> int:
         """Return the global batch of a layout; raise UserError if it is not divisible by the accelerators or ranks."""
-        if self.global_batch_size or self.is_strong:
-            batch = self.global_batch_size or base.global_batch_size
-            if batch % num_units:
-                raise UserError(f'batch {batch} is not divisible by {num_units} {base.unit}s')
-            return batch
-        local, rest = divmod(base.global_batch_size, base.num_units)
-        if rest and not self.local_batch_size:
-            raise UserError(f'source batch {base.global_batch_size} is not divisible by {base.num_units} {base.unit}s; '
-                            'pass --local-batch-size')
-        return (self.local_batch_size or local) * num_units
-
-
-@dataclass(frozen=True)
-class LayoutRecipe:
-    """Recipe of a layout and its source; epochs: None if not measured."""
-
-    recipe: Recipe
-    source: str
-    epochs: Epochs | None = None
-    doubts: tuple[str, ...] = ()
+        local = self.local_batch_size or base.local_batch_size
+        batch = self.global_batch_size or (base.global_batch_size if self.is_strong else local * num_units)
+        if batch % num_units:
+            raise UserError(f'batch {batch:g} is not divisible by {num_units} {base.unit}s; choose another batch')
+        return int(batch)
 
 
 @dataclass(frozen=True)
 class Answer:
     """Predictions of all requested layouts."""
 
-    price: float | None  # per node-hour
+    request: PredictionRequest
     source: Source
     costs: Costs
     rows: tuple[Prediction, ...]
     validation: Validation | None = None  # None for a base without accelerators
-    what_if: WhatIf | None = None
     unchanged: tuple[Prediction, ...] = ()  # the same layouts without the changes of what_if
 
     @property
@@ -85,28 +69,31 @@ class Answer:
     def timed(self) -> list[Prediction]:
         return [r for r in self.rows if r.minutes]
 
-    @cached_property
-    def fastest(self) -> Prediction | None:
-        return min(self.timed, key=lambda r: (r.minutes or 0.0, r.node_hours or 0.0), default=None)
-
-    @cached_property
-    def cheapest(self) -> Prediction | None:
-        return min(self.timed, key=lambda r: (r.node_hours or 0.0, r.minutes or 0.0), default=None)
-
-    @cached_property
-    def knee(self) -> Prediction | None:
-        """Layout beyond which 1 % less time needs more than 1 % more node-hours."""
-        return min(self.timed, key=lambda r: (r.minutes or 0.0) * (r.node_hours or 0.0), default=None)
+    @property
+    def best(self) -> dict[str, Prediction]:
+        """The fastest, the cheapest and the knee layout: beyond it, 1 % less time needs over 1 % more node-hours."""
+        keys: dict[str, Callable[[float, float], tuple[float, float]]] = {
+            'fastest': lambda m, h: (m, h), 'cheapest': lambda m, h: (h, m), 'knee': lambda m, h: (m * h, m)}
+        return {name: min(self.timed, key=lambda r: key(r.minutes or 0.0, r.node_hours or 0.0))
+                for name, key in keys.items() if self.timed}
 
     def cost(self, row: Prediction) -> float | None:
-        return None if row.node_hours is None or self.price is None else row.node_hours * self.price
+        price = self.request.price
+        return None if row.node_hours is None or price is None else row.node_hours * price
+
+    @property
+    def node_watts(self) -> float | None:
+        """Mean power of one node during the runs of the source; None if unknown."""
+        energy = self.base.run_set and self.base.run_set.energy
+        return energy.joules / energy.seconds / self.base.num_nodes if energy and energy.joules else None
 
     def kwh(self, row: Prediction) -> float | None:
-        """Return the energy of all nodes at the measured power; None if unknown or if nodes differ from the base's."""
-        power, base = self.source.power, self.base
-        if power is None or row.minutes is None or row.layout.units_per_node * base.num_nodes != base.num_units:
+        """Return the energy of all nodes at the measured power; None if unknown or for nodes unlike the source's."""
+        watts, base = self.node_watts, self.base
+        if (watts is None or row.minutes is None or row.layout.units_per_node * base.num_nodes != base.num_units
+                or base.is_scaled):
             return None
-        return kwh(power.watts * row.layout.num_nodes * 60 * row.minutes)
+        return kwh(watts * row.layout.num_nodes * 60 * row.minutes)
 
 
 def measured_epochs(run_set: RunSet) -> Epochs | None:
@@ -118,7 +105,10 @@ def measured_epochs(run_set: RunSet) -> Epochs | None:
                   f'{range_text(epochs)}, measured in {plural(len(epochs), "run")} of {run_set.name}')
 
 
-def source_recipe(source: Source, batch: int, optimizer: str | None, target: float | None) -> LayoutRecipe | None:
+_Chosen = tuple[Recipe, Epochs | None, str, list[str]]  # recipe, epochs if measured, source, and doubts
+
+
+def source_recipe(source: Source, batch: int, optimizer: str | None, target: float | None) -> _Chosen | None:
     """Return the recipe that the source used at a batch; None is possible only on ImageNet."""
     base = source.base
     sets = sorted(source.sets, key=lambda k: k is not base.run_set)
@@ -126,18 +116,18 @@ def source_recipe(source: Source, batch: int, optimizer: str | None, target: flo
         recipe, epochs = run_set.recipe, measured_epochs(run_set)
         if (recipe.global_batch_size == batch and optimizer in (None, recipe.opt_name)
                 and target in (None, recipe.target_accuracy) and epochs):
-            return LayoutRecipe(recipe, run_set.name, epochs)
+            return recipe, epochs, run_set.name, []
     if base.dataset is None:
         return None
     if not sets:  # a bench measures no epochs, as its notes explain
-        return LayoutRecipe(Recipe(optimizer, batch), '')
+        return Recipe(optimizer, batch), None, '', []
     unknown = replace(sets[0].recipe, global_batch_size=batch, decay_epochs=None, step_epochs=None, base_lr=None,
                       warmup_epochs=None)
-    return LayoutRecipe(unknown, f'none at this batch on {base.dataset}', doubts=(
-        f'no recipe measured on {base.dataset} at batch {batch}; the step is predicted, but not epochs or minutes',))
+    return unknown, None, f'none at this batch on {base.dataset}', [
+        f'no recipe measured on {base.dataset} at batch {batch}; the step is predicted, but not epochs or minutes']
 
 
-def published_recipe(batch: int, optimizer: str | None, target: float | None) -> LayoutRecipe:
+def published_recipe(batch: int, optimizer: str | None, target: float | None) -> _Chosen:
     """Return the recipe of published ImageNet sets for a batch; raise UserError if there is none."""
     try:
         choice = choose_recipe(batch, optimizer, target)
@@ -147,28 +137,25 @@ def published_recipe(batch: int, optimizer: str | None, target: float | None) ->
     high = max(choice.epochs, min(most, choice.recipe.last_eval_epoch or most))
     epochs = Epochs(choice.epochs, min(low, choice.epochs), high, choice.source_text)
     if choice.kind == 'known':
-        return LayoutRecipe(choice.recipe, 'published sets at this batch', epochs)
-    return LayoutRecipe(choice.recipe, 'published sets near this batch', epochs,
-                        (f'no recipe is published at batch {batch:,}; it is interpolated between two batches',))
+        return choice.recipe, epochs, 'published sets at this batch', []
+    return choice.recipe, epochs, 'published sets near this batch', [
+        f'no recipe is published at batch {batch:,}; it is interpolated between two batches']
 
 
 def _doubts(found: Prediction) -> list[str]:
     """Return the weak points of a prediction, except those of its recipe."""
-    base, layout, doubts = found.base, found.layout, []
-    local, measured = layout.local_batch_size, base.local_batch_size
-    if not base.steps and not measured / _MAX_BATCH_RATIO <= local <= measured * _MAX_BATCH_RATIO:
-        doubts.append(f'{local:g} images per {base.unit} and step, measured with {measured:g}; compute time is assumed '
-                      'to be proportional')
-    units, measured = layout.units_per_node, base.num_units / base.num_nodes
-    if units != measured and base.has_accelerators:
-        doubts.append(f'{units} accelerators per node, measured with {measured:g}; node-hours are not comparable')
-    elif units > measured:
-        doubts.append(f'{units} ranks per node, measured with {measured:g}; enough processors are assumed')
-    if found.minutes and (not base.run_set or len(base.run_set.converged) < 2):
-        doubts.append('fewer than two measured runs; the interval excludes run-to-run variation')
-    if found.minutes and layout.num_nodes == 1 < base.num_nodes:
-        doubts.append(f'derived from {base.num_nodes} nodes; the interval excludes the uncertainty of their overheads')
-    return doubts
+    base, layout = found.base, found.layout
+    local, measured, units = layout.local_batch_size, base.local_batch_size, base.num_units / base.num_nodes
+    doubts = {
+        f'{local:g} images per {base.unit} and step, measured with {measured:g}; compute time is assumed to be '
+        'proportional': not base.steps and not measured / _MAX_BATCH_RATIO <= local <= measured * _MAX_BATCH_RATIO,
+        f'{layout.units_per_node} accelerators per node, measured with {units:g}; node-hours are not comparable':
+            base.has_accelerators and layout.units_per_node != units,
+        f'{layout.units_per_node} ranks per node, measured with {units:g}; enough processors are assumed':
+            not base.has_accelerators and layout.units_per_node > units,
+        f'derived from {base.num_nodes} nodes; the interval excludes the uncertainty of their overheads':
+            found.minutes is not None and layout.num_nodes == 1 < base.num_nodes}
+    return [text for text, is_true in doubts.items() if is_true]
 
 
 def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, per_node: int,
@@ -177,38 +164,40 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
     target = request.target or (run_set.recipe.target_accuracy if run_set else None)
     try:
         batch = request.batch(base, num_nodes * per_node)
-        chosen = (source_recipe(source, batch, request.optimizer, target)
-                  or published_recipe(batch, request.optimizer, target))
+        recipe, epochs, recipe_source, doubts = (source_recipe(source, batch, request.optimizer, target)
+                                                 or published_recipe(batch, request.optimizer, target))
     except UserError as e:
         return Prediction(base, Layout(num_nodes, per_node, Recipe(None, batch)), str(e))
-    layout = Layout(num_nodes, per_node, chosen.recipe, chosen.epochs)
+    layout = Layout(num_nodes, per_node, recipe, epochs)
     if link is None and num_nodes > 1:
         return Prediction(base, layout, _NO_LINK)
     is_unknown = run_set and run_set.is_imagenet and not logs_schedule(run_set)
-    is_own = base.has_accelerators and not is_unknown or link is not None and link.extra_s is not None
-    second = run_set and base.has_accelerators and second_set(layout, base, source.sets, run_set) or None
+    is_own = (base.has_accelerators and not is_unknown and not base.is_scaled
+              or link is not None and link.extra_s is not None)
+    second = second_set(layout, base, source.sets, run_set) if (
+        run_set and base.has_accelerators and base.num_nodes == 1 and not source.is_changed) else None
     found = predict_layout(base, layout, link or _NO_PORTS, costs, 'own' if is_own else 'other', second)
-    measured = next((k for k in source.sets if (k.num_nodes, k.num_units) == (num_nodes, layout.num_units)
-                     and k.recipe.global_batch_size == batch), None)
-    doubts = () if found.refusal else (*chosen.doubts, *_doubts(found),
-                                       *([_NO_SCHEDULE] if is_unknown and num_nodes > 1 else []))
-    return replace(found, doubts=doubts, recipe_source=chosen.source, measured=measured)
-
-
-def costs_for(base: Base) -> Costs:
-    """Return the costs of published sets; without accelerators, only the interval of another machine."""
-    costs = costs_without(base.run_set)
-    return costs if base.has_accelerators else replace(NO_COSTS, errors=costs.errors)
+    alike = [k for k in source.sets if not source.is_changed and k.recipe.global_batch_size == batch
+             and (k.num_nodes, k.num_units) == (num_nodes, layout.num_units)]
+    doubts = [] if found.refusal else [*doubts, *_doubts(found), *[_NO_SCHEDULE] * bool(is_unknown and num_nodes > 1)]
+    return replace(found, doubts=tuple(doubts), recipe_source=recipe_source,
+                   measured=alike[0] if alike else None)
 
 
 def make_answer(request: PredictionRequest, source: Source) -> Answer:
-    """Predict all requested layouts."""
-    costs, what_if = costs_for(source.base), request.what_if
-    unchanged = tuple(_predict_split(request, source, *split, costs) for split in request.splits)
-    validation = validate_published() if source.base.has_accelerators else None
+    """Predict all requested layouts; without accelerators, the costs are only the interval of another machine."""
+    def predict(request: PredictionRequest, source: Source) -> tuple[Prediction, ...]:
+        return tuple(_predict_split(request, source, *split, costs) for split in request.splits)
+    costs, validation = costs_without(source.base.run_set), None
+    if source.base.has_accelerators:
+        validation = validate_published()
+    else:
+        costs = replace(NO_COSTS, errors=costs.errors)
+    rows, what_if = predict(request, source), request.what_if
     if what_if is None:
-        return Answer(request.price, source, costs, unchanged, validation)
-    changed = replace(request, local_batch_size=what_if.local or request.local_batch_size)
-    source = change(source, what_if)
-    rows = tuple(_predict_split(changed, source, *split, costs) for split in request.splits)
-    return Answer(request.price, source, costs, rows, validation, what_if, unchanged)
+        return Answer(request, source, costs, rows, validation)
+    if what_if.local and (request.global_batch_size or request.is_strong):
+        raise ConfigError('--what-if: got local with a fixed global batch, expected --weak or no batch option')
+    changed = change(source, what_if)
+    return Answer(request, changed, costs, predict(
+        replace(request, local_batch_size=what_if.local or request.local_batch_size), changed), validation, rows)

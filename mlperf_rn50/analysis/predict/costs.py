@@ -21,7 +21,7 @@ from mlperf_rn50.analysis.predict.anchors import (
     own_base,
     second_set,
 )
-from mlperf_rn50.analysis.predict.model import compute_s, exchange_s, predict_layout
+from mlperf_rn50.analysis.predict.model import parts_of, predict_layout
 from mlperf_rn50.analysis.predict.prediction import (
     KNOWLEDGE,
     NO_COSTS,
@@ -32,7 +32,6 @@ from mlperf_rn50.analysis.predict.prediction import (
     Layout,
     Link,
     Prediction,
-    generation_of,
 )
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.run_set import RunSet
@@ -118,8 +117,9 @@ def fit(cases: Sequence[MultiNodeCase]) -> Costs:
     matrix = np.array([[1.0, is_early(c.target), *(base.generation == g for g in generations)] for c, base in data],
                       dtype=float).reshape(len(data), len(prior))
     steps = np.array([c.step_s for c, _ in data])
-    extra = np.array([c.step_s - compute_s(base, c.layout, c.link, NO_COSTS) - exchange_s(base, c.layout, c.link)
-                      for c, base in data])
+    known = [parts_of(base, c.layout, c.link, NO_COSTS) for c, base in data]
+    extra = np.array([c.step_s - computed_s - exchanged_s + hidden_s
+                      for (c, _), (computed_s, exchanged_s, hidden_s, _) in zip(data, known)])
     scale = np.array([(1.0 if c.own else _OTHER_WEIGHT) for c, _ in data]) / (_STEP_SPREAD * steps) ** 2
     huber, found = np.ones(len(data)), prior
     for _ in range(_ITERATIONS):
@@ -168,8 +168,3 @@ def costs_without(judged: RunSet | None) -> Costs:
     return make_costs(cases, lambda s: s.round)
 
 
-def speed_of(generation: str, num_units: int) -> float | None:
-    """Return the median images/s per accelerator of published one-node sets of a generation with equally many."""
-    speeds = [s.images_per_s / s.num_units for s in load_table() if s.num_nodes == 1 and s.num_units == num_units
-              and s.images_per_s and generation_of(s.accelerator) == generation and not s.refusal]
-    return statistics.median(speeds) if speeds else None

@@ -32,7 +32,6 @@ class Base:
     has_accelerators: bool
     global_batch_size: int
     step_s: float
-    exchange_s: float  # exchange that does not overlap with computing; 0 if not measured
     evaluation_s: float | None  # None if not measured
     outside_s: float | None  # extra time of the first epoch, and gaps; None if not measured
     train_samples: int
@@ -40,6 +39,7 @@ class Base:
     run_set: RunSet | None = None  # None for a bench
     accelerator: str | None = None
     steps: tuple[tuple[float, float], ...] = ()  # (images per accelerator, seconds) of one node at other batches
+    is_scaled: bool = False  # whether the step was measured on another generation of accelerators
 
     @property
     def unit(self) -> str:
@@ -61,7 +61,7 @@ class Link:
     gbit_s: float | None  # all ports of a node together, per direction; None if unknown
     exchange_bytes: int
     source: str
-    overlap: float = 0.0  # share of the exchange that the backward pass can hide
+    overlap: float = 0.0  # share of the exchange that the backward pass hid, if extra_s was measured
     extra_s: float | None = None  # measured time of a step beside exchange and computing; None to use the model's
     is_tcp: bool = False  # without RDMA, each member of the ring adds latency
     is_hierarchical: bool = False  # reduction within each node, then a ring of nodes
@@ -99,7 +99,7 @@ NO_COSTS = Costs({}, 0.0, 0.0, (), {}, 0, 0.0, 'none, only the exchange counts')
 
 @dataclass(frozen=True)
 class Layout:
-    """Nodes, accelerators or ranks per node, and a recipe; epochs, if not None, are used instead of the schedule's."""
+    """Nodes, accelerators or ranks per node, a recipe, and its epochs to the target if they are known."""
 
     num_nodes: int
     units_per_node: int
@@ -126,40 +126,37 @@ class Prediction:
     base: Base
     layout: Layout
     refusal: str | None = None
-    epochs: Epochs | None = None
     compute_s: float | None = None
     exchange_s: float | None = None
     hidden_s: float | None = None
     other_s: float | None = None  # beside computing and exchange
     minutes: float | None = None
-    low_minutes: float | None = None  # low and high: ends of the 80 % interval
-    high_minutes: float | None = None
-    knowledge: Knowledge | None = None  # None on one node and without accelerators
+    interval: tuple[float, float] | None = None  # minutes at both ends of the 80 % interval
+    knowledge: Knowledge | None = None  # None on one node and for the base's layout
     measured_share: float | None = None  # share of the step that was measured
     doubts: tuple[str, ...] = ()
     recipe_source: str = ''
     measured: RunSet | None = None  # a set with this layout and batch, but perhaps another recipe
 
     @property
+    def epochs(self) -> Epochs | None:
+        return self.layout.epochs
+
+    @property
     def step_s(self) -> float | None:
-        parts = (self.compute_s, self.exchange_s, self.other_s)
-        return None if None in parts else sum(parts) - (self.hidden_s or 0.0)  # type: ignore[arg-type]
+        if self.compute_s is None or self.exchange_s is None or self.hidden_s is None or self.other_s is None:
+            return None
+        return self.compute_s + self.exchange_s - self.hidden_s + self.other_s
 
     @property
     def images_per_s(self) -> float | None:
         return self.layout.recipe.global_batch_size / self.step_s if self.step_s else None
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        return None if self.low_minutes is None or self.high_minutes is None else (self.low_minutes, self.high_minutes)
-
-    @property
     def efficiency(self) -> float | None:
         """Images per second per accelerator or rank, as a fraction of that of the base."""
         rate, base = self.images_per_s, self.base
-        if rate is None:
-            return None
-        return rate / self.layout.num_units / (base.global_batch_size / base.step_s / base.num_units)
+        return rate / self.layout.num_units / (base.local_batch_size / base.step_s) if rate else None
 
     @property
     def node_hours(self) -> float | None:
@@ -169,21 +166,13 @@ class Prediction:
     def measured_minutes(self) -> float | None:
         """Minutes of the measured set; None if its recipe or target differs from the layout's."""
         measured, recipe = self.measured, self.layout.recipe
-        is_same = measured and (has_same_recipe(measured.recipe, recipe)
-                                and measured.recipe.target_accuracy == recipe.target_accuracy)
-        return measured.minutes if measured and is_same else None
+        return measured.minutes if (
+            measured and has_same_recipe(measured.recipe, recipe)
+            and measured.recipe.target_accuracy == recipe.target_accuracy) else None
 
     @property
     def measured_step_s(self) -> float | None:
         return self.measured.step_s if self.measured else None
-
-    @property
-    def error(self) -> float | None:
-        return relative_error(self.minutes, self.measured_minutes)
-
-    @property
-    def step_error(self) -> float | None:
-        return relative_error(self.step_s, self.measured_step_s)
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of
 from mlperf_rn50.analysis.predict.bench_file import Bench, MeasuredExchange, MeasuredStep, load_bench
-from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, UNKNOWN_GBIT_S, compute_s, ring_s
+from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, UNKNOWN_GBIT_S, compute_s
 from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, NO_COSTS, Base, Layout, Link
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_table
@@ -30,14 +30,6 @@ _SAME_LOCAL = 1.1  # largest ratio of two local batches whose steps do not give 
 
 
 @dataclass(frozen=True)
-class Power:
-    """Mean power of one node during the runs; kinds: types of the measured processors, such as ('cpu', 'gpu')."""
-
-    watts: float
-    kinds: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Source:
     """Measurements that predictions start from; None stands for unknown."""
 
@@ -45,8 +37,8 @@ class Source:
     link: Link | None
     sets: tuple[RunSet, ...] = ()
     notes: tuple[str, ...] = ()
-    power: Power | None = None  # of one node of the base
     gradients: tuple[int, str] | None = None  # size in bytes, and a text with type and network
+    is_changed: bool = False  # by --what-if, so that other measured sets do not apply
 
 
 def published_by_name(name: str) -> RunSet:
@@ -58,26 +50,10 @@ def published_by_name(name: str) -> RunSet:
     if found:
         raise ConfigError(f'SOURCE: got {name}, which names {len(found)} published systems, expected one of '
                           f'{some(found, _MAX_NAMES)}')
-    parent = name.casefold().rpartition('/')[0]
-    near = [w for place in (parent, parent.partition('/')[0]) if place for w in whole
-            if w.casefold().startswith(f'{place}/')]  # systems of the same round
-    hint = nearest(name, near) or nearest(name, list(whole)) or nearest(name, [s.name for s in whole.values()])
+    same_round = [w for w in whole if w.startswith(f'{name.casefold().partition("/")[0]}/')]
+    hint = nearest(name, same_round) or nearest(name, list(whole)) or nearest(name, [s.name for s in whole.values()])
     raise ConfigError(f'{printable(name)}: not a file, folder or published system' + (
         hint or f'; expected a run, a study, a JSON file of bench, or a name such as {list(whole)[-1]}'))
-
-
-def _smallest(sets: Sequence[RunSet], per_node: int | None) -> list[RunSet]:
-    least = min(k.num_nodes or 0 for k in sets)
-    found = [k for k in sets if k.num_nodes == least]
-    return [k for k in found if k.num_units == least * (per_node or 0)] or found
-
-
-def power_of(run_set: RunSet) -> Power | None:
-    """Return the mean power of one node of a system; None if its energy was not measured."""
-    energy = run_set.energy
-    if not energy or not energy.joules or not energy.seconds or not run_set.num_nodes:
-        return None
-    return Power(energy.joules / energy.seconds / run_set.num_nodes, energy.measured)
 
 
 def _choose_steps(bench: Bench, per_node: int | None, local_batch_size: int | None) -> list[MeasuredStep]:
@@ -93,25 +69,27 @@ def _choose_steps(bench: Bench, per_node: int | None, local_batch_size: int | No
     kinds = {s.kind for s in found if s.local_batch_size == local_batch_size} or {s.kind for s in found}
     same = [s for s in found if s.kind in kinds]
     if len(kinds) > 1 or len({s.local_batch_size for s in same}) < len(same):
+        names = [f'{s.kind}, {s.local_batch_size} per rank' for s in same]
         raise ConfigError(f'{bench.path}: got {len(found)} matching measurements, expected one for each batch; measure '
-                          f'one network, precision and input (found: {some([s.name for s in same], _MAX_NAMES)})')
+                          f'one network, precision and input (found: {some(names, _MAX_NAMES)})')
     return same
 
 
-def _base_of_steps(steps: Sequence[MeasuredStep], bench: Bench) -> tuple[Base, tuple[str, ...]]:
-    """Return measured steps as a base, and notes on assumptions; only ResNet-50 at 224 pixels counts as ImageNet."""
-    step, *others = steps
-    batch = step.local_batch_size * step.num_ranks
-    base = Base(step.name, str(bench.path), step.num_hosts, step.num_ranks, bench.has_accelerators, batch, step.step_s,
-                step.exchange_s, None, None, IMAGENET_TRAIN, f'images of {step.image_size} pixels', None,
-                bench.accelerator, tuple((s.local_batch_size, s.step_s - s.exchange_s) for s in others
-                                         if not _is_same(s.local_batch_size, step.local_batch_size)))
+def _from_bench(bench: Bench, per_node: int | None, local_batch_size: int | None) -> Source:
+    """Return the chosen steps of bench train as a base; only ResNet-50 at 224 pixels counts as ImageNet."""
+    step, *others = _choose_steps(bench, per_node, local_batch_size)
+    local, batch = step.local_batch_size, step.local_batch_size * step.num_ranks
+    steps = tuple((s.local_batch_size, s.step_ms / 1e3) for s in others if not _is_same(s.local_batch_size, local))
+    base = Base(f'{step.kind}, {local} per rank', str(bench.path), step.num_hosts, step.num_ranks,
+                bench.accelerator is not None, batch, step.step_ms / 1e3, None, None, IMAGENET_TRAIN,
+                f'images of {step.image_size} pixels', None, bench.accelerator, steps)
     if step.model != 'resnet50' or step.image_size != _IMAGENET_PIXELS:
-        return base, ('No minutes are predicted, because epochs are known only for ResNet-50 with 224-pixel images',)
-    evaluation_s = (1 - BACKWARD_SHARE) * step.step_s * IMAGENET_VAL / batch
-    return replace(base, evaluation_s=evaluation_s, outside_s=0.0, dataset=None), (
+        return Source(base, None, (), ('No minutes are predicted, because epochs are known only for ResNet-50 with '
+                                       '224-pixel images',), step.gradients)
+    evaluation_s = (1 - BACKWARD_SHARE) * base.step_s * IMAGENET_VAL / batch
+    return Source(replace(base, evaluation_s=evaluation_s, outside_s=0.0, dataset=None), None, (), (
         'Not measured: evaluations (assumed to take a third of the training time of 50,000 images), first-epoch '
-        'overhead on one node (assumed to be zero), input pipeline (assumed to keep up)',)
+        'overhead on one node (assumed to be zero), input pipeline (assumed to keep up)',), step.gradients)
 
 
 def _exchange_link(base: Base, bench: Bench, exchange: MeasuredExchange) -> Link:
@@ -119,37 +97,36 @@ def _exchange_link(base: Base, bench: Bench, exchange: MeasuredExchange) -> Link
 
     The step must have the images per accelerator or rank of a base of one node, or of one of its other steps.
     """
-    link = Link(exchange.gbit_s, exchange.num_bytes,
-                f'bench allreduce over {exchange.num_ranks} ranks on {exchange.num_hosts} nodes, {bench.path}')
-    layout = Layout(exchange.num_hosts, exchange.num_ranks // exchange.num_hosts,
-                    Recipe(None, exchange.local_batch_size * exchange.num_ranks))
-    is_alike = any(layout.local_batch_size == local for local in (base.local_batch_size, *(b for b, _ in base.steps)))
-    if exchange.step_ms is None or base.num_nodes > 1 or exchange.num_hosts == 1 or not is_alike:
+    num_ranks, num_hosts, local = exchange.num_ranks, exchange.num_hosts, exchange.local_batch_size
+    time_s = exchange.time_ms / 1e3
+    link = Link(2 * (num_ranks - 1) / num_ranks * exchange.num_bytes * 8e-9 / time_s, exchange.num_bytes,
+                f'bench allreduce over {num_ranks} ranks on {num_hosts} nodes, {bench.path}')
+    is_alike = local in (base.local_batch_size, *(b for b, _ in base.steps))
+    if exchange.step_ms is None or base.num_nodes > 1 or num_hosts == 1 or not is_alike:
         return link
-    time_s = ring_s(link.exchange_bytes, exchange.num_ranks, exchange.gbit_s)
-    shown_s = max(0.0, exchange.step_ms / 1000 - compute_s(base, layout, link, NO_COSTS))
+    layout = Layout(num_hosts, num_ranks // num_hosts, Recipe(None, local * num_ranks))
+    shown_s = max(0.0, exchange.step_ms / 1e3 - compute_s(base, layout, link, NO_COSTS))
     return replace(link, overlap=max(0.0, 1 - shown_s / time_s), extra_s=max(0.0, shown_s - time_s), source=(
         f'{link.source}; {1e3 * shown_s:.1f} ms of a step are not hidden, all-reduce {1e3 * time_s:.1f} ms'))
 
 
 def _find_link(source: Source, bench: Bench | None, gbit_s: float | None) -> tuple[Link | None, tuple[str, ...]]:
     """Return the requested ports, otherwise measured, described or unknown ones, and notes about them."""
-    base, measured, notes = source.base, None, tuple[str, ...]()
-    if bench and bench.exchange:
-        measured = _exchange_link(base, bench, bench.exchange)
-        if bench.exchange.num_hosts == 1:
-            notes = (f'{bench.path}: measured within one host, so the interconnect is unknown',)
-    if gbit_s and measured:
-        return replace(measured, gbit_s=gbit_s, source='--link-gbit-s, gradient size from bench allreduce'), notes
+    base, notes = source.base, tuple[str, ...]()
     num_bytes, kind = source.gradients or ((FLOAT16_BYTES, 'float16 gradients of ResNet-50') if base.has_accelerators
                                            else (_FLOAT32_BYTES, 'float32 gradients of ResNet-50'))
+    if bench and bench.exchange:
+        measured = _exchange_link(base, bench, bench.exchange)
+        if gbit_s:
+            return replace(measured, gbit_s=gbit_s, source='--link-gbit-s, gradient size from bench allreduce'), ()
+        if bench.exchange.num_hosts > 1:
+            return measured, ()
+        notes = (f'{bench.path}: measured within one host, so the interconnect is unknown',)
     if gbit_s:
-        return Link(gbit_s, num_bytes, f'--link-gbit-s, assumed {kind}'), notes
-    if measured and not notes:
-        return measured, ()
+        return Link(gbit_s, num_bytes, f'--link-gbit-s, assumed {kind}'), ()
     if not base.has_accelerators:
         return None, notes
-    link = Link(None, num_bytes, 'unknown') if base.run_set is None else link_of(base.run_set)
+    link = link_of(base.run_set) if base.run_set else Link(None, num_bytes, 'unknown')
     return link, notes if link.gbit_s else (*notes, _ASSUMED)
 
 
@@ -163,76 +140,55 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     """
     benches = {word: bench for word in words if (bench := load_bench(Path(word)))}
     folders = [Path(word) for word in words if word not in benches and os.path.lexists(word)]
-    published = [published_by_name(word) for word in words if not os.path.lexists(word)]
-    steps = [benches[word] for word in words if word in benches and benches[word].steps]
-    exchanges = [benches[word] for word in words if word in benches and benches[word].exchange]
-    if bool(folders) + len(published) + len(steps) > 1 or len(exchanges) > 1:
+    names = [word for word in words if not os.path.lexists(word)]
+    steps, exchanges = ([benches[word] for word in words if word in benches and getattr(benches[word], kind)]
+                        for kind in ('steps', 'exchange'))
+    if bool(folders) + len(names) + len(steps) != 1 or len(exchanges) > 1:
         raise ConfigError(f'SOURCE: got {printable(", ".join(words))}, expected one run, study, published system or '
                           'bench train file, and at most one bench allreduce file')
     if system and not folders:
         raise ConfigError(f'--system: got {system}, expected a SOURCE that is a folder of several systems')
-    exchange = exchanges[0] if exchanges else None
     if folders:
         source = _from_systems(load_run_sets(folders), system, per_node)
-    elif published:
-        source = _from_published(published[0])
     else:
-        source = _from_bench(steps[0] if steps else None, exchange, per_node, local_batch_size)
-    link, notes = _find_link(source, exchange, gbit_s)
+        source = _from_published(names[0]) if names else _from_bench(steps[0], per_node, local_batch_size)
+    link, notes = _find_link(source, exchanges[0] if exchanges else None, gbit_s)
     return replace(source, link=link, notes=(*source.notes, *notes))
 
 
 def _from_systems(run_sets: Sequence[RunSet], name: str | None, per_node: int | None) -> Source:
     """Return the named system, or the one with the fewest nodes, and all comparable sets."""
-    sets = [s for s in run_sets if s.has_recipe and base_of(s)]
-    if not sets:
+    based = [(s, base) for s in run_sets if s.has_recipe and (base := base_of(s))]
+    if not based:
         reasons = '; '.join(f'{s.name}: {s.refusal or _INCOMPLETE}' for s in run_sets[:3])
         raise UserError(f'no set to predict from: {printable(reasons)}')
-    chosen = [k for k in sets if k.name == name] if name else _smallest(sets, per_node)
-    names = [k.name for k in sets]
+    least, names = min(base.num_nodes for _, base in based), [s.name for s, _ in based]
+    chosen = [(s, base) for s, base in based if (s.name == name if name else base.num_nodes == least)]
     if not chosen:
         raise ConfigError(f'--system: got {name}, expected one of {printable(some(names, _MAX_NAMES))}'
                           f'{nearest(name or "", names)}')
+    if not name:
+        chosen = [(s, base) for s, base in chosen if base.num_units == least * (per_node or 0)] or chosen
     if len(chosen) > 1:
-        which = ', '.join(k.source for k in chosen[:_MAX_NAMES])
-        raise ConfigError(f'--system: {len(chosen)} systems match, expected one of '
-                          f'{printable(some([k.name for k in chosen], _MAX_NAMES))} ({printable(which)})')
-    run_set, base = chosen[0], base_of(chosen[0])
-    assert base is not None  # sets without a base are excluded above
-    comparable = tuple(k for k in sets if _kind(k) == _kind(run_set))
-    alike = [b for k in comparable if (b := base_of(k)) and b.num_nodes == base.num_nodes == 1
-             and b.num_units == base.num_units and not _is_same(b.local_batch_size, base.local_batch_size)]
-    base = replace(base, steps=tuple({b.local_batch_size: b.step_s for b in alike}.items()))
+        which = some([f'{s.name} ({s.source})' for s, _ in chosen], _MAX_NAMES)
+        raise ConfigError(f'--system: {len(chosen)} systems match, expected one of {printable(which)}')
+    [(run_set, base)] = chosen
+    comparable = [(s, b) for s, b in based if _kind(s) == _kind(run_set)]
+    steps = {b.local_batch_size: b.step_s for _, b in comparable if b.num_nodes == base.num_nodes == 1
+             and b.num_units == base.num_units and not _is_same(b.local_batch_size, base.local_batch_size)}
     notes = () if len(comparable) == 1 or name else (
         f'Predicted from {run_set.name}, the smallest of {len(comparable)} systems; --system NAME selects another',)
-    return Source(base, None, comparable, notes, power_of(run_set))
+    return Source(replace(base, steps=tuple(steps.items())), None, tuple(s for s, _ in comparable), notes)
 
 
 def _is_same(local: float, other: float) -> bool:
     return max(local, other) <= _SAME_LOCAL * min(local, other)
 
 
-def _from_published(run_set: RunSet) -> Source:
+def _from_published(name: str) -> Source:
     """Return a published system, and the other sets of the same machine."""
+    run_set = published_by_name(name)
     base = base_of(run_set)
     assert base is not None  # published_by_name returns only such sets
     return Source(base, None, (run_set, *(s for s in load_table() if s is not run_set and is_machine(s, run_set)
                                           and base_of(s) and not s.is_duplicate)))
-
-
-def _from_bench(steps: Bench | None, exchange: Bench | None, per_node: int | None,
-                local_batch_size: int | None) -> Source:
-    """Return the step of bench train or, without one, that of bench allreduce as a base."""
-    if steps:
-        chosen = _choose_steps(steps, per_node, local_batch_size)
-        base, notes = _base_of_steps(chosen, steps)
-        return Source(base, None, notes=notes, gradients=chosen[0].gradients)
-    assert exchange and exchange.exchange  # load_source passes at least one of the two
-    x = exchange.exchange
-    if x.step_ms is None:
-        raise UserError(f'{exchange.path}: step_ms is missing; pass a bench train file as well')
-    step = MeasuredStep(x.model, x.local_batch_size, x.num_ranks, x.num_hosts, 'float32', 'synthetic', _IMAGENET_PIXELS,
-                        x.num_bytes // 4, x.step_ms, 0.0, 0.0, 0.0, 0.0, 0.0)
-    base, notes = _base_of_steps([step], exchange)
-    return Source(base, None, notes=(*notes, 'The step of bench allreduce includes the exchange, which is assumed '
-                                     'not to overlap; a bench train file of one node improves the prediction'))

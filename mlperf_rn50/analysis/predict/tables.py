@@ -7,11 +7,11 @@ from typing import Any
 
 import mlperf_rn50
 from mlperf_rn50.analysis.predict.answer import Answer
-from mlperf_rn50.analysis.predict.prediction import Link, Prediction
-from mlperf_rn50.analysis.predict.source import Power
+from mlperf_rn50.analysis.predict.model import HOP_S, STAGES_S, latency_s
+from mlperf_rn50.analysis.predict.prediction import Link, Prediction, relative_error
 from mlperf_rn50.analysis.predict.validation import KNOWLEDGE_TEXTS, errors_text
+from mlperf_rn50.analysis.recipe.reference import describe
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_section, terminal_style
-from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, money, plural
 
@@ -48,21 +48,22 @@ def _basis(answer: Answer, p: Prediction) -> str:
     is_beyond = p.knowledge and costs.most_nodes and (
         layout.num_nodes > costs.most_nodes or layout.local_batch_size < costs.least_local)
     if p.knowledge is None:
-        return 'one node'
-    is_bench = answer.source.link is not None and answer.source.link.extra_s is not None
+        return 'one node' if layout.num_nodes == 1 else 'same layout'
+    link = answer.source.link
+    is_bench = p.base.run_set is None or link is not None and link.extra_s is not None
     text = 'own bench' if is_bench else KNOWLEDGE_TEXTS[p.knowledge] if p.base.has_accelerators else 'set on CPUs'
     return text + (', extrapolated' if is_beyond else '')
 
 
 def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
     layout, rate, cost = p.layout, p.images_per_s, answer.cost(p)
-    interval = Cell('-') if p.minutes is None else Cell(f'{p.low_minutes:.2f} to {p.high_minutes:.2f}', p.low_minutes)
+    interval = Cell(f'{p.interval[0]:,.2f} to {p.interval[1]:,.2f}', p.interval[0]) if p.interval else Cell('-')
     return {'layout': Cell(layout.name), f'{answer.base.unit}s': number_cell(layout.num_units, ',d'),
             'batch': number_cell(layout.recipe.global_batch_size, ',d'),
             f'epochs, {data_name(answer.base.dataset)}': number_cell(p.epochs.mean if p.epochs else None, '.3g'),
             'time, min': number_cell(p.minutes, ',.2f'), '80 % interval': interval,
             'basis': Cell(_basis(answer, p)), 'measured, min': number_cell(p.measured_minutes, ',.2f'),
-            'error': percent_cell(p.error, '+.1f'),
+            'error': percent_cell(relative_error(p.minutes, p.measured_minutes), '+.1f'),
             'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f'),
             'efficiency': percent_cell(p.efficiency), 'node-hours': figures_cell(p.node_hours),
             'cost': Cell('-' if cost is None else money(cost), cost),
@@ -72,9 +73,9 @@ def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
 def answer_table(answer: Answer) -> Table:
     """Return the table of time, throughput and cost."""
     notes = [f'Efficiency: images/s per {answer.base.unit}, relative to the source.']
-    if answer.price is not None and answer.timed:
-        notes.append(f'Cost: {answer.price:g} per node-hour.')
-    if any(r.error is not None for r in answer.rows):
+    if answer.request.price is not None and answer.timed:
+        notes.append(f'Cost: {answer.request.price:g} per node-hour.')
+    if any(r.minutes and r.measured_minutes for r in answer.rows):
         notes.append('Error: predicted / measured - 1.')
     return _table('Time to train' if answer.timed or not answer.predicted else 'Throughput', answer.rows,
                   partial(_answer_cells, answer), ' '.join(notes) if answer.predicted else '')
@@ -85,64 +86,44 @@ def _step_cells(p: Prediction) -> dict[str, Cell]:
             'compute': _ms(p.compute_s), 'exchange': _ms(p.exchange_s), 'overlapped': _ms(p.hidden_s),
             'other': _ms(p.other_s), 'step': _ms(p.step_s),
             'measured share': percent_cell(p.measured_share), 'measured': _ms(p.measured_step_s),
-            'error': percent_cell(p.step_error, '+.1f')}
-
-
-def _schedule(recipe: Recipe) -> str:
-    if recipe.step_epochs and recipe.decay == 'step':
-        return 'step at ' + ', '.join(f'{e:g}' for e in recipe.step_epochs)
-    return '-' if recipe.decay_epochs is None else f'{recipe.decay or "-"}, {recipe.decay_epochs:g} epochs'
-
-
-def _recipe_cells(row: Prediction) -> dict[str, Cell]:
-    recipe = row.layout.recipe
-    return {'layout': Cell(row.layout.name), 'batch': number_cell(recipe.global_batch_size, ',d'),
-            'optimizer': Cell(recipe.opt_name or '-'), 'learning rate': number_cell(recipe.base_lr, '.6g'),
-            'warm-up': number_cell(recipe.warmup_epochs, 'g'), 'schedule': Cell(_schedule(recipe)),
-            'recipe source': Cell(row.recipe_source or '-')}
+            'error': percent_cell(relative_error(p.step_s, p.measured_step_s), '+.1f')}
 
 
 def _row_text(answer: Answer, row: Prediction) -> str:
     cost = answer.cost(row)
-    return (f'{row.layout.name}, {row.minutes:.2f} min, {figures_cell(row.node_hours).text} node-hours'
+    return (f'{row.layout.name}, {row.minutes:,.2f} min, {figures_cell(row.node_hours).text} node-hours'
             + (f', cost {money(cost)}' if cost is not None else ''))
-
-
-def verdicts(answer: Answer) -> list[str]:
-    """Return lines on the fastest, the cheapest and the knee layout."""
-    fastest, cheapest, knee = answer.fastest, answer.cheapest, answer.knee
-    changes = [f'What if {answer.what_if.text}: {_change_text(row, old)}' for row, old in
-               zip(answer.rows, answer.unchanged) if answer.what_if and row.step_s and old.step_s]
-    return changes + _best_lines(answer, fastest, cheapest, knee)
 
 
 def _change_text(row: Prediction, old: Prediction) -> str:
     new, before, unit = (row.minutes, old.minutes, 'min') if row.minutes and old.minutes else (
         1e3 * (row.step_s or 0.0), 1e3 * (old.step_s or 1.0), 'ms per step')
-    return f'{row.layout.name}, {new:.2f} instead of {before:.2f} {unit} ({100 * (new / before - 1):+.1f} %)'
+    return f'{row.layout.name}, {new:,.2f} instead of {before:,.2f} {unit} ({100 * (new / before - 1):+.1f} %)'
 
 
-def _best_lines(answer: Answer, fastest: Prediction | None, cheapest: Prediction | None,
-                knee: Prediction | None) -> list[str]:
-    if not fastest or not cheapest or not knee or len(answer.timed) < 2:
-        return []
+def verdicts(answer: Answer) -> list[str]:
+    """Return lines on the changes of what_if, and on the fastest, the cheapest and the knee layout."""
+    what_if, best = answer.request.what_if, answer.best
+    changes = [f'What if {what_if.text}: {_change_text(row, old)}' for row, old in zip(answer.rows, answer.unchanged)
+               if what_if and row.step_s and old.step_s]
+    if len(answer.timed) < 2:
+        return changes
     which = ' predicted layout' if len(answer.timed) < len(answer.rows) else ''  # another one may be faster
-    if fastest is cheapest:
-        return [f'Fastest and cheapest{which}: {_row_text(answer, fastest)}']
-    knee_text = (f'{_row_text(answer, knee)}; beyond it, 1 % less time needs more than 1 % more node-hours'
-                 if knee is not fastest else
-                 f'not reached up to {fastest.layout.name}; 1 % less time needs less than 1 % more node-hours')
-    return [f'Fastest{which}: {_row_text(answer, fastest)}', f'Cheapest{which}: {_row_text(answer, cheapest)}',
-            f'Knee: {knee_text}']
+    fastest, cheapest, knee = (_row_text(answer, best[name]) for name in ('fastest', 'cheapest', 'knee'))
+    if fastest == cheapest:
+        return [*changes, f'Fastest and cheapest{which}: {fastest}']
+    return [*changes, f'Fastest{which}: {fastest}', f'Cheapest{which}: {cheapest}',
+            f'Knee: {knee}; beyond it, 1 % less time needs more than 1 % more node-hours' if knee != fastest else
+            f'Knee: not reached up to {best["fastest"].layout.name}; 1 % less time needs less than 1 % more node-hours']
 
 
 def _link_line(link: Link | None) -> str:
     if link is None:
         return 'Interconnect: unknown'
-    rate = 'unknown rate' if link.gbit_s is None else f'{link.gbit_s:.4g} Gbit/s per node'
+    rate = 'unknown rate' if link.gbit_s is None else f'{link.gbit_s:,.4g} Gbit/s per node'
     ways = [*(['TCP'] if link.is_tcp else []), 'hierarchical all-reduce' if link.is_hierarchical else 'ring all-reduce']
-    overlap = f'{100 * link.overlap:.0f} % can overlap with the backward pass' if link.overlap else 'no overlap'
-    return (f'Interconnect: {rate}, {" with ".join(ways)} of {link.exchange_bytes / 1e6:.1f} MB, {overlap}; source: '
+    overlap = '' if link.extra_s is None else f', {100 * link.overlap:.0f} % of it overlapped'
+    return (f'Interconnect: {rate}, {" with ".join(ways)} of {link.exchange_bytes / 1e6:.1f} MB{overlap}; source: '
             f'{link.source}')
 
 
@@ -152,29 +133,31 @@ def _costs_line(answer: Answer) -> str:
         return f'Latency on several nodes: {1e3 * link.extra_s:.1f} ms per step, measured by bench allreduce'
     if not costs.latency_s:
         return 'Latency on several nodes: none assumed'
-    latency_s = costs.latency_s.get(answer.base.generation, costs.other_latency_s)
-    return f'Latency on several nodes: {1e3 * latency_s:.1f} ms per step, fitted to {costs.source}'
-
-
-def _power_line(power: Power) -> str:
-    processors = ' and '.join(f'{kind.upper()}s' for kind in power.kinds)
-    return (f'Energy: {power.watts:,.0f} W per node, the mean power of its {processors} in the source runs, assumed '
-            'for all layouts')
+    tcp = f', and {1e3 * HOP_S:g} ms per member of the ring over TCP' if link and link.is_tcp else ''
+    stages = f', and {1e3 * STAGES_S:g} ms for reductions within a node' if link and link.is_hierarchical else ''
+    return (f'Latency on several nodes: {1e3 * latency_s(answer.base, costs):.1f} ms per step, fitted to '
+            f'{costs.source}{tcp}{stages}')
 
 
 def constants(answer: Answer) -> list[str]:
     """Return lines on the values behind the predictions, their sources and the error of the model."""
-    base, power, data = answer.base, answer.source.power, data_name(answer.base.dataset)
-    epochs = _group((r.epochs.source, r) for r in answer.rows if r.epochs)
+    base, watts, data = answer.base, answer.node_watts, data_name(answer.base.dataset)
+    epochs = _group((r.epochs.source, r) for r in answer.predicted if r.epochs)
+    recipes = _group((f'{describe(r.layout.recipe)}; source: {r.recipe_source}', r) for r in answer.predicted
+                     if r.recipe_source)
     error = ': unknown, because all published systems with several nodes have accelerators'
     if answer.validation and (own := answer.validation.own):
         error = (f' on {plural(len(own.errors), "published set")} from their own one-node set, without the costs of '
                  f'the same round: {errors_text(own)}')
+    processors = ' and '.join(f'{k.upper()}s' for k in base.run_set.energy.measured) if watts and base.run_set and (
+        base.run_set.energy) else ''
     return [f'Source: {base.name} ({base.source}), {plural(base.num_nodes, "node")}, '
             f'{plural(base.num_units, base.unit)}, batch {base.global_batch_size:,}, {1e3 * base.step_s:.1f} ms per '
-            f'step on {data}', *(f'Epochs of {names} on {data}: {text}' for text, names in epochs.items()),
+            f'step on {data}', *(f'Recipe of {names}: {text}' for text, names in recipes.items()),
+            *(f'Epochs of {names} on {data}: {text}' for text, names in epochs.items()),
             _link_line(answer.source.link), _costs_line(answer),
-            *([_power_line(power)] if power else []), f'Model error{error}']
+            *([f'Energy: {watts:,.0f} W per node, the mean power of its {processors} in the source runs, assumed for '
+               'all layouts'] if watts else []), f'Model error{error}']
 
 
 def heading(answer: Answer) -> str:
@@ -197,8 +180,6 @@ def render_tables(answer: Answer, is_markdown: bool = False, title: Callable[[st
     if answer.predicted:
         tables.append(_table('Parts of a step, ms', answer.predicted, _step_cells,
                              'Step = compute + exchange - overlapped + other.'))
-    if known := [r for r in answer.predicted if r.recipe_source]:
-        tables.append(_table('Recipes', known, _recipe_cells))
     return render_section(heading(answer), [*verdicts(answer), *constants(answer)], tables, notes_of(answer),
                           MARKDOWN if is_markdown else terminal_style(title))
 
@@ -208,33 +189,31 @@ def _fields(value: Any, *names: str) -> dict[str, Any]:
 
 
 def _row_object(answer: Answer, p: Prediction) -> dict[str, Any]:
-    recipe = p.layout.recipe
+    recipe, interval = p.layout.recipe, p.interval or (None, None)
     epochs = {'epochs': 'mean', 'epochs_low': 'low', 'epochs_high': 'high', 'epochs_source': 'source'}
     return {'layout': p.layout.name, **_fields(p.layout, 'num_nodes', 'units_per_node'),
             'global_batch_size': recipe.global_batch_size or None, 'refusal': p.refusal,
             'recipe': None if p.refusal else asdict(recipe), 'recipe_source': p.recipe_source or None,
-            **{key: getattr(p.epochs, name, None) for key, name in epochs.items()},
+            **{key: None if p.refusal else getattr(p.epochs, name, None) for key, name in epochs.items()},
             **_fields(p, 'compute_s', 'exchange_s', 'hidden_s', 'other_s', 'step_s', 'images_per_s', 'efficiency',
-                      'minutes', 'low_minutes', 'high_minutes', 'node_hours', 'knowledge', 'measured_share'),
-            'cost': answer.cost(p), 'kwh': answer.kwh(p),
-            **_fields(p, 'measured_step_s', 'measured_minutes'), 'doubts': list(p.doubts)}
+                      'minutes', 'node_hours', 'knowledge', 'measured_share', 'measured_step_s', 'measured_minutes'),
+            'low_minutes': interval[0], 'high_minutes': interval[1], 'cost': answer.cost(p), 'kwh': answer.kwh(p),
+            'doubts': list(p.doubts)}
 
 
 def render_json(answer: Answer) -> str:
     """Return the prediction as JSON; docs/predict.md explains its keys."""
-    base, link, power = answer.base, answer.source.link, answer.source.power
+    base, link, what_if = answer.base, answer.source.link, answer.request.what_if
     own = answer.validation and answer.validation.own
-    best = {'fastest': answer.fastest, 'cheapest': answer.cheapest, 'knee': answer.knee}
     return json.dumps({
         'format': FORMAT, 'version': mlperf_rn50.__version__,
         'source': {**_fields(base, 'name', 'source', 'num_nodes', 'num_units', 'unit', 'global_batch_size', 'step_s',
                              'dataset'), 'is_imagenet': base.dataset is None},
-        'link': link and asdict(link),
-        'costs': asdict(answer.costs),
+        'link': link and asdict(link), 'costs': asdict(answer.costs),
         'validation': own and {'num_predicted': len(own.errors), 'num_held': own.num_held, 'median_error': own.median,
                                'high_error': own.high},
-        'what_if': answer.what_if and answer.what_if.text,
-        'price_per_node_hour': answer.price, 'node_watts': power and power.watts,
-        'predictions': [_row_object(answer, r) for r in answer.rows],
-        **{name: row and row.layout.name for name, row in best.items()}, 'notes': notes_of(answer)},
+        'what_if': what_if and what_if.text, 'price_per_node_hour': answer.request.price,
+        'node_watts': answer.node_watts, 'predictions': [_row_object(answer, r) for r in answer.rows],
+        **{name: None for name in ('fastest', 'cheapest', 'knee')},
+        **{name: row.layout.name for name, row in answer.best.items()}, 'notes': notes_of(answer)},
         indent=1, allow_nan=False)

@@ -4,15 +4,14 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from tabulate import tabulate
-
 from mlperf_rn50.analysis.predict.anchors import organisation
 from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, make_cases, make_costs
 from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, Knowledge, Prediction, relative_error
-from mlperf_rn50.analysis.report.text import markdown_text
+from mlperf_rn50.analysis.report.text import MARKDOWN, TERMINAL, render_section
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.table import Cell, Table, number_cell, percent_cell
 
 KNOWLEDGE_TEXTS: dict[Knowledge, str] = {'own': 'own set', 'two': 'own set and a second set', 'other': 'other set'}
 
@@ -98,14 +97,15 @@ def validate_systems(run_sets: Sequence[RunSet]) -> Validation:
         for s in run_sets if s.is_duplicate or not s.has_recipe], load_table())
 
 
-def _cells(case: MultiNodeCase, p: Prediction | None) -> list[str]:
+def _cells(case: MultiNodeCase, p: Prediction | None) -> tuple[Cell, ...]:
     target = case.target
-    name, measured = [target.round, target.org or '-', target.name], f'{target.minutes:.2f}'
-    if p is None or p.epochs is None or p.knowledge is None:
-        return [*name, *['-'] * 5, measured, '-', '-']
-    return [*name, p.base.name, KNOWLEDGE_TEXTS[p.knowledge], f'{p.epochs.mean:g}', f'{p.minutes:.2f}',
-            f'{p.low_minutes:.2f} to {p.high_minutes:.2f}', measured,
-            f'{100 * (relative_error(p.minutes, target.minutes) or 0.0):+.1f} %', 'yes' if _is_held(case, p) else 'no']
+    names = [Cell(target.round), Cell(target.org or '-'), Cell(target.name)]
+    measured = number_cell(target.minutes, '.2f')
+    if p is None or p.interval is None or p.epochs is None or p.knowledge is None:
+        return *names, *[Cell('-')] * 5, measured, Cell('-'), Cell('-')
+    return (*names, Cell(p.base.name), Cell(KNOWLEDGE_TEXTS[p.knowledge]), number_cell(p.epochs.mean, 'g'),
+            number_cell(p.minutes, '.2f'), Cell(f'{p.interval[0]:.2f} to {p.interval[1]:.2f}', p.interval[0]), measured,
+            percent_cell(relative_error(p.minutes, target.minutes), '+.1f'), Cell('yes' if _is_held(case, p) else 'no'))
 
 
 def errors_text(errors: Errors) -> str:
@@ -115,17 +115,16 @@ def errors_text(errors: Errors) -> str:
 
 def render_validation(validation: Validation, is_markdown: bool = False) -> str:
     """Return the errors by knowledge, the predictions without the round, and the excluded sets as text."""
-    clean, form = (markdown_text, 'github') if is_markdown else (printable, 'simple')
     if not validation.errors:
-        return '\n'.join(['No set on several nodes can be predicted', *map(clean, validation.left_out)])
-    head = ['round', 'organisation', 'system', 'source', 'basis', 'epochs', 'predicted min', '80 % interval',
-            'measured min', 'error', 'in interval']
-    summary = [[KNOWLEDGE_TEXTS[knowledge], name, *e.cells] for (knowledge, name), e in validation.errors.items()]
+        return '\n'.join(map(printable, ('No set on several nodes can be predicted', *validation.left_out)))
+    summary = Table('Errors', ('basis', 'left out', 'sets', 'median error', '90th percentile', 'worst',
+                               'in 80 % interval'),
+                    tuple((Cell(KNOWLEDGE_TEXTS[knowledge]), Cell(name), *map(Cell, e.cells))
+                          for (knowledge, name), e in validation.errors.items()))
+    rows = Table('Predictions without the costs of the same round', (
+        'round', 'organisation', 'system', 'source', 'basis', 'epochs', 'predicted min', '80 % interval',
+        'measured min', 'error', 'in interval'), tuple(_cells(c, p) for c, p in validation.rows))
     missing = [f'{c.target.round} {c.target.name} not predicted: no one-node set with '
                f'{c.target.accelerator or "unnamed accelerators"}' for c, p in validation.rows if p is None]
-    return '\n'.join([
-        tabulate(summary, ['basis', 'left out', 'sets', 'median error', '90th percentile', 'worst', 'in 80 % interval'],
-                 form, disable_numparse=True), '',
-        'Predictions without the costs of the same round', '',
-        tabulate([[clean(text) for text in _cells(c, p)] for c, p in validation.rows], head, form,
-                 disable_numparse=True), *map(clean, (*missing, *validation.left_out))])
+    return render_section('Errors of predict on sets that it was not fitted to', (), [summary, rows],
+                          [*missing, *validation.left_out], MARKDOWN if is_markdown else TERMINAL, 'Left out')

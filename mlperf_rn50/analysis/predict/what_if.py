@@ -1,46 +1,72 @@
 """Change the machine of a prediction: ports, TCP, hierarchical all-reduce, generation of the accelerators."""
-from dataclasses import dataclass, replace
+import statistics
+from argparse import ArgumentTypeError
+from dataclasses import replace
+from typing import Annotated
 
-from mlperf_rn50.analysis.predict.costs import speed_of
-from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Link
+from msgspec import Meta, Struct, ValidationError, convert
+
+from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Link, generation_of
 from mlperf_rn50.analysis.predict.source import Source
+from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.mllog.events import printable
 
 
-@dataclass(frozen=True)
-class WhatIf:
+class WhatIf(Struct, frozen=True, forbid_unknown_fields=True):
     """Changes to the measured machine; None and False keep it."""
 
-    link: float | None = None  # Gbit/s of one port
-    ports: int | None = None  # per node
+    link: Annotated[float, Meta(ge=1e-3, le=1e6)] | None = None  # Gbit/s of one port
+    ports: Annotated[int, Meta(ge=1, le=1000)] | None = None  # per node
     generation: str | None = None  # of the accelerators
-    local: int | None = None  # images per accelerator
+    local: Annotated[int, Meta(ge=1, le=10**7)] | None = None  # images per accelerator
     tcp: bool = False
     hierarchical: bool = False
 
     @property
     def text(self) -> str:
-        return ' '.join(name if value is True else f'{name}={value}' for name, value in vars(self).items() if value)
+        changes = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return ' '.join(name if value is True else f'{name}={value}' for name, value in changes if value)
+
+
+def parse_what_if(text: str) -> WhatIf:
+    """Parse changes such as 'link=25 ports=2 tcp'; raise ArgumentTypeError for others."""
+    words = [word.partition('=') for word in text.split()]
+    if len({name for name, *_ in words}) < len(words):
+        raise ArgumentTypeError(f'got a change twice in {printable(text)}, expected each at most once')
+    try:
+        found = convert({name: value if is_set else True for name, is_set, value in words}, WhatIf, strict=False)
+    except ValidationError as e:
+        raise ArgumentTypeError(f'{printable(str(e))}; expected any of link=GBIT_S, ports=N, generation=NAME, '
+                                'local=IMAGES, tcp and hierarchical') from e
+    if not found.text:
+        raise ArgumentTypeError('got nothing, expected changes such as link=25')
+    return found
+
+
+def _speed(generation: str, num_units: int) -> float:
+    """Return the median images/s per accelerator of published one-node sets, with equally many of them if possible."""
+    speeds = [(s.num_units, s.images_per_s / s.num_units) for s in load_table() if s.num_nodes == 1 and s.num_units
+              and s.images_per_s and generation_of(s.accelerator) == generation and not s.refusal]
+    if not speeds:
+        raise ConfigError('--what-if: expected generations with published one-node sets, but there are none of '
+                          f'{generation or "the source"}')
+    alike = [speed for n, speed in speeds if n == num_units]
+    return statistics.median(alike or [speed for _, speed in speeds])
 
 
 def change(source: Source, what_if: WhatIf) -> Source:
-    """Return the source with the changes, except local; raise ConfigError if speed or ports are unknown."""
+    """Return the source with the changes, except local; raise ConfigError if they cannot be predicted."""
     base, link = source.base, source.link or Link(None, FLOAT16_BYTES, 'unknown')
-    if what_if.link or what_if.ports:
-        rate = what_if.link or link.gbit_s
-        if rate is None:
-            raise ConfigError('--what-if: got ports for an unknown interconnect, expected also link=GBIT_S')
-        link = replace(link, gbit_s=rate * (what_if.ports or 1), source='--what-if')
-    if what_if.tcp:  # with Horovod's default buffers, the exchange overlaps, but each member adds latency
-        link = replace(link, is_tcp=True, overlap=1.0)
-    if new := what_if.generation:
-        per_node = base.num_units // base.num_nodes
-        speeds = {g: speed_of(g, per_node) for g in (base.generation, new.upper())}
-        if missing := [g or 'the source' for g, speed in speeds.items() if not speed]:
-            raise ConfigError(f'--what-if: got generation={new}, expected one with published one-node sets of '
-                              f'{per_node} accelerators; there are none for {missing[0]}')
-        step_s = base.step_s * (speeds[base.generation] or 0.0) / (speeds[new.upper()] or 1.0)
-        base = replace(base, step_s=step_s, accelerator=new.upper(), steps=())
-    is_other = what_if.link or what_if.ports or what_if.tcp or what_if.generation  # measured sets no longer apply
-    return replace(source, base=base, link=replace(link, is_hierarchical=what_if.hierarchical),
-                   sets=source.sets[:1] if is_other else source.sets)
+    if base.num_nodes > 1:
+        raise ConfigError(f'--what-if: got a SOURCE on {base.num_nodes} nodes, expected a measurement on one node')
+    if what_if.link:
+        link = replace(link, gbit_s=what_if.link * (what_if.ports or 1), source='--what-if')
+    elif what_if.ports:
+        raise ConfigError('--what-if: got ports without link, expected also link=GBIT_S, the rate of a port')
+    if what_if.generation:
+        new = what_if.generation.upper()
+        step_s = base.step_s * _speed(base.generation, base.num_units) / _speed(new, base.num_units)
+        base = replace(base, name=f'{base.name} with {new}', step_s=step_s, accelerator=new, steps=(), is_scaled=True)
+    link = replace(link, is_tcp=what_if.tcp, is_hierarchical=what_if.hierarchical)
+    return replace(source, base=base, link=link, is_changed=base.is_scaled or link != source.link)

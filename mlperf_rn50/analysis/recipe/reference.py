@@ -166,10 +166,12 @@ def _find(recipe: Recipe, sets: Sequence[RunSet], spreads: Mapping[int, float],
 
 
 def describe(recipe: Recipe) -> str:
-    """Format optimizer, batch, learning rate and decay of a recipe."""
+    """Format optimizer, batch, learning rate, warm-up epochs and decay of a recipe."""
     length = '' if recipe.decay == 'step' or recipe.decay_epochs is None else f' over {recipe.decay_epochs:g} epochs'
     rate = '' if recipe.base_lr is None else f', learning rate {recipe.base_lr:g}'
-    return f'{recipe.opt_name or "?"}, batch {recipe.global_batch_size}{rate}, {recipe.decay or "decay ?"}{length}'
+    warmup = '' if recipe.warmup_epochs is None else f', warm-up {recipe.warmup_epochs:g}'
+    return (f'{recipe.opt_name or "?"}, batch {recipe.global_batch_size}{rate}{warmup}, {recipe.decay or "decay ?"}'
+            f'{length}')
 
 
 def name_of(run_set: RunSet) -> str:
