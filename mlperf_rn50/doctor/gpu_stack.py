@@ -193,7 +193,7 @@ def one_line(error: str) -> str:
 
 
 def check_trial(rows: Sequence[Facts]) -> Check:
-    """Check that a training pass and an evaluation of the configured batches, and DALI, ran on every GPU."""
+    """Check that DALI, a training pass and an evaluation ran on every GPU with the configured batch sizes."""
     name = 'trial batches'
     tried = [r for r in rows if r['trial']]
     for row in tried:

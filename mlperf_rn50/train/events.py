@@ -97,7 +97,7 @@ class EpochDone(Event, frozen=True):
 
 
 class LossScaleChanged(Event, frozen=True):
-    """Change of the float16 loss scale after a step, counted from 1; step 0: in the warm-up."""
+    """Change of the float16 loss scale after a step. The first step is 1; 0 stands for the steps before run_start."""
 
     step: int
     before: float

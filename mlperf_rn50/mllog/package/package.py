@@ -1,6 +1,6 @@
 """Submission trees: rules for a run set, construction of the tree, and checks of a finished tree.
 
-Source: MLPerf training submission rules; the layout of v1.0 and later rounds.
+Source: MLPerf training submission rules. The layout is that of v1.0 and later rounds.
 """
 import re
 import shutil

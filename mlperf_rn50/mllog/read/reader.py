@@ -29,7 +29,7 @@ def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
 
 
 class OtherBenchmark(UserError):
-    """A log of a benchmark other than ResNet."""
+    """The log is of a benchmark other than ResNet."""
 
 
 def read_run(path: Path, now_s: float | None = None) -> Run:
