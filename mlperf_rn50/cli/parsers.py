@@ -40,7 +40,7 @@ def _split(doc: str | None) -> tuple[str, str]:  # (description, epilog), split 
 
 def add_price_option(parser: ArgumentParser) -> None:
     parser.add_argument('--price-per-node-hour', metavar='PRICE',
-                        type=partial(number, most=1e9, expected='a number above 0, such as 3.5'),
+                        type=partial(number, most=1e9, expected='a number above 0 and at most 1e9, such as 3.5'),
                         help='price of a node-hour in any currency; adds node-hours and cost to the output')
 
 
