@@ -6,8 +6,8 @@ examples:
   mlperf-rn50 recipe --global-batch-size 2500 --optimizer sgd --target 0.749 --format json
   mlperf-rn50 recipe --compare launch/configs/c4140_v100_2node.yaml
 
-The recipes come from submissions to MLPerf Training v0.5 to v4.0, the last round with ResNet, that trained ResNet-50
-with MXNet on ImageNet. Of the recipes at a batch, the one with the fewest epochs is shown first. Between two published
+The recipes come from submissions that trained ResNet-50 with MXNet on ImageNet, in MLPerf Training v0.5 to v4.0 (the
+last round with ResNet). Of the recipes at a batch, the one with the fewest epochs is shown first. Between two published
 batch sizes the recipe is interpolated and marked as such; outside their range there is no recipe.
 
 exit codes: 0 a recipe was shown or written, 2 invalid arguments, or no recipe at this batch size

@@ -105,7 +105,7 @@ def _map_index(path: Path, size: int) -> np.ndarray:
     try:
         os.close(regular_file(os.fspath(path), os.O_RDONLY))  # refuses a named pipe, on which NumPy would block
         index = np.lib.format.open_memmap(path, mode='r')
-    # NumPy raises all of these for a truncated or overwritten header.
+    # NumPy may raise any of these for a truncated or overwritten header.
     except (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, tokenize.TokenError, MemoryError,
             RecursionError) as e:
         reason = getattr(e, 'strerror', None) or type(e).__name__

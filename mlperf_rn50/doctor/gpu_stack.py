@@ -22,7 +22,7 @@ _LIBRARIES = {
          'libcusolver.so.11', 'libnvrtc.so.11.2', 'libcuda.so.1'),
     12: ('libcudart.so.12', 'libcublas.so.12', 'libcudnn.so.9', 'libnccl.so.2', 'libcufft.so.11', 'libcurand.so.10',
          'libcusolver.so.11', 'libnvrtc.so.12', 'libcuda.so.1')}
-_OLDEST_DRIVERS = {11: 450, 12: 525}  # by CUDA version, for all programs of the version on any Linux
+_OLDEST_DRIVERS = {11: 450, 12: 525}  # by CUDA major version, for programs of all its minor versions on any Linux
 # NVIDIA's container needs the first driver or a newer one; on data centre cards, one of the others is enough if the
 # compatibility package is used.
 _CONTAINER_DRIVER, _DATA_CENTRE_DRIVERS = 545, ((470, 57), (525, 85), (535, 86))

@@ -31,7 +31,7 @@ class RunPlace:
 
 @dataclass(frozen=True)
 class World:
-    """Side effects of the supervisor."""
+    """Functions by which the supervisor acts on hosts, and its signals; tests pass stand-ins."""
 
     # Run a command on all ranks, under a job name; stop it if the last argument returns False at the start limit.
     start: Callable[[RunPlace, str, Sequence[str], Callable[[], bool]], int]

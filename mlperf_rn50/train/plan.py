@@ -99,7 +99,7 @@ def make_plan(config: Config, world_size: int) -> Plan:
 
 
 def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Plan:
-    """Plan a resumed run with a number of ranks other than configured; raise ConfigError as make_plan does.
+    """Plan a resumed run with a number of ranks other than the configured one; raise ConfigError as make_plan does.
 
     A configured local batch size is kept. A configured global one is rounded down so that all ranks get equal parts,
     and the learning rate is proportional to the resulting global batch size.

@@ -75,7 +75,7 @@ def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter:
     for sample_id, sample in enumerate(samples, start=first_id):
         try:
             stored = pack_image(sample.read(), resize_shorter)
-        except ModuleNotFoundError:  # Pillow is damaged, not the image
+        except ModuleNotFoundError:  # Pillow is missing or incomplete; the image is not damaged
             raise
         except Exception as e:  # Pillow's decoders raise many types of exceptions
             damaged.append([sample.name, f'{type(e).__name__}: {" ".join(str(e).split())[:120]}'])

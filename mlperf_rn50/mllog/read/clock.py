@@ -125,7 +125,7 @@ def _check_resumes(log: RawLog) -> Iterator[Finding]:
 
 
 def misplaced(log: RawLog) -> Iterator[Finding]:
-    """Yield findings about init_stop, evaluations and ends of epochs; the time to train stays usable."""
+    """Yield findings about misplaced init_stop, evaluations and ends of epochs; the time to train stays usable."""
     if log.resumes or keys.RUN_START not in log.single:
         return
     start, init = log.single[keys.RUN_START][0], log.single.get(keys.INIT_STOP)
