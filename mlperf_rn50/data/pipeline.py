@@ -3,8 +3,8 @@
 Python selects the records and crops (shards.py, augment.py). DALI decodes, crops, resizes, mirrors and normalises in
 its own threads. MXNet shares the memory of outputs that DALI leaves unchanged and copies others. Streams need no
 synchronisation, because Pipeline.run() without a stream returns complete outputs. DALI 1.3x waits on the host for their
-CUDA events (Executor::ShareOutputs), and DALI 2 documents them as host-synchronous. MXNet releases shared memory only
-after the last operator that uses it has ended on the GPU (PushFCompute), so DALI never reuses memory in use.
+CUDA events (Executor::ShareOutputs), and DALI 2 documents such outputs as host-synchronous. MXNet releases shared
+memory only after the last operator that uses it has ended on the GPU (PushFCompute), so DALI never overwrites it early.
 """
 import ctypes
 import dataclasses

@@ -144,7 +144,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def _hash(state: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return number `index`, counted from 0, of the SplitMix64 generators with these states; uint64, broadcast."""
+    """Return output `index`, counted from 0, of the SplitMix64 generators with these states; uint64, broadcast."""
     return _mix(state + (index + np.uint64(1)) * _INCREMENT)
 
 

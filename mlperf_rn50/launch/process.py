@@ -54,7 +54,7 @@ def react(stage: Stage, event: EngineEvent) -> Stage:
 
 
 def next_event(signals: SignalQueue, timeout_s: float) -> EngineEvent | None:
-    """Wait up to timeout_s for a signal to the launcher; return its event, or None for other signals and a timeout."""
+    """Wait up to timeout_s for a signal; return the event for a stop request or a lost host, otherwise None."""
     number = signals.next(timeout_s)
     if number == HOST_LOST:
         return EngineEvent.LOST

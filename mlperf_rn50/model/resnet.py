@@ -193,7 +193,7 @@ class ResidualUnit(nn.HybridBlock):
         shortcut = x if self.shortcut is None else self.shortcut(x)
         if self.end is not None:
             return self.end(self.body(x), shortcut)
-        # On a CPU, Activation stays in oneDNN's layout; relu would not, which costs a third of a bfloat16 step.
+        # On a CPU, Activation stays in oneDNN's layout; relu would not, which would cost a third of a bfloat16 step.
         return F.Activation(self.body(x) + shortcut, act_type='relu')
 
 

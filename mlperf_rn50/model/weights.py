@@ -184,7 +184,7 @@ def _with_shape(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
-    """Copy arrays of either layout into a network; return notes. Raise UserError for other differences than classes."""
+    """Copy arrays of either layout into a network; return notes. Raise UserError if more than the classes differ."""
     import mxnet as mx
     params = dict(net.collect_params().items())
     arrays = {n: _with_shape(a, params[n].shape) if n in params else a for n, a in arrays.items()}

@@ -23,7 +23,7 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def tmp_dir() -> Path:
-    """Return TMPDIR as launch/engines/openmpi.sh reads it; tempfile would use a different folder if this is full."""
+    """Return TMPDIR as launch/engines/openmpi.sh reads it; if that folder is full, tempfile would choose another."""
     return Path(os.environ.get('TMPDIR') or '/tmp')
 
 

@@ -44,7 +44,7 @@ class Processor:
 
 
 def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
-    """Parse the first processor of /proc/cpuinfo, limited by the environment variables."""
+    """Parse the first processor of /proc/cpuinfo; the environment may limit the level that oneDNN uses."""
     def field(name: str) -> str:
         match = re.search(rf'^{name}\s*: (.*)$', cpuinfo, re.MULTILINE)
         return match[1].strip() if match else ''

@@ -125,7 +125,7 @@ def draw_series(scene: Scene, series: Series, name: str) -> drawing.Picture:
 
 
 def draw_speedup(scene: Scene) -> drawing.Picture | None:
-    """Draw speed-up over the first baseline for all numbers of units; return None if series have all comparisons."""
+    """Draw speed-up over the first baseline by number of units; return None if all compared systems are in series."""
     study = scene.study
     known = [(s, s.run_set.num_units, c) for s in scene.shown
              if (c := study.comparisons[s.place]) and s.run_set.num_units

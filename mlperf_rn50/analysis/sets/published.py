@@ -18,7 +18,7 @@ _FACTS = ('round', 'org', 'division', 'framework', 'num_nodes', 'num_ranks', 'nu
 
 
 def is_mxnet(name: str, framework: str | None) -> bool:
-    """Return whether the name of a published set or its described framework contains MXNet."""
+    """Return whether the name of a published set or the framework in its description contains MXNet."""
     return 'mxnet' in f'{name} {framework or ""}'.casefold()
 
 

@@ -19,7 +19,7 @@ class RcpVerdict:
     is_of_round: bool  # whether the ruleset belongs to the round of the set
     reference_epochs: float | None  # reference mean, interpolated between batch sizes
     min_epochs: float | None  # minimum epochs to pass
-    epochs: float  # mean of the runs without the fewest and the most epochs
+    epochs: float  # mean over all runs except the ones with the fewest and the most epochs
     passed: bool
     scaling: float  # factor from the score to the official score
     text: str

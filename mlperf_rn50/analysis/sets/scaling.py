@@ -73,7 +73,7 @@ class Split:
 
 
 def _compare_pair(a: RunSet, b: RunSet) -> Split | None:
-    """Compare two systems with the same number of units; return None if nodes are equal or units differ in kind."""
+    """Compare two systems with equally many units; return None if node counts are equal or units differ in kind."""
     rate_a, rate_b, nodes = a.images_per_s, b.images_per_s, (a.num_nodes, b.num_nodes)
     if not a.num_units or not rate_a or not rate_b or None in nodes or nodes[0] == nodes[1] or has_other_units(a, b):
         return None

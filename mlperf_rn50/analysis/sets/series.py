@@ -60,7 +60,7 @@ def _count_nodes(run_sets: Sequence[RunSet]) -> int:
 def find_series(run_sets: Sequence[RunSet]) -> list[Series]:
     """Return the series among sets with the same data set and target; sets without a time are in none.
 
-    Platforms are compared only if two sets have the same number of nodes, because some names contain the size.
+    Platform names are compared only if two sets have the same number of nodes, because some contain this number.
     """
     timed = [s for s in run_sets if s.time_s and s.num_nodes and s.num_units and not s.is_duplicate]
     found = []

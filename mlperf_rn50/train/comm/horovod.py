@@ -117,8 +117,8 @@ class HorovodComm(Comm):
         self._host_cache.pop(name, None)  # free host memory that is rarely needed
 
     def average_gradients(self, grads, bucket=0):
-        # Each rank's values are divided by the number of ranks before they are added. Horovod's Average divides the
-        # sum with NCCL before 2.10 and on a CPU, where the sum of float16 values overflows first.
+        # Each rank's values are divided by the number of ranks before they are added. With NCCL before 2.10 and on a
+        # CPU, Horovod's Average divides only the sum, which may already have overflowed in float16.
         name, factor = f'gradients/{bucket}', 1 / self.world_size
         if self._compression == 'none' or grads[0].dtype == np.float16:  # the loss scale suffices for float16
             self._sum(list(grads), name, factor)
@@ -141,7 +141,7 @@ class HorovodComm(Comm):
             array /= self.world_size
 
     def _sum(self, arrays, name, factor=1.0):
-        """Sum device arrays, multiplied by a factor, over ranks in place, as one exchange, without waiting.
+        """Sum device arrays in place over all ranks, scaled by a factor, in one exchange and without waiting.
 
         As with NCCL, float16 arrays are summed in float16 on the host, so that an overflow is infinite in the leader's
         sum and therefore on all ranks. Finally, each leader sends the result to the ranks of its GPU.

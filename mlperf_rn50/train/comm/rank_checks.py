@@ -31,7 +31,7 @@ def device_digests(arrays: Mapping[str, mx.nd.NDArray]) -> dict[str, int]:
 
 
 def _bits_of(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return the memory of a float32 array as int32, for which MXNet 1.9.1 has no operator."""
+    """Return the bits of a float32 array as int32; MXNet 1.9.1 has no operator for this."""
     capsule = array.to_dlpack_for_read()  # waits for the array
     ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
     address = ctypes.pythonapi.PyCapsule_GetPointer(ctypes.py_object(capsule), b'dltensor')
