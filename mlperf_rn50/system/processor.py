@@ -61,7 +61,7 @@ def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
 
 
 def find_processor() -> Processor:
-    """Return the processor of this host, limited by this process's environment variables."""
+    """Return the processor of this host; environment variables may limit the level that oneDNN uses."""
     return parse_processor(read_small(CPUINFO), os.environ)
 
 
