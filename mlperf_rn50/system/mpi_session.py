@@ -1,4 +1,4 @@
-"""Disk space for Open MPI: its session folder in TMPDIR, and shared memory.
+"""Space for the files of Open MPI: its session folder in TMPDIR, and shared memory.
 
 Measured with Open MPI 4.1.8 and 2 ranks: 8.3 MB per node in TMPDIR, and 4 MiB per rank in /dev/shm.
 """

@@ -57,7 +57,7 @@ def published_by_name(name: str) -> RunSet:
 
 
 def _choose_steps(bench: Bench, per_node: int | None, local_batch_size: int | None) -> list[MeasuredStep]:
-    """Return the bench train rows with the fewest hosts and, of those, the ranks per node nearest to per_node.
+    """Return the rows with the fewest hosts and, among these rows, with the number of ranks per node next to per_node.
 
     The rows differ only in the local batch: the requested one or, if there is none, the largest comes first.
     """
