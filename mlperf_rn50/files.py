@@ -65,7 +65,7 @@ def no_link(path: str, flags: int) -> int:
 
 
 def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a folder like os.walk, in order of name. Without Python 3.11's recursion, the depth is unlimited."""
+    """Walk a folder like os.walk, in order of name, to any depth; os.walk of Python 3.11 is limited by recursion."""
     left = [os.fspath(folder)]
     while left:
         for place, folders, names in itertools.islice(os.walk(left.pop(), onerror=onerror), 1):
@@ -166,7 +166,7 @@ class LineFile:
 
 
 def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
-    """Return the error for a failed write, with the free disk space; what names the content, such as 'the weights'."""
+    """Return the error for a failed write, with the free disk space; what: the content, such as 'the weights'."""
     if error.errno == errno.ELOOP:
         return StorageError(f'{path}: got a symbolic link, expected a file of this run; replace the link with the file')
     try:

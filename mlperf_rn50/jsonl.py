@@ -24,7 +24,7 @@ def decode(content: bytes | str, kind: type[T]) -> T | None:
 
 
 def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[int, T]]:
-    """Yield (number, value) of each complete line with the mark and of the type; yield nothing for a missing file."""
+    """Yield (number, value) of each complete line that contains mark and decodes to kind; a missing file has none."""
     try:
         for number, line in itertools.islice(numbered_lines(path), _MAX_LINES):
             if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:

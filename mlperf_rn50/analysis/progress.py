@@ -1,4 +1,4 @@
-"""Progress bar of commands that read or draw for long."""
+"""Progress bar of commands that read or draw for a long time."""
 import sys
 from collections.abc import Iterable
 from typing import TypeVar

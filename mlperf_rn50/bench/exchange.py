@@ -1,6 +1,6 @@
 """`bench allreduce`: time and bandwidth of the gradient exchange alone, with the training code.
 
-Source: nccl-tests, PERFORMANCE.md. S bytes in t s on n ranks have algorithm bandwidth S / t, bus S / t x 2 (n - 1) / n.
+Source: nccl-tests, PERFORMANCE.md. S bytes in t s on n ranks: algorithm bandwidth S / t, bus S / t x 2 (n - 1) / n.
 """
 from dataclasses import replace
 from typing import Any

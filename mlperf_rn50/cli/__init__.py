@@ -112,7 +112,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def explain_missing(error: ModuleNotFoundError) -> UserError | None:
-    """Return an error that explains how to install a package; None for a module not in EXTRAS, whose lack is a bug."""
+    """Return an error that explains how to install a package; None for a module not in EXTRAS: its absence is a bug."""
     module = (error.name or '').partition('.')[0]
     for extra, packages in EXTRAS.items():
         if module in packages:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def make_parser() -> ArgumentParser:
     parser = config_parser('evaluate', __doc__)
     add = parser.add_argument
-    # Optional for the parser, which also reads the configuration of the weights; run() requires it.
+    # Optional here, because the parser also reads the configuration of the weights; run() requires it.
     add('path', nargs='?', metavar='RUN|WEIGHTS', type=str, help='run folder (its newest run), weights folder, or .npz')
     add('--which', choices=['best', 'last'], default='best', help='saved network of the run')
     add('--confusions', metavar='N', type=int, default=10, help='number of confusions in the list')

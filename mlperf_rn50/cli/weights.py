@@ -1,4 +1,4 @@
-"""Saved weights for commands: options that select the weights, their configuration and their network."""
+"""Saved weights for commands: their selection by options, their configuration and their network."""
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -142,7 +142,7 @@ def synthetic_inputs(batch_size: int) -> Inputs:
 
 def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool, device_id: int | None,
                is_warm: bool) -> tuple[Pipeline, Iterator[int]]:
-    """Build a pipeline. Return it, and an item for each synthetic batch that it will return before source's batches.
+    """Build a pipeline; return it, and an iterator with an item for each synthetic batch still due before source's.
 
     With is_warm, the pipeline runs once on synthetic images, so that nvJPEG and DALI make their first allocations.
     This run consumes only the prefetched batches, which are synthetic, so nothing is read from source.
@@ -171,7 +171,7 @@ def _copy(tensor: Any, context: mx.Context) -> mx.nd.NDArray:
     """Return a finished copy of a tensor in MXNet memory.
 
     The copy bypasses MXNet's engine, as in DALI's MXNet plugin, because an operator would queue behind pushed steps.
-    On a GPU, DALI copies on its own stream and waits for the copy on the host (non_blocking=False;
+    On a GPU, DALI copies on its own stream, and the host waits for the copy (non_blocking=False;
     CopyToExternalImplGPU in backend_impl.cc), so run() may overwrite the tensor, and any stream may read the copy.
     """
     array = mx.nd.empty(tuple(tensor.shape()), context, types.to_numpy_type(tensor.dtype))

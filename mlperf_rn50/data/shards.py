@@ -112,12 +112,12 @@ def epoch_order(shard: Shard, seed: int, epoch: int) -> np.ndarray:
         return np.resize(random.permutation(shard.num_samples), shard.num_positions)
     ranks = shard.ranks_of_nodes()
     order, start = np.empty(shard.num_positions, np.int64), 0
-    # The parts are equal in all runs, to reuse the page cache, and shuffled, because files are sorted by class.
+    # The parts are the same in all runs, to reuse the page cache, and shuffled, because files are sorted by class.
     dealt = _generator(_PART_STREAM).permutation(shard.num_samples)
     for place in range(len(ranks)):
         positions = shard.positions_of(ranks[(place - epoch // shard.rotation_epochs) % len(ranks)])
         stop = start + int(np.searchsorted(positions, shard.num_samples))
-        # A node with only padded positions has an empty part; np.resize then fills them with sample 0, as padding.
+        # A node with only padded positions has an empty part; np.resize then fills its positions with sample 0.
         order[positions] = np.resize(random.permutation(np.sort(dealt[start:stop])), len(positions))
         start = stop
     return order

@@ -27,7 +27,7 @@ _REPAIR = 'copy the folder from an intact source, or prepare it again in an empt
 
 
 def checksums_path(rec_path: Path) -> Path:
-    """Return the path of a .npy with the CRC-32 of each record and its framing; uint32, in the order of the index."""
+    """Return the path of a .npy with the CRC-32 of each record, framing included; uint32, in the order of the index."""
     return rec_path.with_suffix('.crc.npy')
 
 

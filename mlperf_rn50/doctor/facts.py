@@ -90,7 +90,7 @@ def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
 def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
     """Return why rank 0's test file in the run folder is not visible here; '' if it is visible, None on a single host.
 
-    Rank 0 removes the file. Call this before anything looks for the folder, because NFS caches that a file is missing.
+    Rank 0 removes the file. Call this before anything looks for the folder, because NFS caches failed lookups.
     """
     if len(set(comm.gather_object(platform.node()))) == 1:
         return None

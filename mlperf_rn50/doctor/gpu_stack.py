@@ -105,7 +105,7 @@ def driver_problem(mxnet: Mapping[str, Any], packages: Mapping[str, str], name: 
     """Return (problem, fix) if a driver cannot run MXNet and DALI.
 
     Args:
-        cuda_driver: libcuda's CUDA version, such as 12020; '' if unknown. CUDA's compatibility package has a newer one.
+        cuda_driver: libcuda's CUDA version, such as 12020; '' if unknown; newer with CUDA's compatibility package.
     """
     series, release = _numbers(version)
     if mxnet['kind'] != 'container':

@@ -26,9 +26,9 @@ from mlperf_rn50.system.gpu_env import device_of_words
 from mlperf_rn50.system.mpi_session import SHARED_MEMORY, no_room, tmp_dir
 from mlperf_rn50.train.watchdog.signals import SignalQueue
 
-_MAX_ARGUMENT_BYTES = (128 << 10) - 1  # of Linux, MAX_ARG_STRLEN without the final zero byte
+_MAX_ARGUMENT_BYTES = (128 << 10) - 1  # Linux's limit per argument, MAX_ARG_STRLEN, less the final zero byte
 _MIN_FREE_BYTES = 16 << 20  # free space that the files of Open MPI and DALI need on this machine
-# The launcher waits _GRACE_S longer than the start limit, because ranks that already run enforce it themselves.
+# The launcher waits _GRACE_S longer than the start limit, which ranks that already run enforce themselves.
 _START_LIMIT, _GRACE_S = 'comm.start_limit_s', 120.0
 _KEYS = ('run.num_nodes', 'run.ranks_per_node', _START_LIMIT, 'train.device')
 _LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # folder of launch/engines/openmpi.sh or bind.sh
@@ -164,7 +164,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            lock.path.unlink()  # before close(), so that no other launcher can hold a deleted file
+            lock.path.unlink()  # before close(), so that no other launcher can lock a file that is then deleted
         lock.close()
         with suppress(OSError):
             for path in made:

@@ -12,7 +12,7 @@ from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
 from mlperf_rn50.train.watchdog.host_failures import append_line
 
 MAX_STUCK = 3  # consecutive attempts without a newer checkpoint, after which the launcher gives up
-# After this many failures of a host in such attempts, --elastic excludes it. Only a value below MAX_STUCK has effect.
+# After this many failures of a host in such attempts, --elastic excludes it. Only values below MAX_STUCK matter.
 MAX_FAILURES = 2
 _FIRST_PAUSE_S = 5.0  # before the restart after the first such attempt; doubled after each further one
 _ATTEMPTS = 'attempts.jsonl'
@@ -23,7 +23,7 @@ _ENDS = {'converged': EXIT_OK, 'aborted': EXIT_FAILED, 'failed': EXIT_FAILED, 'i
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Newest run of a folder: its number, lines in metrics.jsonl, and step of its newest checkpoint; -1 for none."""
+    """Newest run of a folder: its number, line count of metrics.jsonl, and step of newest checkpoint; -1 if none."""
 
     newest: int
     lines: int

@@ -26,7 +26,7 @@ class Engine:
     in_slurm: bool = False
 
 
-# mpirun and srun forward SIGUSR1 to their ranks and wait for their end. mpirun kills its ranks 1 s after SIGTERM.
+# mpirun and srun forward SIGUSR1 to their ranks and wait until the ranks end. mpirun kills its ranks 1 s after SIGTERM.
 # horovodrun forwards only SIGTERM, and kills the ranks 5 s later.
 ENGINES: Mapping[str, Engine] = {
     'local': Engine('openmpi.sh'),

@@ -15,7 +15,7 @@ from mlperf_rn50.launch.process import as_child
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.parser import Parser
 
-_PRINTING = ('--dry-run', '--print')  # options of train that do not start ranks
+_PRINTING = ('--dry-run', '--print')  # options with which train starts no ranks
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def say(script: Path, text: str) -> None:
 
 
 def values_of(here: Path, config: str, options: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Return values of a configuration, without line breaks; raise AlreadyReported if it is invalid."""
+    """Return the values of these keys, each a single line; raise AlreadyReported if the configuration is invalid."""
     command = [str(here / '.venv/bin/mlperf-rn50'), 'train', '--config', config, *options,
                *(word for key in keys for word in ('--print', key))]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_child, start_new_session=True)
@@ -123,7 +123,7 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
 
 
 def join_values(parser: Parser, argv: Sequence[str]) -> list[str]:
-    """Join each option of the parser with its value, so that argparse rejects a value that begins with a dash."""
+    """Join each option of the parser with its value, so that argparse never takes a value such as -x for an option."""
     takes_value = {name for action in parser._actions if action.nargs is None for name in action.option_strings}
     words: list[str] = []
     for word in argv:

@@ -1,4 +1,4 @@
-"""Run an engine, the program that starts the ranks: stages of stopping it, exit code and cleanup.
+"""Run an engine, the program that starts the ranks: stop it in stages, return its exit code and clean up.
 
 The engine runs in a separate session, so that a terminal's Ctrl-C reaches only the launcher. The launcher reads its
 signals one after another. It forwards a stop request and then gives the ranks time for a checkpoint.

@@ -33,7 +33,7 @@ class RunPlace:
 class World:
     """Functions by which the supervisor acts on hosts, and its signals; tests pass stand-ins."""
 
-    # Run a command on all ranks, under a job name; stop it if the last argument returns False at the start limit.
+    # Run a command on all ranks, under a job name; stop it if the given function returns False at the start limit.
     start: Callable[[RunPlace, str, Sequence[str], Callable[[], bool]], int]
     silent: Callable[[Sequence[str]], list[str]]  # return the hosts that do not answer
     say: Callable[[str], None]
@@ -140,7 +140,7 @@ class Supervisor:
         return not has_failed_rank and not (self.has_ssh and self.world.silent(self.layout.hosts))
 
     def _record(self, job: str, attempt: Attempt) -> int:
-        """Record an attempt; return the number of latest attempts without a newer checkpoint, also before a requeue."""
+        """Record an attempt; return how many in a row, including those before a requeue, wrote no newer checkpoint."""
         if attempt.end or not self.world.signals.is_requested:  # a stop request is not a failure
             attempts.note_attempt(self.layout.run_dir, self.batch_job, attempt)
         self._stuck = {} if attempt.gained else {**self._stuck, job: self.layout}
@@ -160,7 +160,7 @@ class Supervisor:
             self.world.say(f'the ranks ended with exit code {attempt.exit_code}; {where}')
 
     def regroup(self) -> bool:
-        """Wait for silent hosts or exclude them before the next attempt; return whether it is possible."""
+        """Wait for silent hosts or exclude them before the next attempt; return whether an attempt is possible."""
         if not self.has_ssh:
             return True
         if self.options.elastic:
@@ -192,7 +192,7 @@ class Supervisor:
 
 
 def plan_runs(folder: Path, options: Options) -> list[bool]:
-    """Return, for each run to make, whether it resumes the newest run; with --resume, finished runs count as seeds."""
+    """Return, for each run to make, whether it resumes the newest run; with --resume, --seeds counts finished runs."""
     if not options.resume:
         return [False] * options.seeds
     if options.seeds == 1:

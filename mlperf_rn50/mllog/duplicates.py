@@ -1,7 +1,7 @@
 """Detection of duplicate logs, regardless of their seeds and dates. Pure.
 
 Runs are duplicates if all times since run_start are equal to the millisecond, and at least four of these times, spread
-over a second or more, are not whole seconds. For whole seconds, as from a coarse clock, accuracies must be equal too.
+over a second or more, are not whole seconds. If they are whole, as from a coarse clock, accuracies must be equal too.
 """
 from collections.abc import Sequence
 from dataclasses import dataclass

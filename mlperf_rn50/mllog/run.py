@@ -150,7 +150,7 @@ class Run:
     findings: tuple[Finding, ...] = ()  # errors first; one finding for all lines of a kind
 
     def fact(self, name: str) -> Any:
-        """Return a field; None if only lines of a log without run_stop imply it, because more lines may follow."""
+        """Return a field; None if it is only implied and the log has no run_stop, because more lines may follow."""
         source = self.sources.get(name)
         is_cut = keys.RUN_STOP not in self.lines
         return None if is_cut and source and source.basis == 'implied' else getattr(self, name)

@@ -17,7 +17,7 @@ from mlperf_rn50.errors import ConfigError
 
 
 class NormRelu(nn.BatchNorm):
-    """BatchNorm and ReLU in one operator, NVIDIA's BatchNorm."""
+    """BatchNorm and ReLU in one operator, the BatchNorm of NVIDIA's builds."""
 
     def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
         return F.BatchNorm(x, gamma, beta, running_mean, running_var, act_type='relu', name='fwd', **self._kwargs)
@@ -66,7 +66,10 @@ def _suits_kernels(config: Config) -> bool:
 
 
 def fusion_of(config: Config) -> Fusion:
-    """Return a ResNet's fused layers (default: all on a GPU, none on a CPU). Raise ConfigError if one is missing."""
+    """Return a ResNet's fused layers (default: all on a GPU, none on a CPU).
+
+    Raise ConfigError if the configuration requires one that MXNet lacks.
+    """
     model = config.model
     if config.train.device == 'cpu':
         return Fusion(nn.BatchNormReLU if model.fused_bn_relu else None)
@@ -82,7 +85,7 @@ def fusion_of(config: Config) -> Fusion:
 
 
 def runs_nvidias_kernels(config: Config) -> bool:
-    """Return whether NVIDIA's kernels run BatchNorm. These overwrite gradients of gamma and beta instead of adding."""
+    """Return whether NVIDIA's kernels run BatchNorm; they overwrite gradients of gamma and beta, never add to them."""
     return _suits_kernels(config) and (has_norm_relu() or has_norm_add_relu())
 
 

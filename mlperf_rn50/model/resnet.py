@@ -107,7 +107,8 @@ def _from_row(F: Any, x: Any) -> Any:
 class _RowConv(nn.Conv2D):
     """A convolution to 1x1 maps, computed as a matrix product over a row of one pixel per image. Only for NCHW.
 
-    oneDNN sums weight gradients image by image, which is slow for 1x1 maps. The statistics of BatchNorm stay the same.
+    oneDNN sums weight gradients image by image, which is slow for 1x1 maps. A row has the same
+    BatchNorm statistics as the maps.
     """
 
     def __init__(self, in_side: int, *args: Any, **keys: Any):
@@ -202,7 +203,7 @@ class ResNet(nn.HybridBlock):
 
     def __init__(self, config: ModelConfig, num_classes: int, in_channels: int = 3, is_folded: bool = False,
                  fusion: Fusion = PLAIN, image_size: int | None = None):
-        """in_channels: 4 if padded, else 3. image_size: side of all images, so that 1x1 maps become rows; None: any."""
+        """in_channels: 4 if padded, else 3. image_size: side of all images, if 1x1 maps are to be rows; else None."""
         super().__init__(prefix='')
         config = replace(config, layout=config.layout or 'NCHW')
         make, stem = _Layers(config, is_folded, fusion), Layer(7, 2, STAGE_CHANNELS[0], True)
@@ -239,7 +240,7 @@ class FoldedResNet:
         self.net.initialize(mx.init.Zero(), ctx=context)
         if config.train.precision == 'float16':
             self.net.cast('float16')
-        # MXNet's MKLDNN backend would fuse more operators, but it keeps using an earlier evaluation's weights.
+        # MXNet's MKLDNN backend would fuse more operators, but also keep using the weights of an earlier evaluation.
         self.net.hybridize(static_alloc=True, static_shape=True)
 
     def copy_weights(self, trained: mx.gluon.HybridBlock) -> None:

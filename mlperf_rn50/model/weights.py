@@ -114,7 +114,7 @@ def run_index(folder: Path) -> int:
 
 
 def load_weights(path: Path, which: str = BEST) -> tuple[WeightsDescription, dict[str, np.ndarray]]:
-    """Load description and arrays at a path as in find_weights(). Raise UserError if missing, DataError if damaged."""
+    """Load the description and arrays that find_weights() finds. Raise UserError if missing, DataError if damaged."""
     npz = find_weights(path, which)
     description = _describe(npz)
     try:
@@ -184,7 +184,7 @@ def _with_shape(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
-    """Copy arrays of either layout into a network; return notes. Raise UserError if more than the classes differ."""
+    """Copy arrays of either layout to a network; return notes; raise UserError if more than the class count differs."""
     import mxnet as mx
     params = dict(net.collect_params().items())
     arrays = {n: _with_shape(a, params[n].shape) if n in params else a for n, a in arrays.items()}
@@ -199,7 +199,7 @@ def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
                             'same model.name and data.pad_to_4_channels')
     for name in set(params) - set(fresh):
         for array in params[name].list_data():
-            # MXNet copies the values, because an array that a graph has used may be in oneDNN's layout.
+            # Let MXNet copy the values, because an array that a graph has used may be in oneDNN's layout.
             mx.nd.array(arrays[name], dtype=array.dtype).copyto(array)
     if not fresh:
         return []

@@ -178,7 +178,7 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
         net.initialize(mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context)
     if config.train.precision == 'float16':
         net.cast('float16')
-    # One segment on a GPU if gradients are exchanged after the backward pass; otherwise several, so that both overlap.
+    # On a GPU, the backward pass is one segment if the exchange follows it; otherwise several, so that both overlap.
     is_own = config.train.device == 'gpu' and 'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD' not in os.environ
     bulk_size = None if not is_own else 999 if config.comm.num_buckets == 1 else 25
     net.hybridize(static_alloc=True, static_shape=True, backward_bulk_size=bulk_size)

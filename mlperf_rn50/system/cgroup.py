@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 ROOT = Path('/')
-_NO_LIMIT_BYTES = 1 << 60  # if there is no limit, version 1 reports the largest multiple of a page, which is higher
+_NO_LIMIT_BYTES = 1 << 60  # without a limit, version 1 reports the largest 64-bit multiple of the page size: more
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _folders(root: Path) -> Iterator[Path]:
             continue
         top, point = mount
         path = PurePosixPath(group)
-        # Without a cgroup namespace, a container sees a group path outside its mount; the mount is then the group.
+        # Without a cgroup namespace, a container sees a group path outside its mount, which is then its group.
         inside = path.relative_to(top) if path.is_relative_to(top) and '..' not in path.parts else PurePosixPath()
         yield from (root / point.lstrip('/') / p for p in (inside, *inside.parents))
 

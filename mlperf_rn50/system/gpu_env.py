@@ -13,14 +13,14 @@ SETTINGS = {
     # CUDA then numbers GPUs like nvidia-smi and NVML; by default, 0 is the fastest. Source: CUDA C++ Programming Guide.
     'CUDA_DEVICE_ORDER': 'PCI_BUS_ID',
     'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD': '999',  # the whole forward pass runs as one segment
-    # MXNet captures a graph with the addresses of its arrays, and again only when its temporary space moves (MXNet
+    # A captured graph contains its arrays' addresses; it is recaptured only if MXNet's temporary space moves (MXNet
     # 1.9.1, src/executor/cuda_graphs.h). DALI batches and Horovod sums are created outside the graph; graphs with
     # them are untested. 0 is MXNet's default; users may export 1, as NVIDIA's submission for v1.1 does.
     'MXNET_ENABLE_CUDA_GRAPHS': '0',
     # cuDNN times its convolutions once and uses the fastest within a workspace of 1 GB. Source: MXNet 1.9.1.
     'MXNET_CUDNN_AUTOTUNE_DEFAULT': '1',
     'HOROVOD_CYCLE_TIME': '0.1',  # gradients wait at most 0.1 ms for their exchange (5 ms on CPUs)
-    'HOROVOD_NUM_NCCL_STREAMS': '1',  # so that each exchange has the full bandwidth; only in v0.7
+    'HOROVOD_NUM_NCCL_STREAMS': '1',  # so that each exchange has the full bandwidth; NVIDIA set it only in v0.7
     # Excludes Open MPI's own InfiniBand transport, which deadlocked with NCCL on 96 nodes. Source: NVIDIA's submission
     # for v1.1; Horovod 0.28.1, runner/mpi_run.py.
     'OMPI_MCA_btl': '^openib',

@@ -23,7 +23,7 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def tmp_dir() -> Path:
-    """Return TMPDIR as launch/engines/openmpi.sh reads it; if that folder is full, tempfile would choose another."""
+    """Return TMPDIR as launch/engines/openmpi.sh reads it, unlike tempfile, which replaces a TMPDIR that is full."""
     return Path(os.environ.get('TMPDIR') or '/tmp')
 
 

@@ -91,7 +91,7 @@ def find_gpus() -> tuple[ModuleType | None, list[Any]]:
 
 
 def open_gpu_energy(nvml: Any, handles: Sequence[Any], now_s: float) -> list[Counter]:
-    """Open the energy counters or power readings of all GPUs; return none if one GPU has neither."""
+    """Open the energy counters or power readings of all GPUs; return [] if a GPU has neither."""
     try:
         return [_open_gpu(nvml, handle, str(i), now_s) for i, handle in enumerate(handles)]
     except Exception:  # an NVML error

@@ -1,6 +1,6 @@
 """Processor of this host, and the instruction sets that oneDNN, MXNet's library for CPUs, may use.
 
-Source: /proc/cpuinfo; oneDNN's DNNL_MAX_CPU_ISA, which must be in capitals.
+Sources: /proc/cpuinfo, and oneDNN's variable DNNL_MAX_CPU_ISA, whose value must be in capitals.
 """
 import os
 import re
@@ -61,7 +61,7 @@ def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
 
 
 def find_processor() -> Processor:
-    """Return the processor of this host; environment variables may limit the level that oneDNN uses."""
+    """Return the processor of this host; environment variables may limit the instruction set that oneDNN uses."""
     return parse_processor(read_small(CPUINFO), os.environ)
 
 

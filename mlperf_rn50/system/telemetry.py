@@ -92,7 +92,7 @@ class Telemetry:
             self._thread.start()
 
     def run_start(self, clock_s: float) -> None:
-        """Record the current time on the run's clock, with which other lines are aligned."""
+        """Record the current time on the run's clock, so that readers can align the other lines with it."""
         self._write({'event': 'run_start', 'clock_s': clock_s})
 
     def check(self) -> None:

@@ -62,10 +62,10 @@ def _cores(sys: Path, cpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 def choose_devices(visible: Sequence[str], installed: Sequence[str],
                    num_devices: int) -> tuple[Sequence[str], int | None]:
-    """Return the GPUs that a node's ranks divide, and this rank's index among them, or None to use local_rank.
+    """Return the GPUs to divide among a node's ranks, and the index of this rank's GPU, or None to use local_rank.
 
-    If enough GPUs are visible, all ranks see the same ones. A rank that sees a single GPU finds its index among all
-    installed GPUs, if there are enough. GPUs are given as PCI addresses of cards; visible is in CUDA's order.
+    If enough GPUs are visible, all ranks see the same ones. A rank that sees a single GPU takes that GPU's index
+    among all installed ones, if there are enough. GPUs are given as PCI addresses of cards; visible is in CUDA's order.
     """
     if len(visible) == 1 < num_devices <= len(installed) and visible[0] in installed:
         return installed, installed.index(visible[0])
@@ -126,7 +126,7 @@ def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
 
 
 def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits) -> int:
-    """Return a rank's number of threads without launch/bind.sh; the ranks divide cpus if these are the whole node."""
+    """Return a rank's number of threads without launch/bind.sh; the ranks share cpus if these are all of the node's."""
     is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
     return quota_threads(max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits)
 
@@ -142,9 +142,9 @@ def set_omp_threads(num_threads: int) -> int:
 def leave_openmp_to_engine() -> None:
     """Disable OpenMP teams in this thread; call this after importing MXNet.
 
-    MXNet computes on a CPU in a thread of its engine; a thread that copies an array would start a second team. With
-    more team threads than cores, libgomp stops active waiting, and a small step takes 1.1 to 1.4 times as long. Source:
-    libgomp, gomp_managed_threads and GOMP_SPINCOUNT.
+    On a CPU, MXNet computes in a thread of its engine; another thread that copies an array would start a second team.
+    With more team threads than cores, libgomp stops active waiting, and a small step takes 1.1 to 1.4 times as long.
+    Source: libgomp, gomp_managed_threads and GOMP_SPINCOUNT.
     """
     with suppress(OSError):  # this MXNet uses a different OpenMP library
         ctypes.CDLL('libgomp.so.1').omp_set_num_threads(1)
@@ -167,7 +167,7 @@ def _bind(command: Sequence[str]) -> None:
     topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), bus_ids)
     binding = choose_binding(topology, local_rank, local_size, per_device, place)
     if len(visible) == 1:
-        binding = replace(binding, gpu=0)  # CUDA numbers the rank's only GPU 0
+        binding = replace(binding, gpu=0)  # in CUDA, the rank's only GPU has number 0
     os.sched_setaffinity(0, binding.cpus)
     threads = set_omp_threads(quota_threads(binding.num_threads, local_size, find_limits()))
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))

@@ -187,7 +187,7 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> Accuracy:
 
 
 def report_rank_times(run: TrainingRun, epoch: int) -> None:
-    """Report the step times of each rank since the last evaluation, to the sinks of rank 0."""
+    """Report each rank's step times since the last evaluation to the sinks of rank 0."""
     taken = [asdict(run.trainer.timer.take()), run.comm.rank]
     ranks = [{'rank': rank, 'host': run.hosts[rank].name, 'cores': run.hosts[rank].cores, **times}
              for times, rank in run.comm.gather_object(taken, only_on_rank_0=True)]
@@ -206,7 +206,7 @@ def is_time_checkpoint_due(run: TrainingRun) -> bool:
 
 
 def is_checkpoint_due(run: TrainingRun) -> bool:
-    """Check whether a checkpoint is due at the end of an epoch by its steps or epochs."""
+    """Check whether a checkpoint is due at the end of an epoch, by its period in epochs or steps."""
     period = run.plan.config.checkpoint.period_epochs
     epochs = run.progress.step // run.plan.steps_per_epoch
     return bool(period) and epochs % period == 0 or is_step_checkpoint_due(run)

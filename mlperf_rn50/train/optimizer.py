@@ -15,7 +15,7 @@ import numpy as np
 
 from mlperf_rn50.train.options import OptimizerConfig
 
-_MAX_CHECKED = 200  # maximum arrays per call of multi_all_finite, which does not check this limit
+_MAX_CHECKED = 200  # maximum number of arrays per call of multi_all_finite, which does not check this limit
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Tensor:
         """True if LARS computes a learning rate for this tensor."""
         return self.name.endswith('_weight')
 
-    @cached_property  # like the next two, read for each tensor in each step
+    @cached_property  # cached, like the next two, because each step reads it for each tensor
     def is_mixed(self) -> bool:
         return self.weight.dtype == np.float16
 
@@ -53,7 +53,8 @@ def group_size(device_type: str, name: str) -> int:
     """Return the maximum number of tensors per call of an update operator; 1 selects single-tensor operators. Pure.
 
     On a CPU, many tensors or unequal sizes per call are slow: a tensor takes 3.5 times as long among 60 as among 4 of
-    similar size, and SGD is fastest with 1. On a GPU, fewer calls are faster; MLPerf submissions use 54 of at most 60.
+    similar size, and SGD is fastest with 1. On a GPU, fewer calls are faster; MLPerf submissions use 54, and the
+    maximum is 60.
     """
     return 54 if device_type == 'gpu' else {'sgd': 1, 'lars': 4}[name]
 
@@ -110,7 +111,7 @@ class Optimizer:
 
     def step(self, lr: float, fraction: float = 1.0, rescale: float = 1.0,
              is_finite: mx.nd.NDArray | None = None) -> None:
-        """Update from the current gradients, each bucket as soon as its gradients are ready.
+        """Update the tensors from the current gradients, each bucket as soon as its gradients are ready.
 
         Args:
             fraction: filled fraction of the global batch, above 0 and at most 1.
@@ -133,7 +134,7 @@ class Optimizer:
         self.last_lr, self.is_batch_new = lr, False
 
     def _keep_if(self, condition: mx.nd.NDArray, before: mx.nd.NDArray) -> None:
-        """Keep the current state if condition, of shape (1,), is 1, or restore `before`; set weights to their masters.
+        """Keep the current state if condition, of shape (1,), is 1, else restore `before`; copy masters to the weights.
 
         before: velocities and masters, shape (2, elements).
         """
@@ -146,7 +147,7 @@ class Optimizer:
             start = end
 
     def _correction(self, lr: float) -> float:
-        """Return the velocity's factor for a changed learning rate: with SGD, only if the batch size changed too."""
+        """Return the velocity's factor for a changed learning rate; with SGD, 1 unless the batch size changed too."""
         is_corrected = self.last_lr and (self._config.name == 'lars' or self.is_batch_new)
         return lr / self.last_lr if is_corrected and self.last_lr else 1.0
 
@@ -191,7 +192,7 @@ class Optimizer:
                        wds=[t.decay for t in tensors], num_weights=len(tensors), **keys)
 
     def _lars_rates(self, bucket: Bucket, lr: float, rescale: float) -> mx.nd.NDArray:
-        """Return the learning rate of every tensor: lr, for weights multiplied by eta |w| / (|g| + wd |w| + eps)."""
+        """Return the learning rate of every tensor: lr, times eta |w| / (|g| + wd |w| + eps) for weights."""
         n, rates = bucket.num_adapted, bucket.ones * lr
         if n:
             arrays = [t.weight for t in bucket.tensors[:n]], bucket.grads[:n]
@@ -226,7 +227,7 @@ def _by_dtype(weights: Sequence[mx.nd.NDArray]) -> list[list[mx.nd.NDArray]]:
 
 def _make_tensors(params: Sequence[tuple[str, mx.gluon.Parameter]],
                   config: OptimizerConfig) -> tuple[list[Tensor], Any]:
-    """Return the tensors, and in float16 training all velocities and masters as one array, (2, elements); else None.
+    """Return the tensors and, in float16 training, one array of all velocities and masters, (2, elements), else None.
 
     With a single array, skipping a step takes a few operators instead of several per tensor. The float16 weights come
     first, so that the masters of each dtype are consecutive.

@@ -113,7 +113,7 @@ def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Pl
 
 
 def resumed_step(plan: Plan, step: int, global_batch_size: int, has_same_nodes: bool = True) -> int:
-    """Convert a step reached with a different global batch size to the step of this plan that skips no image."""
+    """Convert a step reached with a different global batch size to one of this plan, rounded down to skip no image."""
     num_train = plan.config.data.num_train
     epoch, step_in_epoch = divmod(step, -(-num_train // global_batch_size))
     if plan.config.data.shuffle == 'node' and not has_same_nodes:  # the image order has changed, so the epoch restarts

@@ -101,7 +101,7 @@ def from_rank_0(comm: Comm, make: Callable[[], Any]) -> Any:
 
 @contextmanager
 def hold_run(comm: Comm, run: RunFolder, position: Position) -> Iterator[None]:
-    """Hold a run's lock and remove unfinished files; raise UserError on all ranks if a different program keeps it."""
+    """Hold a run's lock and remove unfinished files; raise UserError on all ranks if another program keeps the lock."""
     lock, attempts = FileLock(run.lock), count()
     try:
         while not from_rank_0(comm, lambda: _take(lock, next(attempts) * _LOCK_PERIOD_S)):
@@ -141,7 +141,7 @@ def load_resumption(comm: Comm, run: RunFolder, path: Path) -> checkpoint.Loaded
 
 
 def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Progress]:
-    """Return plan and progress of a new run; rank 0 claims the run number and selects what is null, seed and layout."""
+    """Return plan and progress of a new run; rank 0 claims the run number and chooses a seed or layout that is null."""
     plan = make_plan(config, comm.world_size)
     drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
     seed, layout, index = from_rank_0(comm, lambda: [drawn, with_layout(config).model.layout,

@@ -38,7 +38,7 @@ class SmoothedCrossEntropy(HybridBlock):
         return loss * weights
 
 
-# Variables for bit-identical results on a GPU: deterministic algorithms only, and no choice by measured times.
+# Variables for bit-identical results on a GPU: deterministic algorithms only, none chosen by measured times.
 DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': '0'}
 
 
@@ -149,7 +149,7 @@ class Trainer:
 
     def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, stop_requested: bool,
                  checkpoint_due: bool = False) -> mx.nd.NDArray:
-        """Average gradients over ranks; return mean loss, number of stop requests, and ranks with a checkpoint due."""
+        """Average gradients over ranks; return mean loss, and numbers of stop requests and due checkpoints."""
         last = self.optimizer.tensors[-1].grad
         computed = last.copy()
         # The loss is summed first because it is ready before the gradients.
@@ -180,7 +180,7 @@ class Trainer:
         return 1 / (self._plan.fraction(step_in_epoch) * self.loss_scale.value)
 
     def read(self, pending: PendingStep) -> tuple[float, bool, bool]:
-        """Return a step's mean loss, and whether a stop was requested or a checkpoint due; raise MXNetError."""
+        """Return a step's mean loss, and whether to stop or to take a checkpoint; raise MXNetError if it failed."""
         loss, num_stops, num_due = (float(v) for v in pending.sums.asnumpy())
         self.timer.check()
         if pending.is_finite is not None:
@@ -214,7 +214,7 @@ class Trainer:
         return {n: a.shape for n, a in self._live_arrays().items()}
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return copies of the arrays that a checkpoint contains; after average_statistics, all ranks have the same."""
+        """Return copies of the arrays that a checkpoint contains; after average_statistics, they agree on all ranks."""
         self.settle()
         return {n: a.asnumpy() for n, a in self._live_arrays().items()}
 
@@ -250,7 +250,7 @@ class Trainer:
     def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
         """Run num_steps steps and an evaluation on synthetic images of the run's shapes, then restore the network.
 
-        Steps that overflow lower the loss scale and do not count. The run starts with that scale.
+        Steps that overflow lower the loss scale and do not count. The run starts with the resulting scale.
         """
         if not num_steps:
             return

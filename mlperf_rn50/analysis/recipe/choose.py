@@ -116,7 +116,7 @@ def _recipes_at(recipes: Sequence[RecipeGroup], batch: int) -> list[RecipeGroup]
 
 
 def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
-    """Group recipes by optimizer and generation, newest generation first, then most recipes first."""
+    """Group recipes by optimizer and generation; sort groups by generation, newest first, then size, largest first."""
     groups: dict[tuple[int, str | None], list[RecipeGroup]] = {}
     for p in recipes:
         groups.setdefault((_age(p), p.recipe.opt_name), []).append(p)
@@ -124,7 +124,7 @@ def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
 
 
 def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
-    """Return the best complete recipe of each batch, without batches at which a larger one takes fewer epochs."""
+    """Return the best complete recipe of each batch; omit a batch if a larger one takes fewer epochs."""
     found: list[RecipeGroup] = []
     for size in sorted({p.recipe.global_batch_size for p in family}, reverse=True):
         best = _best([p for p in family if p.recipe.global_batch_size == size], size)
@@ -167,7 +167,7 @@ class Choice:
 
     @property
     def num_sets(self) -> int:
-        """Number of sets of the sources with at least one run that reached the target."""
+        """Number of the sources' sets in which at least one run reached the target."""
         return sum(any(p.epochs_of(s)) for p in self.sources for s in p.sets)
 
     @property

@@ -178,8 +178,9 @@ def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> li
 def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     """Return a line for each key of an ImageNet configuration that deviates from all similar published sets.
 
-    Similar sets converged with the same optimizer, a batch ratio of at most SIMILAR_BATCH, and at least this target.
-    Values between two sets of one generation do not deviate, nor do learning rates scaled with the batch.
+    Sets are similar if they converged to the same or a higher target with the same optimizer, and the ratio of the
+    batches is at most SIMILAR_BATCH. Values between two sets of one generation do not deviate, nor do learning rates
+    scaled with the batch.
     """
     batch = global_batch_size(config, num_ranks)
     if not is_imagenet(config) or batch is None:

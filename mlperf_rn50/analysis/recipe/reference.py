@@ -21,8 +21,8 @@ from mlperf_rn50.text import plural, some
 MIN_RUNS = 2  # minimum number of runs to compute a spread
 # Largest ratios of learning rate per image and of schedule length between similar recipes.
 _SIMILAR_RATE, _SIMILAR_LENGTH = 1.5, 1.2
-_SAME_EPOCHS = 0.5  # tolerance of equal schedule lengths, because those logged in steps are inexact
-_SHOWN, _MAX_NAME = 3, 120  # maximum names per message, maximum characters per name
+_SAME_EPOCHS = 0.5  # difference up to which schedule lengths count as equal, because those logged in steps are inexact
+_SHOWN, _MAX_NAME = 3, 120  # maximum numbers of names per message and of characters per name
 
 
 def _is_equal(a: float | None, b: float | None) -> bool:
@@ -107,7 +107,7 @@ class Reference:
 
     @property
     def runs(self) -> Iterator[tuple[Run, float]]:
-        """Pairs of a reference run and how many of its epochs correspond to one epoch of the compared run."""
+        """Pairs of a reference run and the number of its epochs that correspond to one epoch of the compared run."""
         return ((run, _scale(self.recipe, run_set.recipe)) for run_set in self.sets for run in run_set.converged)
 
     @property

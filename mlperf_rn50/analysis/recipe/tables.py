@@ -106,7 +106,7 @@ def render_recipes(found: Recipes) -> str:
 
 
 def _compared_notes(found: Recipes, config: Config) -> list[str]:
-    """Return the legend, facts without a configuration key, and the warnings of train."""
+    """Return the legend, facts that no configuration key describes, and the warnings that train gives."""
     recipes = 'with this optimizer' if any(p.recipe.opt_name == config.optimizer.name for p in found.recipes) else \
         'above, none of which has this optimizer,'
     notes = [f'* no recipe {recipes} has this value (schedule end and length: among schedules of the same kind)',

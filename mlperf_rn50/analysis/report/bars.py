@@ -19,7 +19,7 @@ from mlperf_rn50.text import plural, short
 _PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('first epoch', 'first_s', '#4a5f78', ''),
           ('later epochs', 'training_s', '#b4c4d4', ''), ('evaluation', 'evaluation_s', '#9c5563', ''),
           ('other', 'other_s', '#e3dcb4', ''))
-_MAX_RUNS = 240  # maximum runs drawn in a plot
+_MAX_RUNS = 240  # maximum number of runs drawn in a plot
 _IDEAL: dict[str, Any] = {'fill': False, 'edgecolor': drawing.GRID, 'linestyle': '--'}  # bars for ideal values
 
 
@@ -152,7 +152,7 @@ def draw_speedup(scene: Scene) -> drawing.Picture | None:
 
 
 def draw_throughput(scene: Scene) -> drawing.Picture | None:
-    """Draw the images/s of each system and, in a comparison, those of as many units as fast as in the baseline."""
+    """Draw each system's images/s and, in a comparison, the ideal: its units, each as fast as one of the baseline."""
     rates = [(row, s, r) for row, s in enumerate(scene.shown) if (r := s.run_set.images_per_s)]
     ideals = {s: r / c.hardware_efficiency for _, s, r in rates
               if (c := scene.study.comparisons[s.place]) and c.hardware_efficiency}

@@ -128,7 +128,7 @@ def inline_svg(picture: Picture, prefix: str) -> str:
 
 
 def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:
-    (folder / f'{prefix}{picture.name}.svg').write_text(picture.svg)  # before the PNG, because this sets the layout
+    (folder / f'{prefix}{picture.name}.svg').write_text(picture.svg)  # before the PNG, as the SVG sets the layout
     with matplotlib.rc_context(STYLE):
         picture.figure.savefig(folder / f'{prefix}{picture.name}.png', dpi=150, metadata={'Software': None})
     picture.figure.clear()  # free the memory

@@ -176,7 +176,7 @@ def series_overview(studies: Sequence[Study]) -> Table:
 
 
 def overview_table(studies: Sequence[Study], is_brief: bool = False) -> Table | None:
-    """Return the table of all systems, or of those in no series, without refused ones; None for a single study."""
+    """Return the table of all systems (is_brief: of accepted ones in no series); None for a single study."""
     shown = [(number, study, s) for number, study in enumerate(studies, start=1) for s in study.run_sets
              if not is_brief or not s.refusal and s in study.others]
     if len(studies) < 2 or not shown:

@@ -1,4 +1,4 @@
-"""Findings about a run set: refusal, duplicates, weak evidence and its logs. Pure functions."""
+"""Findings about a run set: refusal, duplicates, weak evidence and findings in its logs. Pure functions."""
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def render_finding(finding: Finding) -> str:
 
 
 def _failures(run_set: RunSet) -> list[Finding]:
-    """Return a finding for each reason why runs do not count as converged; a score includes one such run."""
+    """Return a finding for each reason why runs do not count as converged; a score allows one such run."""
     runs = run_set.counted
     unread = sum(r.status == 'unreadable' for r in runs)
     # These runs reached the target and ended, but their logs contradict themselves about the time or status.

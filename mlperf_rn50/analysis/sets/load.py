@@ -24,7 +24,7 @@ from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
 from mlperf_rn50.mllog.run import Finding, Run
 from mlperf_rn50.text import some
 
-# Facts that the runs of a set must share, and those that only the runs that count must share.
+# Facts that all runs of a set must share, and those that only converged and running ones must share.
 _SHARED = ('target_accuracy', 'num_nodes', 'num_accelerators', 'dataset', 'round', 'is_imagenet', 'train_samples',
            'eval_samples')
 _SHARED_IF_COUNTED = ('global_batch_size', 'opt_name')
@@ -33,7 +33,7 @@ _FACT_KEYS = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (
               'eval_samples': (keys.EVAL_SAMPLES,)}
 _MAX_VALUE = 80  # maximum characters of a value quoted in a message
 _FILTERS = {'round': 'rounds', 'org': 'org', 'accelerator': 'accelerator', 'batch': 'global_batch_size'}  # option: fact
-_MAX_CHOICES = 60  # maximum values named after a filter that selects nothing
+_MAX_CHOICES = 60  # maximum values listed in the error for a filter that selects nothing
 _MAX_SETTINGS = 5  # maximum settings, parts and files named in a message
 # More than _MANY logs are read by several processes, in chunks of _AT_ONCE.
 _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
@@ -194,8 +194,8 @@ def _make_run_set(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> R
 def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
     """Return the run sets of all ResNet logs under the paths, ordered by study and then by size.
 
-    Folders of other benchmarks are ignored. Folders that cannot be read, or whose runs differ in a setting that a set
-    must share, become refused sets. Logs that were submitted again in a later round are one set.
+    Folders of other benchmarks are ignored. Folders that cannot be read, or whose runs differ in a setting that all
+    runs of a set must share, become refused sets. Logs that were submitted again in a later round are one set.
 
     Raises:
         UserError: a path contains no log, or no log can be read.

@@ -12,7 +12,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, Evaluation, Run
 
-NAME = 'published'  # instead of a folder of logs, the packaged table
+NAME = 'published'  # selects the packaged table where a folder of logs is expected
 _FACTS = ('round', 'org', 'division', 'framework', 'num_nodes', 'num_ranks', 'num_accelerators', 'accelerator',
           'node_gbit_s', 'global_batch_size', 'target_accuracy')
 

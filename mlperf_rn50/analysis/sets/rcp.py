@@ -21,7 +21,7 @@ class RcpVerdict:
     min_epochs: float | None  # minimum epochs to pass
     epochs: float  # mean over all runs except the ones with the fewest and the most epochs
     passed: bool
-    scaling: float  # factor from the score to the official score
+    scaling: float  # the official score divided by the unscaled one
     text: str
 
 
@@ -32,13 +32,13 @@ def _ruleset(run_set: RunSet) -> str | None:
 
 
 def is_scaled(run_set: RunSet) -> bool:
-    """Return whether result_summarizer may scale the score, as in the closed division of rounds with points."""
+    """Return whether result_summarizer may scale a score, as in the closed division of rounds with reference points."""
     return (_ruleset(run_set) is not None and {r.division for r in run_set.runs if r.division} == {keys.CLOSED}
             and all((r.final_accuracy or 0) >= TARGET for r in run_set.converged))
 
 
 def is_applicable(run_set: RunSet) -> bool:
-    """Return whether points apply to a set, which needs five ImageNet runs to 75.9 %, at least four converged."""
+    """Return whether the points apply to a set: five ImageNet runs to 75.9 %, of which at least four converged."""
     return (run_set.is_imagenet and run_set.score_minutes is not None and run_set.global_batch_size is not None
             and (run_set.target_accuracy == TARGET or is_scaled(run_set)))
 

@@ -42,7 +42,7 @@ def score_minutes(times_s: Sequence[float | None]) -> float | None:
 
 
 def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
-    """Return a property with a fact, of a converged run if possible; None if the runs of a refused set disagree."""
+    """Return a property for a fact of runs, preferably of a converged one; None if a refused set has several values."""
     def first(run_set: 'RunSet') -> _T | None:
         known = [v for r in (*run_set.converged, *run_set.runs) if (v := r.fact(name)) is not None]
         return None if not known or run_set.refusal and any(v != known[0] for v in known) else known[0]
@@ -180,7 +180,7 @@ class RunSet:
 
     @cached_property
     def speed_doubt(self) -> str | None:
-        """Reason why the logged epochs do not give the speed."""
+        """Reason to doubt a speed computed from the logged epochs, or None."""
         return speed_doubt(self.scored)
 
     @cached_property

@@ -92,7 +92,7 @@ def _by_units(run_sets: Sequence[RunSet]) -> dict[int, list[RunSet]]:
 
 
 def compare_splits(run_sets: Sequence[RunSet]) -> list[Split]:
-    """Compare systems with equally many units on different numbers of nodes; of many systems, only the extremes."""
+    """Compare systems of equally many units on different numbers of nodes; in a large group, only the extremes."""
     splits: list[Split] = []
     for group in _by_units(run_sets).values():
         if len(group) > MAX_OF_SPLITS:
@@ -134,7 +134,7 @@ class Study:
 
 
 def _differences(run_set: RunSet, baseline: RunSet) -> list[Finding]:
-    """Return findings about differences between a system and the baseline other than its size."""
+    """Return findings about differences, other than in size, between a system and the baseline."""
     result = []
     if has_other_units(run_set, baseline):
         kinds = [s.accelerator or ('accelerators' if s.num_accelerators else 'ranks on CPUs')
@@ -161,7 +161,7 @@ def _unknown_accelerators(comparisons: Sequence[Comparison | None]) -> list[Find
 
 def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparison | None],
                       baseline: RunSet) -> dict[RunSet, list[Finding]]:
-    """Return findings about comparisons by system; those about the whole study belong to the baseline."""
+    """Return, for each system, findings about its comparison; the baseline has those about the whole study."""
     found: dict[RunSet, list[Finding]] = {s: [] for s in run_sets}
     found[baseline] += _unknown_accelerators(comparisons)
     for c in comparisons:
@@ -195,7 +195,7 @@ def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparis
 
 
 def _baselines(run_sets: Sequence[RunSet], series: Sequence[Series]) -> list[RunSet]:
-    """Return the baseline of each system: that of its series, or the first system with a time and such units."""
+    """Return the baseline of each system: that of its series, or the first with a time and the same kind of units."""
     of_series = {s: x.baseline for x in series for s in x.run_sets}
     return [of_series.get(s) or next((o for o in run_sets if o.time_s and not has_other_units(s, o)), s)
             for s in run_sets]
@@ -227,7 +227,7 @@ def make_studies(run_sets: Sequence[RunSet], baseline: str | None = None,
 
     Args:
         baseline: name of the baseline for all systems with the same data set and target; None selects the smallest
-            set of each series, and for other systems the smallest with the same accelerator that converged.
+            set of each series and, for systems in no series, the smallest converged set with the same accelerator.
     """
     groups: dict[tuple, list[RunSet]] = {}
     chosen = [s for s in run_sets if s.name == baseline]
@@ -241,7 +241,7 @@ def make_studies(run_sets: Sequence[RunSet], baseline: str | None = None,
         key: tuple = run_set.study, _kind(run_set)
         if chosen and _kind(run_set) == _kind(chosen[0]):
             key = ('chosen',)
-        elif _is_apart(run_set) and key not in groups:  # shown in a study of the same folder
+        elif _is_apart(run_set) and key not in groups:  # joins a study of the same folder, if any
             key = next((k for k in groups if k[0] == run_set.study), key)
         groups.setdefault(key, []).append(run_set)
     return [_make_study(members, chosen[0] if key == ('chosen',) else None, price_per_node_hour)

@@ -10,7 +10,7 @@ UNNAMED = 'unnamed'  # the default of run.submission_platform
 
 @dataclass(frozen=True)
 class Series:
-    """Sets of one machine on at least two numbers of nodes, by number of nodes and time."""
+    """Sets of one machine on at least two different numbers of nodes, sorted by number of nodes, then by time."""
 
     run_sets: tuple[RunSet, ...]
 
@@ -40,7 +40,7 @@ def _units_per_node(run_set: RunSet) -> float:
 
 
 def _kind(run_set: RunSet) -> tuple:
-    """Return what all sets of a series share; some submissions write a framework with different case and spaces."""
+    """Return what all sets of a series share; submissions differ in the case and spacing of framework names."""
     framework = ''.join((run_set.framework or '').casefold().split())
     return (run_set.study, run_set.round, run_set.org, run_set.accelerator, bool(run_set.num_accelerators),
             _units_per_node(run_set), framework, run_set.division)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mlperf_rn50.mllog.run import Run
 
-MAX_DIFFERENCE = 0.05  # tolerated difference between the speeds from the logged epochs and from the time
+MAX_DIFFERENCE = 0.05  # tolerated relative difference between the speeds over the logged epochs and over all training
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _span_s(run: Run) -> float:
 
 
 def speed_doubt(runs: Sequence[Run]) -> str | None:
-    """Return why the logged epochs do not give the speed; None if they do, or if a time is unknown."""
+    """Return why the speed cannot be derived from the logged epochs; None if it can, or if a time is unknown."""
     parts = mean_parts(runs)
     if parts is None or any(not r.last_epoch for r in runs):
         return None

@@ -1,4 +1,4 @@
-"""Render live runs for a terminal: facts of one run or a table of several, and accuracy curves in the rows left."""
+"""Render live runs for a terminal: facts of one run or a table of several, and accuracy curves in remaining rows."""
 import os
 from collections.abc import Sequence
 from itertools import groupby
@@ -17,7 +17,7 @@ _STYLES = {'good': 'green', 'warn': 'yellow', 'bad': 'red', '': ''}
 _COLOURS = ('cyan', 'magenta', 'yellow', 'green', 'blue', 'red')
 _MARKS, _ASCII_MARKS = '●◆▲■▼★', '*o+x#@'
 _LEAST_ROWS, _MOST_ROWS, _FEW_ROWS, _AXIS_COLUMNS, _ROOMY, _WIDE = 5, 20, 14, 7, 100, 130
-_MAX_WARNINGS = 3  # maximum warnings shown per run; the page and --format json list all
+_MAX_WARNINGS = 3  # maximum number of warnings shown per run; the page and --format json list all
 
 
 def _band_at(points: Sequence[BandPoint], epoch: float) -> tuple[float, float] | None:

@@ -13,7 +13,7 @@ from mlperf_rn50.launch.options import say
 
 
 def render_mpi_job(training: Training) -> str:
-    """Render an MPIJob as YAML for kubectl, after a ConfigMap if the configuration is not in the image."""
+    """Render an MPIJob as YAML for kubectl, preceded by a ConfigMap if the configuration is not in the image."""
     gpus = str(training.gpus_per_node) if training.gpus_per_node else None
     limits = {'nvidia.com/gpu': gpus, 'cpu': training.cpus, 'memory': training.memory}
     return _template().render(

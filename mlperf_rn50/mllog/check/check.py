@@ -75,7 +75,7 @@ def accuracy_of(event: LogEvent) -> float | None:
 
 
 def check_v05(path: Path) -> tuple[str, ...]:
-    """Return a log's violations of MLPerf training's v0.5 compliance rules, levels 1 and 2, and of its own target."""
+    """Return how a log violates levels 1 and 2 of the v0.5 compliance rules, or misses the target that it declares."""
     logged = [e for _, e in read_events(path) if isinstance(e, LogEvent) and e.line_format == 'MLPv0.5.0']
     if not logged:
         return ('no :::MLPv0.5.0 line',)
@@ -129,7 +129,7 @@ def _limited(texts: Sequence[str], name: str) -> tuple[str, ...]:
 
 
 def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None) -> CheckedLog:
-    """Check a log against rulesets. By default, the log's line formats select the rulesets, and it names the division.
+    """Check a log against rulesets. By default, its line formats select the rulesets, and the log names the division.
 
     Raise UserError if the file is unreadable or has no log line, and NotInstalled if the official checker is missing.
     """

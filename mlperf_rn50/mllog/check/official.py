@@ -106,7 +106,7 @@ def _short(error: Exception) -> str:
 
 
 def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str, ...]:
-    """Return the violations that a ruleset's official checker (0.6.0 to 4.0.0) finds; no line may be overlong."""
+    """Return the violations that a ruleset's official checker (0.6.0 to 4.0.0) finds in a log without long lines."""
     lines, errors = _parse(path, ruleset)
     if not lines and not errors:
         return (f'no {":::MLL" if ruleset == "0.6.0" else ":::MLLOG"} line',)

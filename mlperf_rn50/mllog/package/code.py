@@ -71,7 +71,7 @@ def _git(home: Path, *arguments: str) -> bytes | None:
 
 
 def _archive(home: Path, commit: str) -> bytes | None:
-    """Return the code of a commit as tar; None if the commit is unknown or lacks files that the scripts need."""
+    """Return the code of a commit as a tar file; None if the commit is unknown or lacks files that the scripts need."""
     names = (_git(home, 'ls-tree', '-r', '--name-only', commit) or b'').decode('utf-8', 'replace').splitlines()
     if not set(_CALLED) <= set(names):
         return None

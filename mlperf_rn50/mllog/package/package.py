@@ -48,7 +48,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Package:
-    """Result of an order, or of the check of a finished tree."""
+    """Result of carrying out an order, or of the check of a finished tree."""
 
     home: Path | None  # the tree; None if it was refused and not written
     refusals: Sequence[str] = ()  # violated rules
@@ -193,7 +193,7 @@ def find_warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:
-    """Check a finished tree, and if it has no problems, also with the official tools; sets: runs by results folder."""
+    """Check a finished tree and, if it has no problems, run the official tools on it; sets: runs by results folder."""
     problems: list[str] = []
     warnings: list[str] = []
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""Building a system description from runs, env.json and a submitted description, and checks of the result."""
+"""Build a system description from runs, env.json and a submitted description, and check the result."""
 import re
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -11,7 +11,7 @@ _STATUS_OF_4 = {'cloud': 'Available cloud', 'onprem': 'Available on-premise', 'p
                 'research': 'Research, Development, or Internal (RDI)'}
 _COMPARED = ('number_of_nodes', 'accelerators_per_node')  # fields that the logs contain too
 _NUMBERS = ('number_of_nodes', 'host_processors_per_node', 'accelerators_per_node')  # result_summarizer parses these
-# Fields from the order or the logs, whatever the submitted description has; sw_notes joins the texts of both.
+# Fields from the Order or the logs, not from the submitted description; sw_notes joins the texts of both.
 _DETERMINED = ('submitter', 'system_name', 'division', 'status', 'sw_notes')
 
 

@@ -8,7 +8,7 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog, integer, number
 from mlperf_rn50.mllog.run import Evaluation, Finding, TrainSegment
 
-SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; in published logs, it is milliseconds
+SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; a matter of milliseconds in published logs
 _GAP_S = 60.0  # tolerated time between the last evaluation and run_stop, however short the epochs are
 _MAX_QUEUED = 0.05  # tolerated time between ends of epochs and their evaluations, as a share of the training
 _OLDEST_S = 1e9  # an earlier time was probably logged in seconds instead of milliseconds
@@ -33,7 +33,7 @@ def _shifted(by_epoch: dict[int, Any]) -> dict[int, Any]:
 
 
 def join_blocks(log: RawLog) -> None:
-    """Give a block whose start is logged once per epoch all its epochs, if they reach the next block or evaluation."""
+    """Let a block whose start is logged in every epoch cover them all, if they reach the next block or evaluation."""
     firsts = [*sorted(log.blocks), max(log.accuracies, default=0) + 1]
     for first, repeats in (+log.block_repeats).items():
         mark, count = log.blocks[first]
@@ -73,7 +73,7 @@ def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]
         if stop_s is not None and stop_s >= max(start_s, 0.0) and start_s >= -SKEW_S:
             rate = number(rate, 0, 1e12)
             segments.append(TrainSegment(epoch, num_epochs, max(start_s, 0.0), stop_s, rate, mark.line))
-    # Some logs contain an end as soon as the steps are queued. Their training continues up to the evaluation.
+    # Some logs record epoch ends when the steps are queued, not done. Their training continues up to the evaluation.
     borders, evals = [*borders, math.inf], {log.clock_s(mark) for mark in log.eval_starts.values()}
     ends = [end if (end := borders[bisect.bisect_left(borders, s.stop_s)]) in evals else s.stop_s for s in segments]
     queued_s = sum(end - s.stop_s for s, end in zip(segments, ends))

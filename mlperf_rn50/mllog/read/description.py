@@ -28,7 +28,7 @@ class SystemDescription:
     accelerators: Count | None = None  # total of all nodes
     accelerator: str | None = None
     framework: str | None = None
-    node_gbit_s: float | None = None  # all ports of a node between nodes
+    node_gbit_s: float | None = None  # sum over the ports that connect a node to others
 
 
 def _count(value: Any) -> int | None:

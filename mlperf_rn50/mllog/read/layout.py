@@ -44,7 +44,10 @@ class LayoutReader:
         return Count(count, FactSource('implied', f'{count} {key} lines', line)) if count > 1 else None
 
     def _in_order(self, described: Count | None, lines: Count | None) -> list[Count | None]:
-        """Return both counts, the lines' first if both imply equal accelerators per node (v0.5 files may be wrong)."""
+        """Return both counts, the preferred one first.
+
+        Lines are preferred if they imply the described accelerators per node; v0.5 descriptions may be wrong.
+        """
         nodes, total = self._described.nodes, self._described.accelerators
         agree = (nodes and total and self._ranks and self._cleared
                  and self._ranks.number * nodes.number == self._cleared.number * total.number)
@@ -72,7 +75,7 @@ class LayoutReader:
     def _nodes(self) -> int | None:
         platform = self._log.value(keys.SUBMISSION_PLATFORM)
         factor = re.match(r'(\d{1,6})x(?=\D)', platform[:1000]) if isinstance(platform, str) else None
-        total = self._described.accelerators  # in a platform such as 8xA100, the factor is their number
+        total = self._described.accelerators  # in a platform such as 8xA100, the factor counts accelerators
         is_nodes = factor and (total is None or int(factor[1]) != total.number)
         named = make_count(integer(int(factor[1]), 1) if factor and is_nodes else None,
                            FactSource('implied', keys.SUBMISSION_PLATFORM, self._log.line(keys.SUBMISSION_PLATFORM)))

@@ -56,7 +56,7 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
             is_utf16 = f.read(2) in (b'\xff\xfe', b'\xfe\xff')  # as written by some shells
         raise UserError(f'{path}: contains no MLPerf log line; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0'
                         + ('; the file is UTF-16, convert it to UTF-8' if is_utf16 else ''))
-    # Logs of this program contain the same run in two formats; the later format contains more.
+    # Logs of this program contain the same run in two formats; the newer format contains more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)
     best.findings.include(torn)

@@ -20,7 +20,7 @@ _ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': '
 _MAX_CHANGES = 20  # maximum number of changed configuration keys in a warning about a resume
 # A log that is not written to for this long belongs to a dead run, unless it has long gaps between events.
 _QUIET_S, _QUIET_GAPS = 600.0, 3
-_DAY_S = 86400.0  # even a slow run logs an event per day; the last event shows the age of a log that was copied
+_DAY_S = 86400.0  # even a slow run logs an event per day; a copied log has a new file time, but an old last event
 
 
 def age_s(log: Path, now_s: float) -> float | None:
@@ -47,7 +47,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _setting(value: Any) -> Any:
-    """Return the value of an optimizer key; v0.5 has other random names in each run for a value known only later."""
+    """Return the value of an optimizer key; for values known only later, v0.5 logs random names, new in each run."""
     if isinstance(value, str) and value.startswith('DEFERRED: '):
         return 'DEFERRED'
     return value if _is_plain(value) else repr(value)[:200]

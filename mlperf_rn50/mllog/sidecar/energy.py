@@ -1,6 +1,6 @@
 """Energy of a run from the telemetry of its nodes, which is untrusted input like the log.
 
-It excludes gaps before resumes and repeated training. Every node must have samples for the whole run.
+It excludes gaps before resumes, and counts repeated training once. Every node must have samples for the whole run.
 """
 import bisect
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ KINDS = ('cpu', 'gpu')
 # Expected reasons for missing energy.
 NO_TELEMETRY, NO_COUNTERS = 'no telemetry of the run', 'no node has readable counters'
 _MAX_DEVICES, _MAX_DEVICE_W = 64, 1e4
-# Maximum seconds between the start or end of a part of the run and the nearest sample, and minimum covered share.
+# Maximum seconds from the start or end of a part of the run to the nearest sample; minimum share covered by samples.
 _MAX_GAP_S, _MIN_SHARE = 3.0, 0.9
 
 Readings = list[tuple[float, float]]  # (seconds on the node's clock, joules), in order of the file
@@ -167,7 +167,7 @@ def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
 
 
 def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, until_s: float | None = None) -> Energy:
-    """Return the energy up to until_s, by default the end of the run or else the last time that all nodes sampled."""
+    """Return the energy up to until_s, by default the run's end or, without one, the last time sampled by all nodes."""
     nodes = [_read_node(path) for path in files_of(run, files)]
     sampled_s = max(0.0, min(map(_last_s, nodes), default=0.0))
     seconds = next(s for s in (until_s, run.time_to_train_s, sampled_s) if s is not None)

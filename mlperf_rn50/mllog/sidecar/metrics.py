@@ -56,7 +56,7 @@ class NodeReads:
 
 
 def read_learning_rates(run: Run) -> Sequence[tuple[float, float]]:
-    """Return (seconds since run_start, learning rate) from metrics.jsonl, or from the log, which contains fewer."""
+    """Return (seconds since run_start, learning rate) from metrics.jsonl, else from the log, which has fewer pairs."""
     steps = read_lines(sibling(run.path, 'metrics', '.jsonl'), _Step, b'learning_rate')
     return tuple((s.time_s, s.learning_rate) for _, s in steps) or run.learning_rates
 
@@ -87,7 +87,7 @@ def read_node_reads(run: Run) -> list[NodeReads]:
 
 
 def read_stragglers(run: Run) -> list[str]:
-    """Return the last message about each straggler, and how often it was one."""
+    """Return the last message about each straggler, with the number of evaluations at which it was slow."""
     messages: dict[str, tuple[str, int]] = {}
     records = [r for _, r in read_lines(sibling(run.path, 'metrics', '.jsonl'), _StragglersRecord, b'stragglers')]
     for text in (text for r in records for text in r.stragglers):

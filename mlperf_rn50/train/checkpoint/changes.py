@@ -36,7 +36,7 @@ class Change:
 
 
 def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> list[Change]:
-    """Return the changes since an earlier configuration; a key that did not exist then counts as having its default."""
+    """Return the changes since an earlier configuration; a key that it lacks counts as having its default."""
     now, default = to_tree(config), to_tree(Config())
     whole = {section: {**default.get(section, {}), **keys} for section, keys in before.items()}
     changes = [Change(f'{section}.{key}', value, now.get(section, {}).get(key)) for section, keys in whole.items()

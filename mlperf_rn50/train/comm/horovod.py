@@ -21,8 +21,8 @@ from mlperf_rn50.train.comm.sharing import check_places, find_sets, find_stages
 
 # Number of names for background sums: more than are ever pending, and few enough for Horovod's cache.
 _MAX_IN_BACKGROUND = 16
-# Factor on gradients that are exchanged in 16 bits, a power of two: large, so that small values do not become zero, and
-# half of the largest float16 at a gradient of 8; larger ones are clipped.
+# Factor on gradients that are exchanged in 16 bits: a power of two, and large, so that small values do not become zero.
+# It turns a gradient of 8 into 2**15, half of the largest float16; larger gradients are clipped.
 _FP16_SCALE, _FP16_LIMIT = 2.0**12, 2.0**15
 Exchange = Callable[[], AbstractContextManager[None]]
 
@@ -69,7 +69,7 @@ def _copy(sources: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) ->
 
 
 def _set_to_minus_0(arrays: Sequence[mx.nd.NDArray]) -> None:
-    """Fill arrays with -0, which leaves every number unchanged to the bit when added."""
+    """Fill arrays with -0, because adding it changes no bit of any number."""
     for array in arrays:
         array[:] = 0
         array *= -1
@@ -153,7 +153,7 @@ class HorovodComm(Comm):
             factor = 1.0
         hosts = self._host_arrays(arrays, name) if len(sharers) > 1 else arrays
         _copy(arrays, hosts)
-        name = f'{name}/{self.world_size}'  # a subset may use the same process set as all ranks, with other arrays
+        name = f'{name}/{self.world_size}'  # a subset's Comm may exchange other arrays in the same process set
         self._sum_among(sharers, hosts, f'{name}/sharers')
         if len(leaders) > 1:
             if self.rank == sharers[0]:
@@ -206,7 +206,7 @@ class HorovodComm(Comm):
         if self.rank >= size:
             return None
         part = copy(self)
-        part._turns = cycle(range(_MAX_IN_BACKGROUND))  # names must agree within the subset
+        part._turns = cycle(range(_MAX_IN_BACKGROUND))  # a new cycle, so that tensor names agree within the subset
         part.world_size = size
         part.local_size = min(self.local_size, size - (self.rank - self.local_rank))
         return part

@@ -48,7 +48,7 @@ def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:
 
 
 def check_finite(name: str | None, epoch: int) -> None:
-    """Raise RunFailed if a non-finite array exists (`name`, else None). All ranks call this after check_agreement."""
+    """Raise RunFailed if `name`, that of a non-finite array, is not None. All ranks call this after check_agreement."""
     if name:
         raise RunFailed(f'{name} holds values that are not finite after epoch {epoch + 1}, which a ReLU may hide from '
                         'the loss; resume from a checkpoint before this epoch')

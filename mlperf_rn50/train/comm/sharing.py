@@ -15,7 +15,7 @@ from mlperf_rn50.system.launcher_env import launched_size
 def find_stages(rank: int, num_ranks: int, num_sharing: int) -> tuple[range, range]:
     """Return the ranks that share the GPU of a rank, leader first, and the leaders of all GPUs.
 
-    Each exchange calls this, and a range takes the same time for any number of ranks, also as a key of a dictionary.
+    Each exchange calls this, so it returns ranges, which cost the same for any number of ranks, also as dict keys.
     """
     first = rank - rank % num_sharing
     return range(first, min(first + num_sharing, num_ranks)), range(0, num_ranks, num_sharing)
@@ -41,12 +41,12 @@ def check_places(places: Sequence[tuple[str, int]], num_sharing: int) -> None:
 
 
 def decide_sharing(device: str, ranks_per_device: int, has_nccl: bool) -> int:
-    """Return how many consecutive ranks first sum in host memory; 1 without NCCL, as Horovod then uses it anyway."""
+    """Return how many consecutive ranks first sum in host memory; 1 without NCCL, as Horovod then sums there."""
     return ranks_per_device if device == 'gpu' and has_nccl else 1
 
 
 def sharing_of(config: Config) -> int:
-    """Return decide_sharing for a configuration and the installed Horovod."""
+    """Return the result of decide_sharing for a configuration and the installed Horovod."""
     if launched_size() is None or decide_sharing(config.train.device, config.run.ranks_per_device, True) == 1:
         return 1
     with suppress(ImportError):  # open_comm reports a missing Horovod

@@ -1,7 +1,7 @@
 """Report of a stalled rank: its stacks, and which ranks wait for which.
 
 The report is written to <run folder>/stalled/<job>/rank_<r>.txt and .json. The watchers of other ranks read it on a
-shared file system. Storage and rank may hang, so a forked process with a time limit does the work.
+shared file system. Storage or the rank may hang, so a forked process with a time limit writes and reads the reports.
 """
 import json
 import os

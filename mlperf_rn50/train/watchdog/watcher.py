@@ -29,7 +29,7 @@ _REPORTS_S = 3.0  # time for other stalled ranks to write their reports
 _RECORD_LIMIT_S = 15.0
 _READ_LIMIT_S = 5.0
 _POLL_S = 0.5
-# Number of samples kept of the kernel's count of kills. The oldest must precede the kill that ended the rank.
+# Number of stored samples of the count of out-of-memory kills. The oldest must precede the kill that ended the rank.
 _NUM_KILL_SAMPLES = 40
 _PR_SET_PDEATHSIG = 1
 
@@ -82,7 +82,7 @@ class Watcher:
     def __init__(self, pid: int, position: Position, limits_s: Mapping[str, float], folder: Path | None,
                  can_stop: bool, stacks: int, parent: int):
         self._pid, self._position, self._limits_s, self._can_stop = pid, position, limits_s, can_stop
-        self._folder, self._stacks, self._parent = folder, stacks, parent  # the parent may have ended already
+        self._folder, self._stacks, self._parent = folder, stacks, parent  # getppid() may have changed since
         self._health = Health(launched_rank(), position.phase, limits_s.get(position.phase, 0), time.monotonic())
         self._start_s = time.time()
         self._stop_requests, self._is_ended = StopRequests(), False
