@@ -10,7 +10,7 @@ import pytest
 from helpers import PUBLISHED
 from made_systems import changed, made_set
 
-from mlperf_rn50.analysis.predict.anchors import base_of, other_base, own_base, second_set
+from mlperf_rn50.analysis.predict.anchors import base_of, one_node_base, second_base
 from mlperf_rn50.analysis.predict.answer import (
     Answer,
     PredictionRequest,
@@ -22,7 +22,7 @@ from mlperf_rn50.analysis.predict.answer import (
 from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, fit, make_cases, make_costs
 from mlperf_rn50.analysis.predict.model import EVALUATION_S, predict_layout, start_s
 from mlperf_rn50.analysis.predict.plot import draw_prediction, dump_prediction
-from mlperf_rn50.analysis.predict.prediction import NO_COSTS, Base, Epochs, Layout, Link, Prediction
+from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.source import Source, load_source
 from mlperf_rn50.analysis.predict.tables import render_json, render_tables, verdicts
 from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_published, validate_systems
@@ -44,7 +44,7 @@ RECIPE = replace(DGX.recipe, global_batch_size=400, decay_epochs=10.0, eval_peri
 BASE = Base('one', 'made up', 1, 4, True, 400, 0.1, 8.0, 5.0, 40_000, None, accelerator='A100')
 TWO_NODES = replace(BASE, num_nodes=2, num_units=8)
 ONE, TWO, FOUR = (Layout(n, 4, RECIPE, Epochs(9, 9, 9, '')) for n in (1, 2, 4))
-COSTS = replace(NO_COSTS, latency_s={'A100': 0.006}, other_latency_s=0.004)
+COSTS = Costs(latency_s={'A100': 0.006}, other_latency_s=0.004)
 
 
 @pytest.mark.parametrize('base, layout, link, parts', [  # parts of the step: compute, exchange, hidden, other
@@ -127,24 +127,24 @@ CASES = make_cases(distinct(load_table()))
 
 def test_own_base_is_of_the_same_machine():
     many = SETS['dgxa100_n96_ngc20.06_mxnet']
-    assert own_base(many, load_published()).run_set is DGX
+    assert one_node_base(many, load_published()).run_set is DGX
     near = changed(DGX, global_batch_size=400)  # 50 images per accelerator, near the 45
-    assert own_base(many, [DGX, near]).run_set is near
-    assert own_base(SETS['dgx2h_n32_ngc19.05_mxnet'], load_published()).name == 'dgx2h_ngc19.05_mxnet'  # not dgx2
-    assert own_base(SETS['l40s_n2_ngc24.04_mxnet'], load_published()) is None
-    assert own_base(many, [changed(DGX, round='v1.0')]) is own_base(many, [changed(DGX, org='Dell')]) is None
+    assert one_node_base(many, [DGX, near]).run_set is near
+    assert one_node_base(SETS['dgx2h_n32_ngc19.05_mxnet'], load_published()).name == 'dgx2h_ngc19.05_mxnet'  # not dgx2
+    assert one_node_base(SETS['l40s_n2_ngc24.04_mxnet'], load_published()) is None
+    assert one_node_base(many, [changed(DGX, round='v1.0')]) is one_node_base(many, [changed(DGX, org='Dell')]) is None
     many, unnamed = changed(many, accelerator=None), changed(DGX, accelerator=None)
-    assert own_base(many, [unnamed]).run_set is unnamed
-    assert own_base(changed(many, num_accelerators=96 * 16), [unnamed]) is None
+    assert one_node_base(many, [unnamed]).run_set is unnamed
+    assert one_node_base(changed(many, num_accelerators=96 * 16), [unnamed]) is None
 
 
 def test_other_base_has_the_same_generation_and_second_set_fewer_nodes():
-    found = other_base(SETS['l40s_n2_ngc24.04_mxnet'], load_table())
+    found = one_node_base(SETS['l40s_n2_ngc24.04_mxnet'], load_table(), is_own=False)
     assert 'L40S' in found.accelerator and found.run_set.num_nodes == 1
     base, eight = base_of(DGX), changed(SETS['dgxa100_n2_ngc20.06_mxnet'], num_nodes=8, num_accelerators=64)
     sets = [DGX, SETS['dgxa100_n2_ngc20.06_mxnet'], eight]
     assert [s and s.num_nodes for s in (
-        second_set(Layout(n, 8, DGX.recipe), base, sets, DGX) for n in (96, 8, 2))] == [8, 2, None]
+        second_base(Layout(n, 8, DGX.recipe), base, sets, DGX) for n in (96, 8, 2))] == [8, 2, None]
 
 
 def made_case(step_s, generation='A100', has_own=True):
@@ -265,7 +265,7 @@ def test_recipe_of_imagenet_comes_from_the_source_or_published_sets():
 
 def test_base_is_predicted_as_measured_and_layout_without_a_recipe_has_only_a_step():
     row, other = answer_of(source_of(known()), (1, 2), (2, 2)).rows
-    assert row.step_s == pytest.approx(0.1) and row.measured_step_s == pytest.approx(0.1)
+    assert row.step_s == pytest.approx(0.1) and row.measured.step_s == pytest.approx(0.1)
     assert row.efficiency == pytest.approx(1) and row.measured_minutes == pytest.approx(70 / 60)
     assert row.minutes == pytest.approx((3.5 * 100 * 0.1 + 3.5 + 2) / 60)
     assert row.node_hours == pytest.approx(row.minutes / 60)
@@ -281,7 +281,7 @@ def test_times_of_different_recipes_and_targets_are_not_compared(optimizer, targ
     source = load_source([A100])  # its set of two nodes was trained with SGD to 75.9 %
     [row] = answer_of(source, (2, 8), is_strong=True, optimizer=optimizer, target=target).rows
     assert (row.measured_minutes is not None) is is_compared
-    assert row.minutes and row.step_s / row.measured_step_s == pytest.approx(0.99, abs=0.03)
+    assert row.minutes and row.step_s / row.measured.step_s == pytest.approx(0.99, abs=0.03)
 
 
 def test_logs_without_a_schedule_have_the_interval_of_another_machine():

@@ -2,10 +2,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mlperf_rn50.analysis.predict.anchors import logs_schedule, second_set
+from mlperf_rn50.analysis.predict.anchors import logs_schedule, second_base
 from mlperf_rn50.analysis.predict.costs import costs_without
 from mlperf_rn50.analysis.predict.model import predict_layout
-from mlperf_rn50.analysis.predict.prediction import NO_COSTS, Base, Costs, Epochs, Layout, Link, Prediction
+from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.source import Source
 from mlperf_rn50.analysis.predict.validation import Validation, validate_published
 from mlperf_rn50.analysis.predict.what_if import WhatIf, change
@@ -174,7 +174,7 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
     is_unknown = run_set and run_set.is_imagenet and not logs_schedule(run_set)
     is_own = (base.has_accelerators and not is_unknown and not base.is_scaled
               or link is not None and link.extra_s is not None)
-    second = second_set(layout, base, source.sets, run_set) if (
+    second = second_base(layout, base, source.sets, run_set) if (
         run_set and base.has_accelerators and base.num_nodes == 1 and not source.is_changed) else None
     found = predict_layout(base, layout, link or _NO_PORTS, costs, 'own' if is_own else 'other', second)
     alike = [k for k in source.sets if not source.is_changed and k.recipe.global_batch_size == batch
@@ -192,7 +192,7 @@ def make_answer(request: PredictionRequest, source: Source) -> Answer:
     if source.base.has_accelerators:
         validation = validate_published()
     else:
-        costs = replace(NO_COSTS, errors=costs.errors)
+        costs = Costs(errors=costs.errors)
     rows, what_if = predict(request, source), request.what_if
     if what_if is None:
         return Answer(request, source, costs, rows, validation)

@@ -1,7 +1,7 @@
 """Data classes of predictions: measured base, interconnect, epochs, costs of several nodes, layout, predicted times."""
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mlperf_rn50.analysis.recipe.reference import has_same_recipe
@@ -19,6 +19,38 @@ def generation_of(accelerator: str | None) -> str:
     """Return the generation of an accelerator, such as A100 for NVIDIA A100-SXM4-80GB (500W); '' if unnamed."""
     found = re.search(r'\b[A-Z]\d{2,3}S?\b', (accelerator or '').upper())
     return found[0] if found else (accelerator or '').split('-')[0].strip()
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Mean epochs to the target, the ends of their 80 % interval, and their source."""
+
+    mean: float
+    low: float
+    high: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Nodes, accelerators or ranks per node, a recipe, and its epochs to the target if they are known."""
+
+    num_nodes: int
+    units_per_node: int
+    recipe: Recipe
+    epochs: Epochs | None = None
+
+    @property
+    def name(self) -> str:
+        return f'{self.num_nodes}x{self.units_per_node}'
+
+    @property
+    def num_units(self) -> int:
+        return self.num_nodes * self.units_per_node
+
+    @property
+    def local_batch_size(self) -> float:
+        return self.recipe.global_batch_size / self.num_units
 
 
 @dataclass(frozen=True)
@@ -50,6 +82,11 @@ class Base:
         return self.global_batch_size / self.num_units
 
     @property
+    def layout(self) -> Layout:
+        recipe = self.run_set.recipe if self.run_set else Recipe(None, self.global_batch_size)
+        return Layout(self.num_nodes, self.num_units // self.num_nodes, recipe)
+
+    @property
     def generation(self) -> str:
         return generation_of(self.accelerator)
 
@@ -71,52 +108,17 @@ FLOAT16_BYTES = 51_000_000  # ResNet-50 has 25.56 million gradients; published s
 
 
 @dataclass(frozen=True)
-class Epochs:
-    """Mean epochs to the target, the ends of their 80 % interval, and their source."""
-
-    mean: float
-    low: float
-    high: float
-    source: str
-
-
-@dataclass(frozen=True)
 class Costs:
     """Time of several nodes beside computing and exchange, fitted to published sets, and the errors of the model."""
 
-    latency_s: Mapping[str, float]  # of a step, by generation of the accelerator
-    other_latency_s: float  # of a step with any other accelerator
-    early_s: float  # added to a step of the rounds before v1.0
-    starts: tuple[tuple[int, float], ...]  # nodes, and extra time of the first epoch and gaps, of each published set
-    errors: Mapping[Knowledge, float]  # half of the 80 % interval, as a natural logarithm
-    most_nodes: int  # largest number of nodes of a set
-    least_local: float  # smallest number of images per accelerator of a set on several nodes
-    source: str
-
-
-NO_COSTS = Costs({}, 0.0, 0.0, (), {}, 0, 0.0, 'none, only the exchange counts')
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Nodes, accelerators or ranks per node, a recipe, and its epochs to the target if they are known."""
-
-    num_nodes: int
-    units_per_node: int
-    recipe: Recipe
-    epochs: Epochs | None = None
-
-    @property
-    def name(self) -> str:
-        return f'{self.num_nodes}x{self.units_per_node}'
-
-    @property
-    def num_units(self) -> int:
-        return self.num_nodes * self.units_per_node
-
-    @property
-    def local_batch_size(self) -> float:
-        return self.recipe.global_batch_size / self.num_units
+    latency_s: Mapping[str, float] = field(default_factory=dict)  # of a step, by generation of the accelerator
+    other_latency_s: float = 0.0  # of a step with any other accelerator
+    early_s: float = 0.0  # added to a step of the rounds before v1.0
+    starts: tuple[tuple[int, float], ...] = ()  # nodes, and extra time of the first epoch and gaps, of published sets
+    errors: Mapping[Knowledge, float] = field(default_factory=dict)  # half of the 80 % interval, natural logarithm
+    most_nodes: int = 0  # largest number of nodes of a set
+    least_local: float = 0.0  # smallest number of images per accelerator of a set on several nodes
+    source: str = 'none, only the exchange counts'
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ class Prediction:
     exchange_s: float | None = None
     hidden_s: float | None = None
     other_s: float | None = None  # beside computing and exchange
+    step_s: float | None = None
     minutes: float | None = None
     interval: tuple[float, float] | None = None  # minutes at both ends of the 80 % interval
     knowledge: Knowledge | None = None  # None on one node and for the base's layout
@@ -137,16 +140,6 @@ class Prediction:
     doubts: tuple[str, ...] = ()
     recipe_source: str = ''
     measured: RunSet | None = None  # a set with this layout and batch, but perhaps another recipe
-
-    @property
-    def epochs(self) -> Epochs | None:
-        return self.layout.epochs
-
-    @property
-    def step_s(self) -> float | None:
-        if self.compute_s is None or self.exchange_s is None or self.hidden_s is None or self.other_s is None:
-            return None
-        return self.compute_s + self.exchange_s - self.hidden_s + self.other_s
 
     @property
     def images_per_s(self) -> float | None:
@@ -169,10 +162,6 @@ class Prediction:
         return measured.minutes if (
             measured and has_same_recipe(measured.recipe, recipe)
             and measured.recipe.target_accuracy == recipe.target_accuracy) else None
-
-    @property
-    def measured_step_s(self) -> float | None:
-        return self.measured.step_s if self.measured else None
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of
 from mlperf_rn50.analysis.predict.bench_file import Bench, MeasuredExchange, MeasuredStep, load_bench
 from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, UNKNOWN_GBIT_S, compute_s
-from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, NO_COSTS, Base, Layout, Link
+from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Costs, Layout, Link
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.recipe import Recipe
@@ -105,7 +105,7 @@ def _exchange_link(base: Base, bench: Bench, exchange: MeasuredExchange) -> Link
     if exchange.step_ms is None or base.num_nodes > 1 or num_hosts == 1 or not is_alike:
         return link
     layout = Layout(num_hosts, num_ranks // num_hosts, Recipe(None, local * num_ranks))
-    shown_s = max(0.0, exchange.step_ms / 1e3 - compute_s(base, layout, link, NO_COSTS))
+    shown_s = max(0.0, exchange.step_ms / 1e3 - compute_s(base, layout, link, Costs()))
     return replace(link, overlap=max(0.0, 1 - shown_s / time_s), extra_s=max(0.0, shown_s - time_s), source=(
         f'{link.source}; {1e3 * shown_s:.1f} ms of a step are not hidden, all-reduce {1e3 * time_s:.1f} ms'))
 
@@ -126,7 +126,7 @@ def _find_link(source: Source, bench: Bench | None, gbit_s: float | None) -> tup
         return Link(gbit_s, num_bytes, f'--link-gbit-s, assumed {kind}'), ()
     if not base.has_accelerators:
         return None, notes
-    link = link_of(base.run_set) if base.run_set else Link(None, num_bytes, 'unknown')
+    link = link_of(base.run_set, num_bytes)
     return link, notes if link.gbit_s else (*notes, _ASSUMED)
 
 

@@ -56,11 +56,11 @@ def _basis(answer: Answer, p: Prediction) -> str:
 
 
 def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
-    layout, rate, cost = p.layout, p.images_per_s, answer.cost(p)
+    layout, epochs, rate, cost = p.layout, p.layout.epochs, p.images_per_s, answer.cost(p)
     interval = Cell(f'{p.interval[0]:,.2f} to {p.interval[1]:,.2f}', p.interval[0]) if p.interval else Cell('-')
     return {'layout': Cell(layout.name), f'{answer.base.unit}s': number_cell(layout.num_units, ',d'),
             'batch': number_cell(layout.recipe.global_batch_size, ',d'),
-            f'epochs, {data_name(answer.base.dataset)}': number_cell(p.epochs.mean if p.epochs else None, '.3g'),
+            f'epochs, {data_name(answer.base.dataset)}': number_cell(epochs.mean if epochs else None, '.3g'),
             'time, min': number_cell(p.minutes, ',.2f'), '80 % interval': interval,
             'basis': Cell(_basis(answer, p)), 'measured, min': number_cell(p.measured_minutes, ',.2f'),
             'error': percent_cell(relative_error(p.minutes, p.measured_minutes), '+.1f'),
@@ -82,11 +82,12 @@ def answer_table(answer: Answer) -> Table:
 
 
 def _step_cells(p: Prediction) -> dict[str, Cell]:
+    measured_s = p.measured.step_s if p.measured else None
     return {'layout': Cell(p.layout.name), f'images/{p.base.unit}': number_cell(p.layout.local_batch_size, ',g'),
             'compute': _ms(p.compute_s), 'exchange': _ms(p.exchange_s), 'overlapped': _ms(p.hidden_s),
             'other': _ms(p.other_s), 'step': _ms(p.step_s),
-            'measured share': percent_cell(p.measured_share), 'measured': _ms(p.measured_step_s),
-            'error': percent_cell(relative_error(p.step_s, p.measured_step_s), '+.1f')}
+            'measured share': percent_cell(p.measured_share), 'measured': _ms(measured_s),
+            'error': percent_cell(relative_error(p.step_s, measured_s), '+.1f')}
 
 
 def _row_text(answer: Answer, row: Prediction) -> str:
@@ -142,7 +143,7 @@ def _costs_line(answer: Answer) -> str:
 def constants(answer: Answer) -> list[str]:
     """Return lines on the values behind the predictions, their sources and the error of the model."""
     base, watts, data = answer.base, answer.node_watts, data_name(answer.base.dataset)
-    epochs = _group((r.epochs.source, r) for r in answer.predicted if r.epochs)
+    epochs = _group((r.layout.epochs.source, r) for r in answer.predicted if r.layout.epochs)
     recipes = _group((f'{describe(r.layout.recipe)}; source: {r.recipe_source}', r) for r in answer.predicted
                      if r.recipe_source)
     error = ': unknown, because all published systems with several nodes have accelerators'
@@ -194,9 +195,10 @@ def _row_object(answer: Answer, p: Prediction) -> dict[str, Any]:
     return {'layout': p.layout.name, **_fields(p.layout, 'num_nodes', 'units_per_node'),
             'global_batch_size': recipe.global_batch_size or None, 'refusal': p.refusal,
             'recipe': None if p.refusal else asdict(recipe), 'recipe_source': p.recipe_source or None,
-            **{key: None if p.refusal else getattr(p.epochs, name, None) for key, name in epochs.items()},
+            **{key: None if p.refusal else getattr(p.layout.epochs, name, None) for key, name in epochs.items()},
             **_fields(p, 'compute_s', 'exchange_s', 'hidden_s', 'other_s', 'step_s', 'images_per_s', 'efficiency',
-                      'minutes', 'node_hours', 'knowledge', 'measured_share', 'measured_step_s', 'measured_minutes'),
+                      'minutes', 'node_hours', 'knowledge', 'measured_share', 'measured_minutes'),
+            'measured_step_s': p.measured and p.measured.step_s,
             'low_minutes': interval[0], 'high_minutes': interval[1], 'cost': answer.cost(p), 'kwh': answer.kwh(p),
             'doubts': list(p.doubts)}
 

@@ -101,9 +101,9 @@ def _cells(case: MultiNodeCase, p: Prediction | None) -> tuple[Cell, ...]:
     target = case.target
     names = [Cell(target.round), Cell(target.org or '-'), Cell(target.name)]
     measured = number_cell(target.minutes, '.2f')
-    if p is None or p.interval is None or p.epochs is None or p.knowledge is None:
+    if p is None or p.interval is None or p.layout.epochs is None or p.knowledge is None:
         return *names, *[Cell('-')] * 5, measured, Cell('-'), Cell('-')
-    return (*names, Cell(p.base.name), Cell(KNOWLEDGE_TEXTS[p.knowledge]), number_cell(p.epochs.mean, 'g'),
+    return (*names, Cell(p.base.name), Cell(KNOWLEDGE_TEXTS[p.knowledge]), number_cell(p.layout.epochs.mean, 'g'),
             number_cell(p.minutes, '.2f'), Cell(f'{p.interval[0]:.2f} to {p.interval[1]:.2f}', p.interval[0]), measured,
             percent_cell(relative_error(p.minutes, target.minutes), '+.1f'), Cell('yes' if _is_held(case, p) else 'no'))
 
