@@ -96,7 +96,7 @@ def _total_s(base: Base, layout: Layout, costs: Costs, epochs: float, step_s: fl
     evaluation_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units + (0 if is_measured else EVALUATION_S)
     first_s = None if is_measured else start_s(costs, layout.num_nodes)
     return (epochs * base.train_samples / recipe.global_batch_size * step_s + evaluations * evaluation_s
-            + ((base.outside_s or 0.0) if first_s is None else first_s))
+            + (base.outside_s if first_s is None else first_s))
 
 
 def _interval(epochs: Epochs, error: float, share: float) -> tuple[float, float]:

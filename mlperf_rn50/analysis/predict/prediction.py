@@ -65,7 +65,7 @@ class Base:
     global_batch_size: int
     step_s: float
     evaluation_s: float | None  # None if not measured
-    outside_s: float | None  # extra time of the first epoch, and gaps; None if not measured
+    outside_s: float  # extra time of the first epoch, and gaps
     train_samples: int
     dataset: str | None  # None for ImageNet
     run_set: RunSet | None = None  # None for a bench
