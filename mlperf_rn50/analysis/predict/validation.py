@@ -12,20 +12,17 @@ from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Cell, Table, number_cell, percent_cell
+from mlperf_rn50.text import percent
 
 KNOWLEDGE_TEXTS: dict[Knowledge, str] = {'own': 'own set', 'two': 'own set and a second set', 'other': 'other set'}
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors of predictions, and the number of measured times within their 80 % intervals."""
+    """Absolute relative errors of predictions, ascending, and the number of measured times within the intervals."""
 
-    errors: tuple[float, ...]
+    absolute: list[float]
     num_held: int
-
-    @property
-    def absolute(self) -> list[float]:
-        return sorted(map(abs, self.errors))
 
     @property
     def median(self) -> float:
@@ -33,13 +30,8 @@ class Errors:
 
     @property
     def high(self) -> float:
-        """90th percentile of the absolute errors."""
-        return statistics.quantiles(self.absolute * (1 + (len(self.errors) == 1)), n=10, method='inclusive')[-1]
-
-    @property
-    def cells(self) -> list[str]:
-        return [f'{len(self.errors)}', *(f'{100 * e:.1f} %' for e in (self.median, self.high, self.absolute[-1])),
-                f'{self.num_held} ({100 * self.num_held / len(self.errors):.0f} %)']
+        """90th percentile."""
+        return statistics.quantiles(self.absolute * (1 + (len(self.absolute) == 1)), n=10, method='inclusive')[-1]
 
 
 @dataclass(frozen=True)
@@ -49,10 +41,6 @@ class Validation:
     rows: tuple[tuple[MultiNodeCase, Prediction | None], ...]
     errors: dict[tuple[Knowledge, str], Errors]  # without knowledge of which no set is predicted
     left_out: tuple[str, ...] = ()
-
-    @property
-    def own(self) -> Errors | None:
-        return self.errors.get(('own', 'round'))
 
 
 def _is_held(case: MultiNodeCase, p: Prediction) -> bool:
@@ -76,7 +64,7 @@ def validate(sets: Sequence[RunSet], left_out: Sequence[str] = (), known: Sequen
             pairs = [(c, c.predict(knowledge, costs[group_of(c.target)])) for c in cases]
             found[knowledge, name] = [(c, p) for c, p in pairs if p and p.minutes]
     best = {id(c): p for knowledge in KNOWLEDGE[:2] for c, p in found[knowledge, 'round']}  # own replaces other
-    errors = {key: Errors(tuple(relative_error(p.minutes, c.target.minutes) or 0.0 for c, p in pairs),
+    errors = {key: Errors(sorted(abs(relative_error(p.minutes, c.target.minutes) or 0.0) for c, p in pairs),
                           sum(_is_held(c, p) for c, p in pairs)) for key, pairs in found.items() if pairs}
     return Validation(tuple((c, best.get(id(c))) for c in cases), errors, tuple(left_out))
 
@@ -108,19 +96,17 @@ def _cells(case: MultiNodeCase, p: Prediction | None) -> tuple[Cell, ...]:
             percent_cell(relative_error(p.minutes, target.minutes), '+.1f'), Cell('yes' if _is_held(case, p) else 'no'))
 
 
-def errors_text(errors: Errors) -> str:
-    return (f'{100 * errors.median:.1f} % (median), {100 * errors.high:.1f} % (90th percentile); {errors.num_held} of '
-            f'{len(errors.errors)} measured times are within the 80 % interval')
-
-
 def render_validation(validation: Validation, is_markdown: bool = False) -> str:
     """Return the errors by knowledge, the predictions without the round, and the excluded sets as text."""
     if not validation.errors:
         return '\n'.join(map(printable, ('No set on several nodes can be predicted', *validation.left_out)))
     summary = Table('Errors', ('basis', 'left out', 'sets', 'median error', '90th percentile', 'worst',
                                'in 80 % interval'),
-                    tuple((Cell(KNOWLEDGE_TEXTS[knowledge]), Cell(name), *map(Cell, e.cells))
-                          for (knowledge, name), e in validation.errors.items()))
+                    tuple(tuple(map(Cell, (
+                        KNOWLEDGE_TEXTS[knowledge], name, f'{len(e.absolute)}', percent(e.median, '.1f'),
+                        percent(e.high, '.1f'), percent(e.absolute[-1], '.1f'),
+                        f'{e.num_held} ({percent(e.num_held / len(e.absolute), ".0f")})')))
+                        for (knowledge, name), e in validation.errors.items()))
     rows = Table('Predictions without the costs of the same round', (
         'round', 'organisation', 'system', 'source', 'basis', 'epochs', 'predicted min', '80 % interval',
         'measured min', 'error', 'in interval'), tuple(_cells(c, p) for c, p in validation.rows))
