@@ -24,7 +24,7 @@ def base_of(run_set: RunSet) -> Base | None:
         step_s = run_set.time_s / run_set.scored_epochs_mean * batch / samples
     return Base(run_set.name, run_set.source, run_set.num_nodes, run_set.num_units, bool(run_set.num_accelerators),
                 batch, step_s, times.evaluation_s if times else 0.0, times.outside_s if times else 0.0, samples,
-                run_set.other_dataset, run_set, run_set.accelerator) if step_s else None
+                run_set.other_dataset, run_set, generation_of(run_set.accelerator)) if step_s else None
 
 
 def link_of(run_set: RunSet | None, num_bytes: int = FLOAT16_BYTES) -> Link:

@@ -5,7 +5,7 @@ software of early rounds. Sets predicted from a set of another machine count les
 """
 import math
 import statistics
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,7 +45,7 @@ class MultiNodeCase:
         return predict_layout(base, self.layout, anchors.link_of(self.target), costs, knowledge, second)
 
 
-def distinct(sets: Sequence[RunSet]) -> list[RunSet]:
+def distinct(sets: Iterable[RunSet]) -> list[RunSet]:
     """Return the usable ImageNet sets, without those whose logs were submitted before."""
     kept, times = [], set[tuple[int | None, float]]()
     for s in sets:

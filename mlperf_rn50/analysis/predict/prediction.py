@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mlperf_rn50.analysis.recipe.reference import has_same_recipe
-from mlperf_rn50.analysis.sets.cost import node_hours
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
@@ -69,7 +68,7 @@ class Base:
     train_samples: int
     dataset: str | None  # None for ImageNet
     run_set: RunSet | None = None  # None for a bench
-    accelerator: str | None = None
+    generation: str = ''  # of the accelerators
     steps: tuple[tuple[float, float], ...] = ()  # (images per accelerator, seconds) of one node at other batches
     is_scaled: bool = False  # whether the step was measured on another generation of accelerators
 
@@ -85,10 +84,6 @@ class Base:
     def layout(self) -> Layout:
         recipe = self.run_set.recipe if self.run_set else Recipe(None, self.global_batch_size)
         return Layout(self.num_nodes, self.num_units // self.num_nodes, recipe)
-
-    @property
-    def generation(self) -> str:
-        return generation_of(self.accelerator)
 
 
 @dataclass(frozen=True)
@@ -153,7 +148,7 @@ class Prediction:
 
     @property
     def node_hours(self) -> float | None:
-        return None if self.minutes is None else node_hours(60 * self.minutes, self.layout.num_nodes)
+        return None if self.minutes is None else self.minutes / 60 * self.layout.num_nodes
 
     @property
     def measured_minutes(self) -> float | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of
 from mlperf_rn50.analysis.predict.bench_file import Bench, MeasuredExchange, MeasuredStep, load_bench
 from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, UNKNOWN_GBIT_S, compute_s, ring_s
-from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Costs, Layout, Link
+from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Costs, Layout, Link, generation_of
 from mlperf_rn50.analysis.recipe.choose import is_within
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_table
@@ -90,7 +90,7 @@ def _from_bench(bench: Bench, per_node: int | None, local_batch_size: int | None
     base = Base(f'{step.kind}, {local} per rank', str(bench.path), step.num_hosts, step.num_ranks,
                 bench.accelerator is not None, batch, step_s,
                 (1 - BACKWARD_SHARE) * step_s * IMAGENET_VAL / batch if is_known else None, 0.0, IMAGENET_TRAIN,
-                None if is_known else f'images of {step.image_size} pixels', None, bench.accelerator,
+                None if is_known else f'images of {step.image_size} pixels', None, generation_of(bench.accelerator),
                 tuple((s.local_batch_size, s.step_ms / 1e3) for s in others
                       if not is_within(s.local_batch_size, local, _SAME_LOCAL)))
     return Source(base, None, (), (_UNMEASURED if is_known else _UNKNOWN_EPOCHS,),

@@ -48,13 +48,14 @@ def _is_held(case: MultiNodeCase, p: Prediction) -> bool:
     return interval is not None and minutes is not None and interval[0] <= minutes <= interval[1]
 
 
-def validate(sets: Sequence[RunSet], left_out: Sequence[str] = (), known: Sequence[RunSet] = ()) -> Validation:
-    """Predict every set on several nodes, without its round and without its organisation.
+def validate(sets: Sequence[RunSet]) -> Validation:
+    """Predict every set on several nodes, except refused and duplicate ones, without its round or organisation.
 
-    The costs are fitted to these sets and to other known ones.
+    The costs are fitted to these sets and to the packaged ones, except copies of these.
     """
-    judged, fitted = set(map(id, sets)), make_cases(distinct([*sets, *known]))
-    cases = [c for c in fitted if id(c.target) in judged]
+    duplicate = 'all logs duplicate logs of a different system'
+    judged, fitted = set(sets), make_cases(distinct(dict.fromkeys([*sets, *load_table()])))
+    cases = [c for c in fitted if c.target in judged]
     groups: dict[str, Callable[[RunSet], Hashable]] = {'round': lambda s: s.round, 'organisation': organisation}
     found: dict[tuple[Knowledge, str], list[tuple[MultiNodeCase, Prediction]]] = {}
     for name, group_of in groups.items():
@@ -66,23 +67,14 @@ def validate(sets: Sequence[RunSet], left_out: Sequence[str] = (), known: Sequen
     best = {id(c): p for knowledge in KNOWLEDGE[:2] for c, p in found[knowledge, 'round']}  # own replaces other
     errors = {key: Errors(sorted(abs(relative_error(p.minutes, c.target.minutes) or 0.0) for c, p in pairs),
                           sum(_is_held(c, p) for c, p in pairs)) for key, pairs in found.items() if pairs}
-    return Validation(tuple((c, best.get(id(c))) for c in cases), errors, tuple(left_out))
+    return Validation(tuple((c, best.get(id(c))) for c in cases), errors, tuple(
+        f'{s.round} {s.name} left out: {duplicate if s.is_duplicate else s.refusal or "the logs lack the batch"}'
+        for s in sets if not s.is_published and (s.is_duplicate or not s.has_recipe)))
 
 
 @cache
 def validate_published() -> Validation:
     return validate(load_table())
-
-
-def validate_systems(run_sets: Sequence[RunSet]) -> Validation:
-    """Predict the sets on several nodes among these, except refused and duplicate sets.
-
-    The costs are fitted to these sets and to the packaged ones, except copies of these.
-    """
-    duplicate = 'all logs duplicate logs of a different system'
-    return validate(run_sets, [
-        f'{s.round} {s.name} left out: {duplicate if s.is_duplicate else s.refusal or "the logs lack the batch"}'
-        for s in run_sets if s.is_duplicate or not s.has_recipe], load_table())
 
 
 def _cells(case: MultiNodeCase, p: Prediction | None) -> tuple[Cell, ...]:
