@@ -19,7 +19,7 @@ from mlperf_rn50.analysis.predict.answer import (
     source_recipe,
 )
 from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, fit, make_cases, make_costs
-from mlperf_rn50.analysis.predict.model import EVALUATION_S, predict_layout, start_s
+from mlperf_rn50.analysis.predict.model import EVALUATION_S, predict_layout
 from mlperf_rn50.analysis.predict.plot import draw_prediction, dump_prediction
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.source import Source, load_source
@@ -76,8 +76,10 @@ def test_minutes_match_hand_calculation():
 
 def test_start_comes_from_sets_with_similar_numbers_of_nodes():
     starts = (*((64, 1.0),) * 15, *((2, 9.0),) * 15)
-    assert [start_s(replace(COSTS, starts=starts), n) for n in (2, 5, 100)] == [9.0, 9.0, 1.0]
-    assert start_s(COSTS, 2) is None
+    for nodes, start_s in ((2, 9.0), (5, 9.0), (100, 1.0)):
+        found, without = (predict_layout(BASE, replace(TWO, num_nodes=nodes), FAST, replace(COSTS, starts=s)).minutes
+                          for s in (starts, ()))
+        assert 60 * (found - without) == pytest.approx(start_s - BASE.outside_s)
 
 
 @pytest.mark.parametrize('gpus, flat, hierarchical', [  # efficiency in %, github.com/horovod/horovod/pull/542

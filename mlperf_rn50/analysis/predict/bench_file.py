@@ -75,11 +75,7 @@ class Bench:
 
 
 def load_bench(path: Path) -> Bench | None:
-    """Load a JSON file of bench train or bench allreduce; None for a path without the suffix .json, and for a folder.
-
-    Raises:
-        UserError: the file is unreadable, or is not JSON of these commands.
-    """
+    """Load a JSON file of bench train or bench allreduce; None for a path without the suffix .json, and for a folder."""
     if path.suffix != '.json' or not path.is_file():
         return None
     try:

@@ -82,29 +82,23 @@ def _run_spread(base: Base) -> float:
     return sigmas * statistics.stdev(rates) / statistics.fmean(rates)
 
 
-def start_s(costs: Costs, num_nodes: int) -> float | None:
-    """Return the median extra time of the first epoch and gaps on the published sets with the most similar nodes."""
-    nearest = sorted(costs.starts, key=lambda pair: abs(math.log(pair[0] / num_nodes)))[:_NEAREST_STARTS]
-    return statistics.median(s for _, s in nearest) if nearest else None
-
-
 def _total_s(base: Base, layout: Layout, costs: Costs, epochs: float, step_s: float) -> float:
+    """Return the time of steps, evaluations and start; of new nodes, the start is that of sets with similar nodes."""
     recipe, evaluations = layout.recipe, epochs
     if recipe.eval_period and recipe.first_eval_epoch is not None:
         evaluations = max(0.0, 1 + (epochs - recipe.first_eval_epoch) / recipe.eval_period)
-    is_measured = layout.num_nodes == base.num_nodes
-    evaluation_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units + (0 if is_measured else EVALUATION_S)
-    first_s = None if is_measured else start_s(costs, layout.num_nodes)
-    return (epochs * base.train_samples / recipe.global_batch_size * step_s + evaluations * evaluation_s
-            + (base.outside_s if first_s is None else first_s))
+    evaluation_s, start_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units, base.outside_s
+    if layout.num_nodes != base.num_nodes:
+        evaluation_s += EVALUATION_S
+        nearest = sorted(costs.starts, key=lambda pair: abs(math.log(pair[0] / layout.num_nodes)))[:_NEAREST_STARTS]
+        start_s = statistics.median(s for _, s in nearest) if nearest else start_s
+    return epochs * base.train_samples / recipe.global_batch_size * step_s + evaluations * evaluation_s + start_s
 
 
 def _interval(epochs: Epochs, error: float, share: float) -> tuple[float, float]:
-    """Return the factors of both ends of the 80 % interval; the errors are independent.
+    """Return the factors of both ends of the 80 % interval, from independent errors of model, epochs and ports.
 
-    Args:
-        error: half of the model's interval, as a natural logarithm.
-        share: part of the step that the exchange takes over unknown ports; 0 for known ones.
+    The error of the model is a natural logarithm; share is the part of the step at unknown ports, 0 for known ones.
     """
     slow, fast = math.log1p((UNKNOWN_GBIT_S / SLOW_GBIT_S - 1) * share), math.log1p(-min(0.9, share))
     return (math.exp(-math.hypot(error, fast, math.log(epochs.mean / epochs.low) if epochs.low else math.inf)),

@@ -137,12 +137,7 @@ def _find_link(source: Source, bench: Bench | None, gbit_s: float | None) -> tup
 
 def load_source(words: Sequence[str], system: str | None = None, per_node: int | None = None,
                 local_batch_size: int | None = None, gbit_s: float | None = None) -> Source:
-    """Load logs, a published system or bench files; per_node and local_batch_size select one of several layouts.
-
-    Raises:
-        UserError: a file is unreadable or lacks values that a prediction needs.
-        ConfigError: the name is unknown or ambiguous.
-    """
+    """Load logs, a published system or bench files; per_node and local_batch_size select one of several layouts."""
     loaded = [(word, load_bench(Path(word)), os.path.lexists(word)) for word in words]
     folders = [Path(word) for word, bench, is_path in loaded if is_path and not bench]
     names = [word for word, _, is_path in loaded if not is_path]
