@@ -1,7 +1,4 @@
-"""Find the one-node set that a set on several nodes is predicted from, and a second set of the machine. Pure functions.
-
-Sets are of one machine if they share the round, the organisation, the kind of accelerator and the data.
-"""
+"""Find the one-node set that a set on several nodes is predicted from, and a second set of its machine. Pure functions."""
 import math
 import re
 from collections.abc import Sequence
@@ -44,7 +41,7 @@ def _kind(run_set: RunSet) -> str:
 
 
 def is_machine(a: RunSet, b: RunSet) -> bool:
-    """Return whether two sets are of one machine; of machines without named accelerators, the nodes must be equal."""
+    """Return whether two sets are of one machine: equal round, organisation, data and kind of accelerator or node."""
     return (a.round == b.round and organisation(a) == organisation(b) and a.other_dataset == b.other_dataset
             and _kind(a) == _kind(b) and (bool(_kind(a)) or _per_node(a) == _per_node(b)))
 

@@ -8,7 +8,7 @@ from mlperf_rn50.analysis.predict.model import predict_layout
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.source import Source
 from mlperf_rn50.analysis.predict.what_if import WhatIf, change
-from mlperf_rn50.analysis.recipe.choose import choose_recipe, range_text
+from mlperf_rn50.analysis.recipe.choose import choose_recipe, is_within, range_text
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.text import plural
@@ -132,7 +132,7 @@ def _doubts(found: Prediction) -> list[str]:
     local, measured, units = layout.local_batch_size, base.local_batch_size, base.num_units / base.num_nodes
     doubts = {
         f'{local:g} images per {base.unit} and step, measured with {measured:g}; compute time is assumed to be '
-        'proportional': not base.steps and not measured / _MAX_BATCH_RATIO <= local <= measured * _MAX_BATCH_RATIO,
+        'proportional': not base.steps and not is_within(local, measured, _MAX_BATCH_RATIO),
         f'{layout.units_per_node} accelerators per node, measured with {units:g}; node-hours are not comparable':
             base.has_accelerators and layout.units_per_node != units,
         f'{layout.units_per_node} ranks per node, measured with {units:g}; enough processors are assumed':

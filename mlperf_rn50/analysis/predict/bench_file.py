@@ -75,7 +75,7 @@ class Bench:
 
 
 def load_bench(path: Path) -> Bench | None:
-    """Load a JSON file of bench train or bench allreduce; None for a path without the suffix .json, and for a folder."""
+    """Load a JSON file of bench train or bench allreduce; None for a folder, and for a path without suffix .json."""
     if path.suffix != '.json' or not path.is_file():
         return None
     try:

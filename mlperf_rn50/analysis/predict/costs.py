@@ -1,8 +1,4 @@
-"""Fit the costs of several nodes to published sets, and estimate the errors by leaving out rounds or organisations.
-
-A step's time beside computing and exchange is a latency by generation of the accelerator, with an addition for the
-software of early rounds. Sets predicted from a set of another machine count less. Pure functions.
-"""
+"""Fit the costs of several nodes to published sets; their errors are of left-out rounds or organisations. Pure."""
 import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -1,8 +1,4 @@
-"""Model of the training time on other layouts, from a measured step and the epochs of a recipe. Pure functions.
-
-A step takes a computing time, proportional to the images per accelerator, the time to exchange all gradients through
-the ports of a node, and a latency. docs/prediction_model.md derives the terms and gives their sources.
-"""
+"""Model of the training time on other layouts, whose terms docs/prediction_model.md derives. Pure functions."""
 import math
 import statistics
 from dataclasses import replace

@@ -47,9 +47,8 @@ def _basis(answer: Answer, p: Prediction) -> str:
         return 'one node' if layout.num_nodes == 1 else 'same layout'
     is_bench = p.base.run_set is None or link is not None and link.extra_s is not None
     text = 'own bench' if is_bench else KNOWLEDGE_TEXTS[p.knowledge] if p.base.has_accelerators else 'set on CPUs'
-    is_beyond = costs.most_nodes and (
-        layout.num_nodes > costs.most_nodes or layout.local_batch_size < costs.least_local)
-    return f'{text}, extrapolated' if is_beyond else text
+    is_beyond = layout.num_nodes > costs.most_nodes or layout.local_batch_size < costs.least_local
+    return f'{text}, extrapolated' if costs.most_nodes and is_beyond else text
 
 
 def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
@@ -63,8 +62,7 @@ def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
             'error': percent_cell(relative_error(p.minutes, p.measured_minutes), '+.1f'),
             'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f'),
             'efficiency': percent_cell(p.efficiency), 'node-hours': figures_cell(p.node_hours),
-            'cost': Cell('-' if cost is None else money(cost), cost),
-            'kWh': figures_cell(answer.kwh(p))}
+            'cost': Cell('-' if cost is None else money(cost), cost), 'kWh': figures_cell(answer.kwh(p))}
 
 
 def _step_cells(p: Prediction) -> dict[str, Cell]:
