@@ -103,7 +103,7 @@ def _splits(words: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 def _validate(options: Namespace, parser: Parser) -> int:
     others = {'SOURCE': options.sources, '--layouts': options.layouts, '--out': options.out, '--system': options.system,
-              '--format json': options.format == 'json'}
+              '--what-if': options.what_if, '--format json': options.format == 'json'}
     if given := [name for name, value in others.items() if value]:
         parser.error(f'--validate: also got {", ".join(given)}, expected at most a TREE')
     from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_published

@@ -1,4 +1,4 @@
-"""Find the one-node set that a set on several nodes is predicted from, and a second set of its machine. Pure functions."""
+"""Find the one-node set that a set on several nodes is predicted from, and a second set of its machine. Pure."""
 import math
 import re
 from collections.abc import Sequence

@@ -120,10 +120,9 @@ def published_recipe(batch: int, optimizer: str | None, target: float | None) ->
     low, most = choice.epochs_range
     high = max(choice.epochs, min(most, choice.recipe.last_eval_epoch or most))
     epochs = Epochs(choice.epochs, min(low, choice.epochs), high, choice.source_text)
-    if choice.kind == 'known':
-        return choice.recipe, epochs, 'published sets at this batch', []
-    return choice.recipe, epochs, 'published sets near this batch', [
+    doubts = [] if choice.kind == 'known' else [
         f'no recipe is published at batch {batch:,}; it is interpolated between two batches']
+    return choice.recipe, epochs, f'published sets {"near" if doubts else "at"} this batch', doubts
 
 
 def _doubts(found: Prediction) -> list[str]:

@@ -147,10 +147,8 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
                           'bench train file, and at most one bench allreduce file')
     if system and not folders:
         raise ConfigError(f'--system: got {system}, expected a SOURCE that is a folder of several systems')
-    if folders:
-        source = _from_systems(load_run_sets(folders), system, per_node)
-    else:
-        source = _from_published(names[0]) if names else _from_bench(steps[0], per_node, local_batch_size)
+    source = (_from_systems(load_run_sets(folders), system, per_node) if folders else
+              _from_published(names[0]) if names else _from_bench(steps[0], per_node, local_batch_size))
     link, notes = _find_link(source, exchanges[0] if exchanges else None, gbit_s)
     return replace(source, link=link, notes=(*source.notes, *notes))
 

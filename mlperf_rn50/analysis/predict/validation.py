@@ -79,7 +79,7 @@ def validate_published() -> Validation:
 
 def _cells(case: MultiNodeCase, p: Prediction | None) -> tuple[Cell, ...]:
     target = case.target
-    names = [Cell(target.round), Cell(target.org or '-'), Cell(target.name)]
+    names = Cell(target.round), Cell(target.org or '-'), Cell(target.name)
     measured = number_cell(target.minutes, '.2f')
     if p is None or p.interval is None or p.layout.epochs is None or p.knowledge is None:
         return *names, *[Cell('-')] * 5, measured, Cell('-'), Cell('-')
