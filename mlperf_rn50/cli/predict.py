@@ -22,15 +22,11 @@ from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.parsers import add_price_option, command_parser, count, fraction, number
 from mlperf_rn50.cli.terminal import has_colour, paint
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, option_error
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from mlperf_rn50.parser import Parser
-
-if TYPE_CHECKING:
-    from mlperf_rn50.analysis.predict.what_if import WhatIf
 
 _MAX_UNITS, _MAX_BATCH, _MAX_LAYOUTS = 1_000_000, 10_000_000, 1000
 
@@ -49,7 +45,7 @@ def make_parser() -> Parser:
         type=partial(number, least=1e-3, most=1e6, expected='a number from 0.001 to 1000000'),
         help='rate of all ports of a node together, in Gbit/s per direction (default: as measured by bench allreduce '
              'or described with the logs)')
-    add('--what-if', metavar='CHANGES', type=_what_if,
+    add('--what-if', metavar='CHANGES',
         help='predict a changed machine; any of link=GBIT_S (of a port), ports=N (per node), generation=NAME (of the '
              "accelerators), local=IMAGES (per accelerator), tcp, hierarchical, such as 'link=25 tcp hierarchical'")
     add_price_option(parser)
@@ -63,30 +59,25 @@ def make_parser() -> Parser:
     return parser
 
 
-def _what_if(text: str) -> 'WhatIf':
-    from mlperf_rn50.analysis.predict.what_if import parse_what_if
-    return parse_what_if(text)
-
-
 def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
     for name, expected in (('out', 'a folder'), ('system', 'a name'), ('validate', 'a TREE or no value')):
         if getattr(options, name) == '':
-            raise option_error(f'--{name}: got an empty string, expected {expected}', parser)
+            parser.error(f'--{name}: got an empty string, expected {expected}')
     if options.validate is not None:
         return _validate(options, parser)
-    if not options.sources or not options.layouts:
-        missing = [name for name, value in (('SOURCE', options.sources), ('--layouts', options.layouts)) if not value]
-        raise option_error(f'the following arguments are required: {", ".join(missing)}', parser)
+    if missing := [n for n, v in (('SOURCE', options.sources), ('--layouts', options.layouts)) if not v]:
+        parser.error(f'the following arguments are required: {", ".join(missing)}')
     from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer
     from mlperf_rn50.analysis.predict.source import load_source
     from mlperf_rn50.analysis.predict.tables import render_json, render_tables
-    splits = _splits(options.layouts)
+    from mlperf_rn50.analysis.predict.what_if import parse_what_if
+    what_if, splits = parse_what_if(options.what_if), _splits(options.layouts)
     source = load_source(options.sources, options.system, splits[0][1], options.local_batch_size, options.link_gbit_s)
     answer = make_answer(PredictionRequest(
         splits, options.global_batch_size, options.local_batch_size, options.strong, options.optimizer,
-        options.target, options.price_per_node_hour, options.what_if), source)
+        options.target, options.price_per_node_hour, what_if), source)
     if options.out:
         from mlperf_rn50.analysis.predict.plot import dump_prediction
         print(f'mlperf-rn50: wrote {dump_prediction(answer, Path(options.out))}', file=sys.stderr)
@@ -112,12 +103,11 @@ def _splits(words: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 def _validate(options: Namespace, parser: Parser) -> int:
     others = {'SOURCE': options.sources, '--layouts': options.layouts, '--out': options.out, '--system': options.system,
-              '--format json': options.format == 'json'}
+              '--what-if': options.what_if, '--format json': options.format == 'json'}
     if given := [name for name, value in others.items() if value]:
-        raise option_error(f'--validate: also got {", ".join(given)}, expected at most a TREE', parser)
-    from mlperf_rn50.analysis.predict.validation import render_validation, validate_published, validate_systems
+        parser.error(f'--validate: also got {", ".join(given)}, expected at most a TREE')
+    from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_published
     from mlperf_rn50.analysis.sets.load import load_run_sets
-    validation = (validate_published() if options.validate is True else
-                  validate_systems(load_run_sets([Path(options.validate)])))
+    validation = validate_published() if options.validate is True else validate(load_run_sets([Path(options.validate)]))
     print(render_validation(validation, options.format == 'markdown'))
     return EXIT_OK if validation.errors else EXIT_FAILED

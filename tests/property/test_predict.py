@@ -10,7 +10,7 @@ from mlperf_rn50.analysis.predict.anchors import base_of, link_of
 from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer
 from mlperf_rn50.analysis.predict.costs import costs_without
 from mlperf_rn50.analysis.predict.model import predict_layout
-from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, NO_COSTS, Base, Epochs, Layout, Link
+from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, Base, Costs, Epochs, Layout, Link
 from mlperf_rn50.analysis.predict.source import Source
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe, make_recipe
@@ -19,7 +19,7 @@ SECONDS = st.floats(1e-6, 1e6)
 LINKS = st.builds(Link, st.floats(1e-3, 1e6), st.integers(1, 10**12), st.just('any'), st.floats(0, 1),
                   st.none() | SECONDS, st.booleans(), st.booleans())
 FITTED = costs_without(None)
-COSTS = st.sampled_from([NO_COSTS, FITTED])
+COSTS = st.sampled_from([Costs(), FITTED])
 
 
 @st.composite

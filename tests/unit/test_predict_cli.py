@@ -53,11 +53,12 @@ def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
     assert source.base.name == '1x4' and [k.name for k in source.sets] == ['1x4', '2x4', '4x4']
     assert source.notes[0] == 'Predicted from 1x4, the smallest of 3 systems; --system NAME selects another'
     assert load_source([str(tmp_path)], '2x4').base.num_nodes == 2
-    with pytest.raises(ConfigError, match='--system: got 2x3, expected one of 1x4, 2x4, 4x4; did you mean 2x4?'):
+    with pytest.raises(ConfigError, match='--system: got 2x3, which matches 0 systems, expected one of 1x4, 2x4, '
+                                          '4x4; did you mean 2x4?'):
         load_source([str(tmp_path)], '2x3')
     write_set(tmp_path / '1x2', 2, ranks=2)
     assert load_source([str(tmp_path)], per_node=2).base.name == '1x2'
-    with pytest.raises(ConfigError, match=r'--system: 2 systems match, expected one of 1x2 \(.*\), 1x4 \('):
+    with pytest.raises(ConfigError, match=r'got no name, which matches 2 systems, expected one of 1x2 \(.*\), 1x4 \('):
         load_source([str(tmp_path)], per_node=8)
 
 

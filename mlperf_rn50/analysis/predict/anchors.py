@@ -1,10 +1,7 @@
-"""Find the one-node set that a set on several nodes is predicted from, and a second set of the machine. Pure functions.
-
-Sets are of one machine if they share the round, the organisation, the kind of accelerator and the data.
-"""
+"""Find the one-node set that a set on several nodes is predicted from, and a second set of its machine. Pure."""
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Layout, Link, generation_of
 from mlperf_rn50.analysis.sets.run_set import RunSet
@@ -18,27 +15,20 @@ def base_of(run_set: RunSet) -> Base | None:
     If the epochs were not logged, the step is the mean over the whole run, evaluations and gaps included.
     """
     step_s, times, batch, samples = run_set.step_s, run_set.times, run_set.global_batch_size, run_set.train_samples
-    evaluation_s, outside_s = (times.evaluation_s, times.outside_s) if times else (0.0, 0.0)
-    if not step_s and run_set.time_s and run_set.scored_epochs_mean and batch and samples:
+    if not run_set.has_recipe or not run_set.num_nodes or not run_set.num_units or not batch or not samples:
+        return None
+    if not step_s and run_set.time_s and run_set.scored_epochs_mean:
         step_s = run_set.time_s / run_set.scored_epochs_mean * batch / samples
-    if not run_set.num_nodes or not run_set.num_units or not step_s or not samples or not run_set.has_recipe:
-        return None
     return Base(run_set.name, run_set.source, run_set.num_nodes, run_set.num_units, bool(run_set.num_accelerators),
-                run_set.recipe.global_batch_size, step_s, evaluation_s, outside_s, samples, run_set.other_dataset,
-                run_set, run_set.accelerator)
+                batch, step_s, times.evaluation_s if times else 0.0, times.outside_s if times else 0.0, samples,
+                run_set.other_dataset, run_set, generation_of(run_set.accelerator)) if step_s else None
 
 
-def layout_of(run_set: RunSet) -> Layout | None:
-    """Return the layout of a run set; None if the logs lack it or the nodes differ in size."""
-    if not run_set.num_nodes or not run_set.num_units or run_set.num_units % run_set.num_nodes:
-        return None
-    return Layout(run_set.num_nodes, run_set.num_units // run_set.num_nodes, run_set.recipe)
-
-
-def link_of(run_set: RunSet) -> Link:
-    """Return the ports by the system description, for gradients of 2 bytes; slow ports are for management only."""
-    gbit_s = run_set.node_gbit_s if (run_set.node_gbit_s or 0.0) >= _SLOWEST_GBIT_S else None
-    return Link(gbit_s, FLOAT16_BYTES, 'the system description' if gbit_s else 'unknown')
+def link_of(run_set: RunSet | None, num_bytes: int = FLOAT16_BYTES) -> Link:
+    """Return the ports by the system description; slow ports are for management only."""
+    gbit_s = run_set.node_gbit_s if run_set else None
+    is_known = gbit_s is not None and gbit_s >= _SLOWEST_GBIT_S
+    return Link(gbit_s if is_known else None, num_bytes, 'the system description' if is_known else 'unknown')
 
 
 def organisation(run_set: RunSet) -> str:
@@ -51,7 +41,7 @@ def _kind(run_set: RunSet) -> str:
 
 
 def is_machine(a: RunSet, b: RunSet) -> bool:
-    """Return whether two sets are of one machine; of machines without named accelerators, the nodes must be equal."""
+    """Return whether two sets are of one machine: equal round, organisation, data and kind of accelerator or node."""
     return (a.round == b.round and organisation(a) == organisation(b) and a.other_dataset == b.other_dataset
             and _kind(a) == _kind(b) and (bool(_kind(a)) or _per_node(a) == _per_node(b)))
 
@@ -60,8 +50,8 @@ def _per_node(run_set: RunSet) -> float:
     return (run_set.num_units or 0) / (run_set.num_nodes or 1)
 
 
-def _local(run_set: RunSet) -> float:
-    return run_set.recipe.global_batch_size / (run_set.num_units or 1)
+def _batch_distance(run_set: RunSet, local_batch_size: float) -> float:
+    return abs(math.log(run_set.recipe.global_batch_size / (run_set.num_units or 1) / local_batch_size))
 
 
 def _words(run_set: RunSet) -> frozenset[str]:
@@ -69,35 +59,20 @@ def _words(run_set: RunSet) -> frozenset[str]:
     return frozenset(re.findall('[a-z0-9]+', re.sub(r'^\d+ *x *', '', run_set.name.casefold())))
 
 
-def likeness(a: RunSet, b: RunSet) -> float:
-    """Return the share of words that two system names have in common."""
-    return len(_words(a) & _words(b)) / (len(_words(a) | _words(b)) or 1)
+def one_node_base(target: RunSet, sets: Sequence[RunSet], is_own: bool = True) -> Base | None:
+    """Return the one-node set of a target's machine, or of another one with the same generation; None without one.
 
-
-def _distance(a: RunSet, target: RunSet) -> tuple:
-    """Return a sort key: nodes of equal size, most similar name, same optimizer, nearest local batch."""
-    return (_per_node(a) != _per_node(target), -len(_words(a) & _words(target)),
-            a.recipe.opt_name != target.recipe.opt_name, abs(math.log(_local(a) / _local(target))), a.name)
-
-
-def _bases(sets: Iterable[RunSet]) -> list[tuple[RunSet, Base]]:
-    return [(s, base) for s in sets if s.num_nodes == 1 and (base := base_of(s))]
-
-
-def own_base(target: RunSet, sets: Sequence[RunSet]) -> Base | None:
-    """Return the one-node set of a target's machine as a base; None if there is none."""
-    found = _bases(s for s in sets if is_machine(s, target))
-    return min(found, key=lambda pair: _distance(pair[0], target), default=(None, None))[1]
-
-
-def other_base(target: RunSet, sets: Sequence[RunSet]) -> Base | None:
-    """Return a one-node set of another machine with the same generation of accelerator; None if there is none."""
+    Of several, choose equal nodes, the nearest round, the most similar name, the same optimizer, the nearest batch.
+    """
+    def distance(s: RunSet) -> tuple:
+        return (_kind(s) != _kind(target), _per_node(s) != _per_node(target),
+                abs(_round_number(s) - _round_number(target)), is_own and -len(_words(s) & _words(target)),
+                s.recipe.opt_name != target.recipe.opt_name,
+                _batch_distance(s, target.recipe.global_batch_size / (target.num_units or 1)), s.name)
     generation = generation_of(target.accelerator)
-    found = _bases(s for s in sets if generation and generation_of(s.accelerator) == generation
-                   and not is_machine(s, target) and s.is_imagenet)
-    return min(found, key=lambda pair: (
-        _kind(pair[0]) != _kind(target), _per_node(pair[0]) != _per_node(target),
-        abs(_round_number(pair[0]) - _round_number(target)), *_distance(pair[0], target)[2:]), default=(None, None))[1]
+    nearest = min((s for s in sets if s.num_nodes == 1 and base_of(s) and is_machine(s, target) is is_own and (
+        is_own or s.is_imagenet and generation_of(s.accelerator) == generation != '')), key=distance, default=None)
+    return base_of(nearest) if nearest else None
 
 
 def _round_number(run_set: RunSet) -> float:
@@ -114,14 +89,16 @@ def is_early(run_set: RunSet) -> bool:
     return 0.0 < _round_number(run_set) < 1.0
 
 
-def second_set(layout: Layout, base: Base, sets: Sequence[RunSet], like: RunSet) -> RunSet | None:
+def second_base(layout: Layout, base: Base, sets: Sequence[RunSet], like: RunSet) -> Base | None:
     """Return the set of the base's machine on several but fewer nodes than a layout; None if there is none.
 
     Of several, return the one whose name is most similar to that of a set, with the nearest local batch. Sets whose
     nodes differ in size from the base's do not count.
     """
+    def distance(s: RunSet) -> tuple:
+        likeness = len(_words(s) & _words(like)) / (len(_words(s) | _words(like)) or 1)
+        return -round(likeness, 2), _batch_distance(s, layout.local_batch_size), -(s.num_nodes or 0), s.name
     own = base.run_set
-    found = [s for s in sets if own and 1 < (s.num_nodes or 0) < layout.num_nodes and is_machine(s, own) and base_of(s)
-             and _per_node(s) == base.num_units / base.num_nodes]
-    return min(found, key=lambda s: (-round(likeness(s, like), 2), abs(math.log(_local(s) / layout.local_batch_size)),
-                                     -(s.num_nodes or 0), s.name), default=None)
+    nearest = min((s for s in sets if own and 1 < (s.num_nodes or 0) < layout.num_nodes and is_machine(s, own)
+                   and base_of(s) and _per_node(s) == base.num_units / base.num_nodes), key=distance, default=None)
+    return base_of(nearest) if nearest else None

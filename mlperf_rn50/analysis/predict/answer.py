@@ -2,22 +2,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mlperf_rn50.analysis.predict.anchors import logs_schedule, second_set
+from mlperf_rn50.analysis.predict.anchors import logs_schedule, second_base
 from mlperf_rn50.analysis.predict.costs import costs_without
 from mlperf_rn50.analysis.predict.model import predict_layout
-from mlperf_rn50.analysis.predict.prediction import NO_COSTS, Base, Costs, Epochs, Layout, Link, Prediction
+from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.source import Source
-from mlperf_rn50.analysis.predict.validation import Validation, validate_published
 from mlperf_rn50.analysis.predict.what_if import WhatIf, change
-from mlperf_rn50.analysis.recipe.choose import choose_recipe, range_text
-from mlperf_rn50.analysis.sets.cost import kwh
+from mlperf_rn50.analysis.recipe.choose import choose_recipe, is_within, range_text
 from mlperf_rn50.analysis.sets.recipe import Recipe
-from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.text import plural
 
-# Ratio between the predicted and the measured local batch beyond which the compute time is doubtful.
-_MAX_BATCH_RATIO = 2
+_MAX_BATCH_RATIO = 2  # between the predicted and the measured local batch; beyond it, the compute time is doubtful
 _NO_SCHEDULE = ('the source logs declare no schedule, as in v0.5; the costs of several nodes of such software are not '
                 'known, so the interval is that of another machine')
 _NO_PORTS = Link(1.0, 0, 'not needed on one node')
@@ -54,7 +50,6 @@ class Answer:
     source: Source
     costs: Costs
     rows: tuple[Prediction, ...]
-    validation: Validation | None = None  # None for a base without accelerators
     unchanged: tuple[Prediction, ...] = ()  # the same layouts without the changes of what_if
 
     @property
@@ -78,8 +73,7 @@ class Answer:
                 for name, key in keys.items() if self.timed}
 
     def cost(self, row: Prediction) -> float | None:
-        price = self.request.price
-        return None if row.node_hours is None or price is None else row.node_hours * price
+        return row.node_hours * self.request.price if row.node_hours and self.request.price else None
 
     @property
     def node_watts(self) -> float | None:
@@ -89,20 +83,9 @@ class Answer:
 
     def kwh(self, row: Prediction) -> float | None:
         """Return the energy of all nodes at the measured power; None if unknown or for nodes unlike the source's."""
-        watts, base = self.node_watts, self.base
-        if (watts is None or row.minutes is None or row.layout.units_per_node * base.num_nodes != base.num_units
-                or base.is_scaled):
-            return None
-        return kwh(watts * row.layout.num_nodes * 60 * row.minutes)
-
-
-def measured_epochs(run_set: RunSet) -> Epochs | None:
-    """Return the epochs that a set's runs needed to converge; None if no run converged."""
-    epochs = [e for e in run_set.epochs if e]
-    if not epochs:
-        return None
-    return Epochs(sum(epochs) / len(epochs), min(epochs), max(epochs),
-                  f'{range_text(epochs)}, measured in {plural(len(epochs), "run")} of {run_set.name}')
+        base, watts = self.base, self.node_watts
+        is_alike = row.layout.units_per_node * base.num_nodes == base.num_units and not base.is_scaled
+        return watts * row.node_hours / 1000 if watts and row.node_hours and is_alike else None
 
 
 _Chosen = tuple[Recipe, Epochs | None, str, list[str]]  # recipe, epochs if measured, source, and doubts
@@ -111,12 +94,13 @@ _Chosen = tuple[Recipe, Epochs | None, str, list[str]]  # recipe, epochs if meas
 def source_recipe(source: Source, batch: int, optimizer: str | None, target: float | None) -> _Chosen | None:
     """Return the recipe that the source used at a batch; None is possible only on ImageNet."""
     base = source.base
-    sets = sorted(source.sets, key=lambda k: k is not base.run_set)
+    sets = sorted(source.sets, key=lambda s: s is not base.run_set)
     for run_set in sets:
-        recipe, epochs = run_set.recipe, measured_epochs(run_set)
+        recipe, epochs = run_set.recipe, [e for e in run_set.epochs if e]
         if (recipe.global_batch_size == batch and optimizer in (None, recipe.opt_name)
                 and target in (None, recipe.target_accuracy) and epochs):
-            return recipe, epochs, run_set.name, []
+            text = f'{range_text(epochs)}, measured in {plural(len(epochs), "run")} of {run_set.name}'
+            return recipe, Epochs(sum(epochs) / len(epochs), min(epochs), max(epochs), text), run_set.name, []
     if base.dataset is None:
         return None
     if not sets:  # a bench measures no epochs, as its notes explain
@@ -136,10 +120,9 @@ def published_recipe(batch: int, optimizer: str | None, target: float | None) ->
     low, most = choice.epochs_range
     high = max(choice.epochs, min(most, choice.recipe.last_eval_epoch or most))
     epochs = Epochs(choice.epochs, min(low, choice.epochs), high, choice.source_text)
-    if choice.kind == 'known':
-        return choice.recipe, epochs, 'published sets at this batch', []
-    return choice.recipe, epochs, 'published sets near this batch', [
+    doubts = [] if choice.kind == 'known' else [
         f'no recipe is published at batch {batch:,}; it is interpolated between two batches']
+    return choice.recipe, epochs, f'published sets {"near" if doubts else "at"} this batch', doubts
 
 
 def _doubts(found: Prediction) -> list[str]:
@@ -148,7 +131,7 @@ def _doubts(found: Prediction) -> list[str]:
     local, measured, units = layout.local_batch_size, base.local_batch_size, base.num_units / base.num_nodes
     doubts = {
         f'{local:g} images per {base.unit} and step, measured with {measured:g}; compute time is assumed to be '
-        'proportional': not base.steps and not measured / _MAX_BATCH_RATIO <= local <= measured * _MAX_BATCH_RATIO,
+        'proportional': not base.steps and not is_within(local, measured, _MAX_BATCH_RATIO),
         f'{layout.units_per_node} accelerators per node, measured with {units:g}; node-hours are not comparable':
             base.has_accelerators and layout.units_per_node != units,
         f'{layout.units_per_node} ranks per node, measured with {units:g}; enough processors are assumed':
@@ -174,30 +157,27 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
     is_unknown = run_set and run_set.is_imagenet and not logs_schedule(run_set)
     is_own = (base.has_accelerators and not is_unknown and not base.is_scaled
               or link is not None and link.extra_s is not None)
-    second = second_set(layout, base, source.sets, run_set) if (
+    second = second_base(layout, base, source.sets, run_set) if (
         run_set and base.has_accelerators and base.num_nodes == 1 and not source.is_changed) else None
     found = predict_layout(base, layout, link or _NO_PORTS, costs, 'own' if is_own else 'other', second)
-    alike = [k for k in source.sets if not source.is_changed and k.recipe.global_batch_size == batch
-             and (k.num_nodes, k.num_units) == (num_nodes, layout.num_units)]
+    measured = next((s for s in source.sets if not source.is_changed and s.recipe.global_batch_size == batch
+                     and (s.num_nodes, s.num_units) == (num_nodes, layout.num_units)), None)
     doubts = [] if found.refusal else [*doubts, *_doubts(found), *[_NO_SCHEDULE] * bool(is_unknown and num_nodes > 1)]
-    return replace(found, doubts=tuple(doubts), recipe_source=recipe_source,
-                   measured=alike[0] if alike else None)
+    return replace(found, doubts=tuple(doubts), recipe_source=recipe_source, measured=measured)
 
 
 def make_answer(request: PredictionRequest, source: Source) -> Answer:
     """Predict all requested layouts; without accelerators, the costs are only the interval of another machine."""
     def predict(request: PredictionRequest, source: Source) -> tuple[Prediction, ...]:
         return tuple(_predict_split(request, source, *split, costs) for split in request.splits)
-    costs, validation = costs_without(source.base.run_set), None
-    if source.base.has_accelerators:
-        validation = validate_published()
-    else:
-        costs = replace(NO_COSTS, errors=costs.errors)
-    rows, what_if = predict(request, source), request.what_if
+    costs, what_if = costs_without(source.base.run_set), request.what_if
+    if not source.base.has_accelerators:
+        costs = Costs(errors=costs.errors)
+    rows = predict(request, source)
     if what_if is None:
-        return Answer(request, source, costs, rows, validation)
+        return Answer(request, source, costs, rows)
     if what_if.local and (request.global_batch_size or request.is_strong):
         raise ConfigError('--what-if: got local with a fixed global batch, expected --weak or no batch option')
     changed = change(source, what_if)
     return Answer(request, changed, costs, predict(
-        replace(request, local_batch_size=what_if.local or request.local_batch_size), changed), validation, rows)
+        replace(request, local_batch_size=what_if.local or request.local_batch_size), changed), rows)

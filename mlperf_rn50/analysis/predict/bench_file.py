@@ -19,11 +19,6 @@ _Bytes = Annotated[int, Meta(ge=1, le=10**12)]
 _Ms = Annotated[float, Meta(ge=1e-3, le=1e8)]
 
 
-def _check_hosts(num_hosts: int, num_ranks: int) -> None:
-    if num_hosts > num_ranks:
-        raise ValueError(f'num_hosts: got {num_hosts}, expected at most the {num_ranks} ranks')
-
-
 class MeasuredStep(Struct, frozen=True):
     """A row of bench train: a step on all ranks."""
 
@@ -36,15 +31,6 @@ class MeasuredStep(Struct, frozen=True):
     image_size: _Count
     num_parameters: _Bytes
     step_ms: _Ms
-
-    def __post_init__(self) -> None:
-        _check_hosts(self.num_hosts, self.num_ranks)
-
-    @property
-    def gradients(self) -> tuple[int, str]:
-        """Size of the gradients in bytes, and their type and network."""
-        bits = 16 if self.precision == 'float16' else 32
-        return bits // 8 * self.num_parameters, f'float{bits} gradients of {self.model}'
 
     @property
     def kind(self) -> str:
@@ -60,14 +46,6 @@ class MeasuredExchange(Struct, frozen=True):
     time_ms: Annotated[float, Meta(ge=1e-6, le=1e8)]
     num_bytes: _Bytes = field(name='bytes')
     step_ms: _Ms | None = None
-
-    def __post_init__(self) -> None:
-        _check_hosts(self.num_hosts, self.num_ranks)
-
-    @property
-    def gbit_s(self) -> float:
-        """Rate of each link in a ring of all ranks."""
-        return 2 * (self.num_ranks - 1) / self.num_ranks * self.num_bytes * 8 / (self.time_ms / 1000) / 1e9
 
 
 class _Machine(Struct):
@@ -97,19 +75,18 @@ class Bench:
 
 
 def load_bench(path: Path) -> Bench | None:
-    """Load a JSON file of bench train or bench allreduce; None for a path without the suffix .json, and for a folder.
-
-    Raises:
-        UserError: the file is unreadable, or is not JSON of these commands.
-    """
+    """Load a JSON file of bench train or bench allreduce; None for a folder, and for a path without suffix .json."""
     if path.suffix != '.json' or not path.is_file():
         return None
     try:
         found = decode(read_text(path, _MAX_FILE_BYTES), type=_File)
-        gpu = found.machine.gpus[0][:_MAX_TEXT] if found.machine.gpus else None
-        if found.format == 'mlperf-rn50 bench train 1':
-            return Bench(path, gpu, convert(tuple(found.tables[0].rows), tuple[MeasuredStep, ...]))
-        return Bench(path, gpu, exchange=_exchange(found))
+        is_train = found.format == 'mlperf-rn50 bench train 1'
+        steps = tuple(convert(found.tables[0].rows, list[MeasuredStep])) if is_train else ()
+        exchange = None if is_train else _exchange(found)
+        for row in (*steps, exchange):
+            if row and row.num_hosts > row.num_ranks:
+                raise ValueError(f'num_hosts: got {row.num_hosts}, expected at most the {row.num_ranks} ranks')
+        return Bench(path, found.machine.gpus[0][:_MAX_TEXT] if found.machine.gpus else None, steps, exchange)
     except OSError as e:
         raise UserError(f'{path}: cannot be read: {e.strerror}') from e
     except (MsgspecError, ValueError, RecursionError) as e:

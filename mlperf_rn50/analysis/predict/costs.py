@@ -1,38 +1,14 @@
-"""Fit the costs of several nodes to published sets, and estimate the errors by leaving out rounds or organisations.
-
-A step's time beside computing and exchange is a latency by generation of the accelerator, with an addition for the
-software of early rounds. Sets predicted from a set of another machine count less. Pure functions.
-"""
+"""Fit the costs of several nodes to published sets; their errors are of left-out rounds or organisations. Pure."""
 import math
 import statistics
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
-from mlperf_rn50.analysis.predict.anchors import (
-    base_of,
-    is_early,
-    layout_of,
-    link_of,
-    logs_schedule,
-    other_base,
-    own_base,
-    second_set,
-)
+from mlperf_rn50.analysis.predict import anchors
 from mlperf_rn50.analysis.predict.model import parts_of, predict_layout
-from mlperf_rn50.analysis.predict.prediction import (
-    KNOWLEDGE,
-    NO_COSTS,
-    Base,
-    Costs,
-    Epochs,
-    Knowledge,
-    Layout,
-    Link,
-    Prediction,
-)
+from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, Base, Costs, Epochs, Knowledge, Layout, Prediction
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
@@ -55,22 +31,17 @@ class MultiNodeCase:
     step_s: float
     own: Base | None
     other: Base | None
-    second: RunSet | None
-
-    @cached_property
-    def link(self) -> Link:
-        return link_of(self.target)
+    second: Base | None
 
     def predict(self, knowledge: Knowledge, costs: Costs) -> Prediction | None:
         """Predict the set with the given knowledge; None without it."""
-        base, second = (self.other, None) if knowledge == 'other' else (self.own, self.second)
+        base, second = self.other if knowledge == 'other' else self.own, self.second if knowledge == 'two' else None
         if base is None or self.layout.epochs is None or knowledge == 'two' and second is None:
             return None
-        used = None if knowledge == 'own' else second
-        return predict_layout(base, self.layout, self.link, costs, knowledge if knowledge == 'other' else 'own', used)
+        return predict_layout(base, self.layout, anchors.link_of(self.target), costs, knowledge, second)
 
 
-def distinct(sets: Sequence[RunSet]) -> list[RunSet]:
+def distinct(sets: Iterable[RunSet]) -> list[RunSet]:
     """Return the usable ImageNet sets, without those whose logs were submitted before."""
     kept, times = [], set[tuple[int | None, float]]()
     for s in sets:
@@ -83,14 +54,13 @@ def distinct(sets: Sequence[RunSet]) -> list[RunSet]:
 
 def _epochs_of(target: RunSet, sets: Sequence[RunSet]) -> Epochs | None:
     """Return the epochs of other rounds' sets with the most similar batches, for a recipe without a schedule."""
-    if target.recipe.last_eval_epoch:
-        last = target.recipe.last_eval_epoch
-        return Epochs(last, last, last, 'schedule')
     recipe = target.recipe
-    known = [(s.recipe.target_accuracy != recipe.target_accuracy,
-              abs(math.log(s.recipe.global_batch_size / recipe.global_batch_size)), s.name, s.epochs_mean)
-             for s in sets if s.round != target.round and s.epochs_mean]
-    epochs = [e for *_, e in sorted(known)[:_SIMILAR]]
+    if last := recipe.last_eval_epoch:
+        return Epochs(last, last, last, 'schedule')
+    known = sorted((s.recipe.target_accuracy != recipe.target_accuracy,
+                    abs(math.log(s.recipe.global_batch_size / recipe.global_batch_size)), s.name, s.epochs_mean)
+                   for s in sets if s.round != target.round and s.epochs_mean)
+    epochs = [e for *_, e in known[:_SIMILAR]]
     return Epochs(statistics.median(epochs), min(epochs), max(epochs), 'sets at similar batches') if epochs else None
 
 
@@ -98,13 +68,14 @@ def make_cases(sets: Sequence[RunSet]) -> list[MultiNodeCase]:
     """Return the sets on several nodes with a time and a layout."""
     found = []
     for s in sets:
-        base, layout = base_of(s), layout_of(s)
-        if (s.num_nodes or 0) > 1 and base and layout and s.minutes:
-            own, other = own_base(s, sets), other_base(s, sets)
-            if not logs_schedule(s):  # as in v0.5, whose software differs from that of other sets
+        base = anchors.base_of(s)
+        if base and base.num_nodes > 1 and not base.num_units % base.num_nodes and s.minutes:
+            own, other = (anchors.one_node_base(s, sets, is_own) for is_own in (True, False))
+            if not anchors.logs_schedule(s):  # as in v0.5, whose software differs from that of other sets
                 own, other = None, own or other
-            found.append(MultiNodeCase(s, replace(layout, epochs=_epochs_of(s, sets)), base.step_s, own, other,
-                              second_set(layout, own, sets, s) if own else None))
+            layout = replace(base.layout, epochs=_epochs_of(s, sets))
+            second = anchors.second_base(layout, own, sets, s) if own else None
+            found.append(MultiNodeCase(s, layout, base.step_s, own, other, second))
     return found
 
 
@@ -114,12 +85,11 @@ def fit(cases: Sequence[MultiNodeCase]) -> Costs:
     generations = sorted({base.generation for _, base in data})
     prior = np.array([_LATENCY_S, 0.0, *[0.0] * len(generations)])
     spread = np.array([_LATENCY_SPREAD_S, _EARLY_SPREAD_S, *[_GENERATION_SPREAD_S] * len(generations)])
-    matrix = np.array([[1.0, is_early(c.target), *(base.generation == g for g in generations)] for c, base in data],
-                      dtype=float).reshape(len(data), len(prior))
+    matrix = np.array([[1.0, anchors.is_early(c.target), *(base.generation == g for g in generations)]
+                       for c, base in data], dtype=float).reshape(len(data), len(prior))
     steps = np.array([c.step_s for c, _ in data])
-    known = [parts_of(base, c.layout, c.link, NO_COSTS) for c, base in data]
-    extra = np.array([c.step_s - computed_s - exchanged_s + hidden_s
-                      for (c, _), (computed_s, exchanged_s, hidden_s, _) in zip(data, known)])
+    parts = [parts_of(base, c.layout, anchors.link_of(c.target), Costs()) for c, base in data]
+    extra = steps - np.array([computed_s + exchanged_s - hidden_s for computed_s, exchanged_s, hidden_s, _ in parts])
     scale = np.array([(1.0 if c.own else _OTHER_WEIGHT) for c, _ in data]) / (_STEP_SPREAD * steps) ** 2
     huber, found = np.ones(len(data)), prior
     for _ in range(_ITERATIONS):
@@ -137,34 +107,23 @@ def fit(cases: Sequence[MultiNodeCase]) -> Costs:
                  f'{len(data)} published sets of {rounds}')
 
 
-def _quantile(errors: Sequence[float]) -> float:
-    """Return the half width that holds 80 % of the errors of sets that were left out (conformal prediction)."""
-    ordered = sorted(errors)
-    return ordered[max(1, int(len(ordered) * _COVERAGE)) - 1]
-
-
 def make_costs(cases: Sequence[MultiNodeCase], group_of: Callable[[RunSet], Hashable]) -> Costs:
-    """Return the costs, with the errors of each group's sets when the costs are fitted without the group."""
-    errors: dict[Knowledge, list[float]] = {k: [] for k in KNOWLEDGE}
-    for group in dict.fromkeys(group_of(c.target) for c in cases):
-        costs = fit([c for c in cases if group_of(c.target) != group])
-        for case in (c for c in cases if group_of(c.target) == group):
-            for knowledge in KNOWLEDGE:
-                p = case.predict(knowledge, costs)
-                if p and p.minutes and case.target.minutes:
-                    errors[knowledge].append(abs(math.log(p.minutes / case.target.minutes)))
-    widths: dict[Knowledge, float] = {}
-    most = 0.0
+    """Return the costs, with the errors of each group's sets when the costs are fitted without the group.
+
+    Half of an interval is the width that holds 80 % of these errors (conformal prediction).
+    """
+    costs = {group: fit([c for c in cases if group_of(c.target) != group])
+             for group in {group_of(c.target) for c in cases}}
+    widths, most = dict.fromkeys(KNOWLEDGE, 0.0), 0.0
     for knowledge in reversed(KNOWLEDGE):  # less knowledge never has a narrower interval
-        most = max(most, _quantile(errors[knowledge]) if len(errors[knowledge]) >= _MIN_ERRORS else most)
+        errors = sorted(abs(math.log(p.minutes / c.target.minutes)) for c in cases if c.target.minutes
+                        and (p := c.predict(knowledge, costs[group_of(c.target)])) and p.minutes)
+        most = max(most, errors[int(len(errors) * _COVERAGE) - 1]) if len(errors) >= _MIN_ERRORS else most
         widths[knowledge] = most
     return replace(fit(cases), errors=widths)
 
 
 def costs_without(judged: RunSet | None) -> Costs:
     """Return the costs fitted to the packaged sets, except those of a set's round."""
-    sets = distinct(load_table())
-    cases = [c for c in make_cases(sets) if judged is None or c.target.round != judged.round]
-    return make_costs(cases, lambda s: s.round)
-
-
+    cases = make_cases(distinct(load_table()))
+    return make_costs([c for c in cases if judged is None or c.target.round != judged.round], lambda s: s.round)

@@ -1,17 +1,10 @@
-"""Model of the training time on other layouts, from a measured step and the epochs of a recipe. Pure functions.
-
-A step takes a computing time, proportional to the images per accelerator, the time to exchange all gradients through
-the ports of a node, and a latency. docs/prediction_model.md derives the terms and gives their sources.
-"""
+"""Model of the training time on other layouts, whose terms docs/prediction_model.md derives. Pure functions."""
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import replace
 
-from mlperf_rn50.analysis.predict.anchors import base_of, is_early, layout_of, link_of
+from mlperf_rn50.analysis.predict.anchors import is_early, link_of
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Knowledge, Layout, Link, Prediction
-from mlperf_rn50.analysis.sets.recipe import Recipe
-from mlperf_rn50.analysis.sets.run_set import RunSet
 
 # The exchange can overlap with the backward pass, which takes two thirds of the computing time.
 BACKWARD_SHARE = 2 / 3
@@ -34,33 +27,24 @@ def _members(layout: Layout, link: Link) -> int:
     return layout.num_nodes if link.is_hierarchical else layout.num_units
 
 
-def exchange_s(layout: Layout, link: Link) -> float:
-    """Return the time of a step's exchange through the ports; 0 on one node, whose computing time includes it."""
-    if layout.num_nodes == 1:
-        return 0.0
-    return ring_s(link.exchange_bytes, _members(layout, link), link.gbit_s or UNKNOWN_GBIT_S)
-
-
 def latency_s(base: Base, costs: Costs) -> float:
     """Return the fitted latency of a step on several nodes, for the base's accelerator and software."""
     early_s = costs.early_s if base.run_set and is_early(base.run_set) else 0.0
     return costs.latency_s.get(base.generation, costs.other_latency_s) + early_s
 
 
-def other_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
-    """Return the measured or modelled time of a step beside computing and exchange; 0 on one node."""
+def _several_nodes_s(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[float, float]:
+    """Return the time of a step's exchange, and of the rest beside computing; a one-node step includes both."""
     if layout.num_nodes == 1:
-        return 0.0
-    tcp_s = (HOP_S * _members(layout, link) if link.is_tcp else 0.0) + (STAGES_S if link.is_hierarchical else 0.0)
-    return tcp_s + (latency_s(base, costs) if link.extra_s is None else link.extra_s)
+        return 0.0, 0.0
+    members, rest_s = _members(layout, link), latency_s(base, costs) if link.extra_s is None else link.extra_s
+    tcp_s = HOP_S * members * link.is_tcp + STAGES_S * link.is_hierarchical
+    return ring_s(link.exchange_bytes, members, link.gbit_s or UNKNOWN_GBIT_S), tcp_s + rest_s
 
 
 def compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
     """Return the computing time of a step: on the line through two measured local batches, or in proportion to one."""
-    step_s, local = base.step_s, base.local_batch_size
-    if base.num_nodes > 1:
-        own = Layout(base.num_nodes, base.num_units // base.num_nodes, Recipe(None, base.global_batch_size))
-        step_s -= exchange_s(own, link) + other_s(base, own, link, costs)
+    step_s, local = base.step_s - sum(_several_nodes_s(base, base.layout, link, costs)), base.local_batch_size
     proportional_s = step_s * layout.local_batch_size / local
     if not base.steps:
         return proportional_s
@@ -72,7 +56,8 @@ def compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
 
 def parts_of(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[float, float, float, float]:
     """Return the times of a step: computing, exchange, the part of it that the backward pass hides, and the rest."""
-    computed_s, exchanged_s = compute_s(base, layout, link, costs), exchange_s(layout, link)
+    computed_s = compute_s(base, layout, link, costs)
+    exchanged_s, rest_s = _several_nodes_s(base, layout, link, costs)
     hidden_s = min(exchanged_s, BACKWARD_SHARE * computed_s)
     if link.extra_s is not None:  # measured
         hidden_s = min(link.overlap * exchanged_s, computed_s)
@@ -80,80 +65,66 @@ def parts_of(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[floa
         hidden_s = 0.0
     elif not link.is_tcp:  # published sets show no overlap, but without TCP the exchange is never slower than over TCP
         hidden_s = max(0.0, hidden_s - HOP_S * _members(layout, link))
-    return computed_s, exchanged_s, hidden_s, other_s(base, layout, link, costs)
-
-
-def _half_interval(values: Sequence[float]) -> float:
-    """Return half of the 80 % prediction interval of two or more values."""
-    freedom = len(values) - 1
-    return (_SIGMAS[freedom - 1] if freedom <= len(_SIGMAS) else _MANY_SIGMAS) * statistics.stdev(values)
+    return computed_s, exchanged_s, hidden_s, rest_s
 
 
 def _run_spread(base: Base) -> float:
     """Return half of the 80 % interval of the base runs' seconds per epoch, as a fraction of their mean."""
     rates = [r.time_to_train_s / r.epochs_to_converge for r in base.run_set.converged
              if r.time_to_train_s and r.epochs_to_converge] if base.run_set else []
-    return _half_interval(rates) / statistics.fmean(rates) if len(rates) > 1 else 0.0
-
-
-def start_s(costs: Costs, num_nodes: int) -> float | None:
-    """Return the median extra time of the first epoch and gaps on the published sets with the most similar nodes."""
-    nearest = sorted(costs.starts, key=lambda pair: abs(math.log(pair[0] / num_nodes)))[:_NEAREST_STARTS]
-    return statistics.median(s for _, s in nearest) if nearest else None
+    if len(rates) < 2:
+        return 0.0
+    sigmas = _SIGMAS[len(rates) - 2] if len(rates) - 2 < len(_SIGMAS) else _MANY_SIGMAS
+    return sigmas * statistics.stdev(rates) / statistics.fmean(rates)
 
 
 def _total_s(base: Base, layout: Layout, costs: Costs, epochs: float, step_s: float) -> float:
+    """Return the time of steps, evaluations and start; of new nodes, the start is that of sets with similar nodes."""
     recipe, evaluations = layout.recipe, epochs
     if recipe.eval_period and recipe.first_eval_epoch is not None:
         evaluations = max(0.0, 1 + (epochs - recipe.first_eval_epoch) / recipe.eval_period)
-    is_measured = layout.num_nodes == base.num_nodes
-    evaluation_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units + (0 if is_measured else EVALUATION_S)
-    first_s = None if is_measured else start_s(costs, layout.num_nodes)
-    return (epochs * base.train_samples / recipe.global_batch_size * step_s + evaluations * evaluation_s
-            + ((base.outside_s or 0.0) if first_s is None else first_s))
+    evaluation_s, start_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units, base.outside_s
+    if layout.num_nodes != base.num_nodes:
+        evaluation_s += EVALUATION_S
+        nearest = sorted(costs.starts, key=lambda pair: abs(math.log(pair[0] / layout.num_nodes)))[:_NEAREST_STARTS]
+        start_s = statistics.median(s for _, s in nearest) if nearest else start_s
+    return epochs * base.train_samples / recipe.global_batch_size * step_s + evaluations * evaluation_s + start_s
 
 
-def _is_measured(base: Base, layout: Layout) -> bool:
-    return not base.is_scaled and (layout.num_nodes, layout.num_units, layout.local_batch_size) == (
-        base.num_nodes, base.num_units, base.local_batch_size)
+def _interval(epochs: Epochs, error: float, share: float) -> tuple[float, float]:
+    """Return the factors of both ends of the 80 % interval, from independent errors of model, epochs and ports.
+
+    The error of the model is a natural logarithm; share is the part of the step at unknown ports, 0 for known ones.
+    """
+    slow, fast = math.log1p((UNKNOWN_GBIT_S / SLOW_GBIT_S - 1) * share), math.log1p(-min(0.9, share))
+    return (math.exp(-math.hypot(error, fast, math.log(epochs.mean / epochs.low) if epochs.low else math.inf)),
+            math.exp(math.hypot(error, slow, math.log(epochs.high / epochs.mean))))
 
 
-def _interval(p: Prediction, link: Link, costs: Costs, epochs: Epochs, knowledge: Knowledge) -> tuple[float, float]:
-    """Return the factors of both ends of the 80 % interval; the errors are independent."""
-    is_measured, spread, slow, fast = _is_measured(p.base, p.layout), _run_spread(p.base), 0.0, 0.0
-    model = math.log1p(spread) if is_measured and spread else costs.errors.get(knowledge, 0.0)
-    if link.gbit_s is None and p.exchange_s and p.step_s and not is_measured:
-        share = p.exchange_s / p.step_s
-        slow, fast = math.log1p((UNKNOWN_GBIT_S / SLOW_GBIT_S - 1) * share), -math.log1p(-min(0.9, share))
-    return (math.exp(-math.hypot(model, fast, math.log(epochs.mean / epochs.low) if epochs.low else math.inf)),
-            math.exp(math.hypot(model, slow, math.log(epochs.high / epochs.mean))))
-
-
-def _second_factor(base: Base, second: RunSet, costs: Costs) -> float:
+def _second_factor(base: Base, second: Base, costs: Costs) -> float:
     """Return the factor by which a second set's step corrects a predicted step; large deviations are limited."""
-    measured, layout, link = base_of(second), layout_of(second), link_of(second)
-    if not measured or not layout:
-        return 1.0
-    computed_s, exchanged_s, hidden_s, rest_s = parts_of(base, layout, link, costs)
-    deviation = math.log(measured.step_s / (computed_s + exchanged_s - hidden_s + rest_s))
+    computed_s, exchanged_s, hidden_s, rest_s = parts_of(base, second.layout, link_of(second.run_set), costs)
+    deviation = math.log(second.step_s / (computed_s + exchanged_s - hidden_s + rest_s))
     return math.exp(SECOND_WEIGHT * max(-MAX_SECOND, min(MAX_SECOND, deviation)))
 
 
 def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowledge: Knowledge = 'own',
-                   second: RunSet | None = None) -> Prediction:
+                   second: Base | None = None) -> Prediction:
     """Predict a layout from a base, and from a second set of its machine on several nodes if there is one."""
     batch, epochs, is_one_node = layout.recipe.global_batch_size, layout.epochs, layout.num_nodes == 1
     if batch > base.train_samples:
         return Prediction(base, layout, f'batch {batch:,} exceeds the {base.train_samples:,} training images')
-    factor = _second_factor(base, second, costs) if second and not is_one_node else 1.0
+    factor = _second_factor(base, second, costs) if second else 1.0
     computed_s, exchanged_s, hidden_s, rest_s = (factor * s for s in parts_of(base, layout, link, costs))
     if computed_s <= 0:
         return Prediction(base, layout, 'the assumed exchange and latency exceed the measured step')
     is_bench, step_s = link.extra_s is not None, computed_s + exchanged_s - hidden_s + rest_s
-    is_measured = _is_measured(base, layout) or is_one_node and base.num_nodes == 1 and not base.is_scaled
+    is_same = not base.is_scaled and (layout.num_nodes, layout.num_units, layout.local_batch_size) == (
+        base.num_nodes, base.num_units, base.local_batch_size)
+    is_measured = is_same or is_one_node and base.num_nodes == 1 and not base.is_scaled
     if knowledge == 'own' and not is_one_node and (second or is_bench):
         knowledge = 'two'
-    found = Prediction(base, layout, None, computed_s, exchanged_s, hidden_s, rest_s,
+    found = Prediction(base, layout, None, computed_s, exchanged_s, hidden_s, rest_s, step_s,
                        knowledge=None if is_measured else knowledge,
                        measured_share=None if base.is_scaled else 1.0 if is_measured or is_bench else
                        computed_s / step_s)
@@ -163,5 +134,7 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowled
     if minutes <= 0:
         return Prediction(base, layout, 'the predicted time is not positive, because the source runs took less time '
                                         'than the sum of their epochs')
-    low, high = _interval(found, link, costs, epochs, knowledge)
+    error = math.log1p(_run_spread(base)) if is_same else 0.0
+    low, high = _interval(epochs, error or costs.errors.get(knowledge, 0.0),
+                          0.0 if link.gbit_s or is_same else exchanged_s / step_s)
     return replace(found, minutes=minutes, interval=(low * minutes, high * minutes))

@@ -1,11 +1,10 @@
 """Data classes of predictions: measured base, interconnect, epochs, costs of several nodes, layout, predicted times."""
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mlperf_rn50.analysis.recipe.reference import has_same_recipe
-from mlperf_rn50.analysis.sets.cost import node_hours
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
@@ -22,55 +21,6 @@ def generation_of(accelerator: str | None) -> str:
 
 
 @dataclass(frozen=True)
-class Base:
-    """A measured step that predictions start from."""
-
-    name: str
-    source: str
-    num_nodes: int
-    num_units: int  # all accelerators or, on nodes without accelerators, all ranks
-    has_accelerators: bool
-    global_batch_size: int
-    step_s: float
-    evaluation_s: float | None  # None if not measured
-    outside_s: float | None  # extra time of the first epoch, and gaps; None if not measured
-    train_samples: int
-    dataset: str | None  # None for ImageNet
-    run_set: RunSet | None = None  # None for a bench
-    accelerator: str | None = None
-    steps: tuple[tuple[float, float], ...] = ()  # (images per accelerator, seconds) of one node at other batches
-    is_scaled: bool = False  # whether the step was measured on another generation of accelerators
-
-    @property
-    def unit(self) -> str:
-        return 'accelerator' if self.has_accelerators else 'rank'
-
-    @property
-    def local_batch_size(self) -> float:
-        return self.global_batch_size / self.num_units
-
-    @property
-    def generation(self) -> str:
-        return generation_of(self.accelerator)
-
-
-@dataclass(frozen=True)
-class Link:
-    """The ports of a node and the exchange of a step's gradients through them."""
-
-    gbit_s: float | None  # all ports of a node together, per direction; None if unknown
-    exchange_bytes: int
-    source: str
-    overlap: float = 0.0  # share of the exchange that the backward pass hid, if extra_s was measured
-    extra_s: float | None = None  # measured time of a step beside exchange and computing; None to use the model's
-    is_tcp: bool = False  # without RDMA, each member of the ring adds latency
-    is_hierarchical: bool = False  # reduction within each node, then a ring of nodes
-
-
-FLOAT16_BYTES = 51_000_000  # ResNet-50 has 25.56 million gradients; published sets exchange them in 2 bytes each
-
-
-@dataclass(frozen=True)
 class Epochs:
     """Mean epochs to the target, the ends of their 80 % interval, and their source."""
 
@@ -78,23 +28,6 @@ class Epochs:
     low: float
     high: float
     source: str
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Time of several nodes beside computing and exchange, fitted to published sets, and the errors of the model."""
-
-    latency_s: Mapping[str, float]  # of a step, by generation of the accelerator
-    other_latency_s: float  # of a step with any other accelerator
-    early_s: float  # added to a step of the rounds before v1.0
-    starts: tuple[tuple[int, float], ...]  # nodes, and extra time of the first epoch and gaps, of each published set
-    errors: Mapping[Knowledge, float]  # half of the 80 % interval, as a natural logarithm
-    most_nodes: int  # largest number of nodes of a set
-    least_local: float  # smallest number of images per accelerator of a set on several nodes
-    source: str
-
-
-NO_COSTS = Costs({}, 0.0, 0.0, (), {}, 0, 0.0, 'none, only the exchange counts')
 
 
 @dataclass(frozen=True)
@@ -120,6 +53,70 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Base:
+    """A measured step that predictions start from."""
+
+    name: str
+    source: str
+    num_nodes: int
+    num_units: int  # all accelerators or, on nodes without accelerators, all ranks
+    has_accelerators: bool
+    global_batch_size: int
+    step_s: float
+    evaluation_s: float | None  # None if not measured
+    outside_s: float  # extra time of the first epoch, and gaps
+    train_samples: int
+    dataset: str | None  # None for ImageNet
+    run_set: RunSet | None = None  # None for a bench
+    generation: str = ''  # of the accelerators
+    steps: tuple[tuple[float, float], ...] = ()  # (images per accelerator, seconds) of one node at other batches
+    is_scaled: bool = False  # whether the step was measured on another generation of accelerators
+
+    @property
+    def unit(self) -> str:
+        return 'accelerator' if self.has_accelerators else 'rank'
+
+    @property
+    def local_batch_size(self) -> float:
+        return self.global_batch_size / self.num_units
+
+    @property
+    def layout(self) -> Layout:
+        recipe = self.run_set.recipe if self.run_set else Recipe(None, self.global_batch_size)
+        return Layout(self.num_nodes, self.num_units // self.num_nodes, recipe)
+
+
+@dataclass(frozen=True)
+class Link:
+    """The ports of a node and the exchange of a step's gradients through them."""
+
+    gbit_s: float | None  # all ports of a node together, per direction; None if unknown
+    exchange_bytes: int
+    source: str
+    overlap: float = 0.0  # share of the exchange that the backward pass hid, if extra_s was measured
+    extra_s: float | None = None  # measured time of a step beside exchange and computing; None to use the model's
+    is_tcp: bool = False  # without RDMA, each member of the ring adds latency
+    is_hierarchical: bool = False  # reduction within each node, then a ring of nodes
+
+
+FLOAT16_BYTES = 51_000_000  # ResNet-50 has 25.56 million gradients; published sets exchange them in 2 bytes each
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Time of several nodes beside computing and exchange, fitted to published sets, and the errors of the model."""
+
+    latency_s: Mapping[str, float] = field(default_factory=dict)  # of a step, by generation of the accelerator
+    other_latency_s: float = 0.0  # of a step with any other accelerator
+    early_s: float = 0.0  # added to a step of the rounds before v1.0
+    starts: tuple[tuple[int, float], ...] = ()  # nodes, and extra time of the first epoch and gaps, of published sets
+    errors: Mapping[Knowledge, float] = field(default_factory=dict)  # half of the 80 % interval, natural logarithm
+    most_nodes: int = 0  # largest number of nodes of a set
+    least_local: float = 0.0  # smallest number of images per accelerator of a set on several nodes
+    source: str = 'none, only the exchange counts'
+
+
+@dataclass(frozen=True)
 class Prediction:
     """Predicted step and minutes of a layout; all are None after a refusal, the minutes also if epochs are unknown."""
 
@@ -130,6 +127,7 @@ class Prediction:
     exchange_s: float | None = None
     hidden_s: float | None = None
     other_s: float | None = None  # beside computing and exchange
+    step_s: float | None = None
     minutes: float | None = None
     interval: tuple[float, float] | None = None  # minutes at both ends of the 80 % interval
     knowledge: Knowledge | None = None  # None on one node and for the base's layout
@@ -137,16 +135,6 @@ class Prediction:
     doubts: tuple[str, ...] = ()
     recipe_source: str = ''
     measured: RunSet | None = None  # a set with this layout and batch, but perhaps another recipe
-
-    @property
-    def epochs(self) -> Epochs | None:
-        return self.layout.epochs
-
-    @property
-    def step_s(self) -> float | None:
-        if self.compute_s is None or self.exchange_s is None or self.hidden_s is None or self.other_s is None:
-            return None
-        return self.compute_s + self.exchange_s - self.hidden_s + self.other_s
 
     @property
     def images_per_s(self) -> float | None:
@@ -160,7 +148,7 @@ class Prediction:
 
     @property
     def node_hours(self) -> float | None:
-        return None if self.minutes is None else node_hours(60 * self.minutes, self.layout.num_nodes)
+        return None if self.minutes is None else self.minutes / 60 * self.layout.num_nodes
 
     @property
     def measured_minutes(self) -> float | None:
@@ -169,10 +157,6 @@ class Prediction:
         return measured.minutes if (
             measured and has_same_recipe(measured.recipe, recipe)
             and measured.recipe.target_accuracy == recipe.target_accuracy) else None
-
-    @property
-    def measured_step_s(self) -> float | None:
-        return self.measured.step_s if self.measured else None
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of
 from mlperf_rn50.analysis.predict.bench_file import Bench, MeasuredExchange, MeasuredStep, load_bench
-from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, UNKNOWN_GBIT_S, compute_s
-from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, NO_COSTS, Base, Layout, Link
+from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, UNKNOWN_GBIT_S, compute_s, ring_s
+from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Costs, Layout, Link, generation_of
+from mlperf_rn50.analysis.recipe.choose import is_within
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.recipe import Recipe
@@ -24,6 +25,9 @@ _MAX_NAMES = 8  # maximum names listed in a message
 _kind = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')  # equal in comparable sets
 _INCOMPLETE = ('no run has finished, or the logs lack the number of nodes, the number of accelerators or ranks, or the '
                'time of an epoch')
+_UNKNOWN_EPOCHS = 'No minutes are predicted, because epochs are known only for ResNet-50 with 224-pixel images'
+_UNMEASURED = ('Not measured: evaluations (assumed to take a third of the training time of 50,000 images), first-epoch '
+               'overhead on one node (assumed to be zero), input pipeline (assumed to keep up)')
 _ASSUMED = (f'Ports between nodes unknown: {UNKNOWN_GBIT_S:g} Gbit/s per node assumed, with a wider interval; pass '
             '--link-gbit-s or a bench allreduce file')
 _SAME_LOCAL = 1.1  # largest ratio of two local batches whose steps do not give a slope
@@ -41,19 +45,21 @@ class Source:
     is_changed: bool = False  # by --what-if, so that other measured sets do not apply
 
 
-def published_by_name(name: str) -> RunSet:
-    """Return a published system by its full name or the last part of that name; raise ConfigError if it is unknown."""
-    whole = {f'{s.round}/{s.org}/{s.name}': s for s in load_table() if s.has_recipe and base_of(s)}
-    found = [w for w, s in whole.items() if name.casefold() in (w.casefold(), s.name.casefold())]
+def _from_published(name: str) -> Source:
+    """Return a published system by its full name or the last part of that name, and the other sets of its machine."""
+    bases = {f'{s.round}/{s.org}/{s.name}': (s, base) for s in load_table() if (base := base_of(s))}
+    found = [full for full, (s, _) in bases.items() if name.casefold() in (full.casefold(), s.name.casefold())]
     if len(found) == 1:
-        return whole[found[0]]
+        run_set, base = bases[found[0]]
+        return Source(base, None, (run_set, *(s for s, _ in bases.values() if s is not run_set and not s.is_duplicate
+                                              and is_machine(s, run_set))))
     if found:
         raise ConfigError(f'SOURCE: got {name}, which names {len(found)} published systems, expected one of '
                           f'{some(found, _MAX_NAMES)}')
-    same_round = [w for w in whole if w.startswith(f'{name.casefold().partition("/")[0]}/')]
-    hint = nearest(name, same_round) or nearest(name, list(whole)) or nearest(name, [s.name for s in whole.values()])
+    same_round = [full for full in bases if full.startswith(f'{name.casefold().partition("/")[0]}/')]
+    hint = nearest(name, same_round) or nearest(name, [*bases]) or nearest(name, [s.name for s, _ in bases.values()])
     raise ConfigError(f'{printable(name)}: not a file, folder or published system' + (
-        hint or f'; expected a run, a study, a JSON file of bench, or a name such as {list(whole)[-1]}'))
+        hint or f'; expected a run, a study, a JSON file of bench, or a name such as {[*bases][-1]}'))
 
 
 def _choose_steps(bench: Bench, per_node: int | None, local_batch_size: int | None) -> list[MeasuredStep]:
@@ -78,18 +84,17 @@ def _choose_steps(bench: Bench, per_node: int | None, local_batch_size: int | No
 def _from_bench(bench: Bench, per_node: int | None, local_batch_size: int | None) -> Source:
     """Return the chosen steps of bench train as a base; only ResNet-50 at 224 pixels counts as ImageNet."""
     step, *others = _choose_steps(bench, per_node, local_batch_size)
-    local, batch = step.local_batch_size, step.local_batch_size * step.num_ranks
-    steps = tuple((s.local_batch_size, s.step_ms / 1e3) for s in others if not _is_same(s.local_batch_size, local))
+    local, batch, step_s = step.local_batch_size, step.local_batch_size * step.num_ranks, step.step_ms / 1e3
+    is_known = step.model == 'resnet50' and step.image_size == _IMAGENET_PIXELS
+    bits = 16 if step.precision == 'float16' else 32
     base = Base(f'{step.kind}, {local} per rank', str(bench.path), step.num_hosts, step.num_ranks,
-                bench.accelerator is not None, batch, step.step_ms / 1e3, None, None, IMAGENET_TRAIN,
-                f'images of {step.image_size} pixels', None, bench.accelerator, steps)
-    if step.model != 'resnet50' or step.image_size != _IMAGENET_PIXELS:
-        return Source(base, None, (), ('No minutes are predicted, because epochs are known only for ResNet-50 with '
-                                       '224-pixel images',), step.gradients)
-    evaluation_s = (1 - BACKWARD_SHARE) * base.step_s * IMAGENET_VAL / batch
-    return Source(replace(base, evaluation_s=evaluation_s, outside_s=0.0, dataset=None), None, (), (
-        'Not measured: evaluations (assumed to take a third of the training time of 50,000 images), first-epoch '
-        'overhead on one node (assumed to be zero), input pipeline (assumed to keep up)',), step.gradients)
+                bench.accelerator is not None, batch, step_s,
+                (1 - BACKWARD_SHARE) * step_s * IMAGENET_VAL / batch if is_known else None, 0.0, IMAGENET_TRAIN,
+                None if is_known else f'images of {step.image_size} pixels', None, generation_of(bench.accelerator),
+                tuple((s.local_batch_size, s.step_ms / 1e3) for s in others
+                      if not is_within(s.local_batch_size, local, _SAME_LOCAL)))
+    return Source(base, None, (), (_UNMEASURED if is_known else _UNKNOWN_EPOCHS,),
+                  (bits // 8 * step.num_parameters, f'float{bits} gradients of {step.model}'))
 
 
 def _exchange_link(base: Base, bench: Bench, exchange: MeasuredExchange) -> Link:
@@ -99,13 +104,13 @@ def _exchange_link(base: Base, bench: Bench, exchange: MeasuredExchange) -> Link
     """
     num_ranks, num_hosts, local = exchange.num_ranks, exchange.num_hosts, exchange.local_batch_size
     time_s = exchange.time_ms / 1e3
-    link = Link(2 * (num_ranks - 1) / num_ranks * exchange.num_bytes * 8e-9 / time_s, exchange.num_bytes,
+    link = Link(ring_s(exchange.num_bytes, num_ranks, 1.0) / time_s, exchange.num_bytes,
                 f'bench allreduce over {num_ranks} ranks on {num_hosts} nodes, {bench.path}')
     is_alike = local in (base.local_batch_size, *(b for b, _ in base.steps))
     if exchange.step_ms is None or base.num_nodes > 1 or num_hosts == 1 or not is_alike:
         return link
     layout = Layout(num_hosts, num_ranks // num_hosts, Recipe(None, local * num_ranks))
-    shown_s = max(0.0, exchange.step_ms / 1e3 - compute_s(base, layout, link, NO_COSTS))
+    shown_s = max(0.0, exchange.step_ms / 1e3 - compute_s(base, layout, link, Costs()))
     return replace(link, overlap=max(0.0, 1 - shown_s / time_s), extra_s=max(0.0, shown_s - time_s), source=(
         f'{link.source}; {1e3 * shown_s:.1f} ms of a step are not hidden, all-reduce {1e3 * time_s:.1f} ms'))
 
@@ -126,69 +131,48 @@ def _find_link(source: Source, bench: Bench | None, gbit_s: float | None) -> tup
         return Link(gbit_s, num_bytes, f'--link-gbit-s, assumed {kind}'), ()
     if not base.has_accelerators:
         return None, notes
-    link = link_of(base.run_set) if base.run_set else Link(None, num_bytes, 'unknown')
+    link = link_of(base.run_set, num_bytes)
     return link, notes if link.gbit_s else (*notes, _ASSUMED)
 
 
 def load_source(words: Sequence[str], system: str | None = None, per_node: int | None = None,
                 local_batch_size: int | None = None, gbit_s: float | None = None) -> Source:
-    """Load logs, a published system or bench files; per_node and local_batch_size select one of several layouts.
-
-    Raises:
-        UserError: a file is unreadable or lacks values that a prediction needs.
-        ConfigError: the name is unknown or ambiguous.
-    """
-    benches = {word: bench for word in words if (bench := load_bench(Path(word)))}
-    folders = [Path(word) for word in words if word not in benches and os.path.lexists(word)]
-    names = [word for word in words if not os.path.lexists(word)]
-    steps, exchanges = ([benches[word] for word in words if word in benches and getattr(benches[word], kind)]
-                        for kind in ('steps', 'exchange'))
+    """Load logs, a published system or bench files; per_node and local_batch_size select one of several layouts."""
+    loaded = [(word, load_bench(Path(word)), os.path.lexists(word)) for word in words]
+    folders = [Path(word) for word, bench, is_path in loaded if is_path and not bench]
+    names = [word for word, _, is_path in loaded if not is_path]
+    steps, exchanges = ([b for _, b, _ in loaded if b and getattr(b, kind)] for kind in ('steps', 'exchange'))
     if bool(folders) + len(names) + len(steps) != 1 or len(exchanges) > 1:
         raise ConfigError(f'SOURCE: got {printable(", ".join(words))}, expected one run, study, published system or '
                           'bench train file, and at most one bench allreduce file')
     if system and not folders:
         raise ConfigError(f'--system: got {system}, expected a SOURCE that is a folder of several systems')
-    if folders:
-        source = _from_systems(load_run_sets(folders), system, per_node)
-    else:
-        source = _from_published(names[0]) if names else _from_bench(steps[0], per_node, local_batch_size)
+    source = (_from_systems(load_run_sets(folders), system, per_node) if folders else
+              _from_published(names[0]) if names else _from_bench(steps[0], per_node, local_batch_size))
     link, notes = _find_link(source, exchanges[0] if exchanges else None, gbit_s)
     return replace(source, link=link, notes=(*source.notes, *notes))
 
 
 def _from_systems(run_sets: Sequence[RunSet], name: str | None, per_node: int | None) -> Source:
     """Return the named system, or the one with the fewest nodes, and all comparable sets."""
-    based = [(s, base) for s in run_sets if s.has_recipe and (base := base_of(s))]
-    if not based:
+    def distance(b: Base) -> tuple[int, bool]:
+        return b.num_nodes, b.num_units != b.num_nodes * (per_node or 0)
+    bases = [base for s in run_sets if (base := base_of(s))]
+    if not bases:
         reasons = '; '.join(f'{s.name}: {s.refusal or _INCOMPLETE}' for s in run_sets[:3])
         raise UserError(f'no set to predict from: {printable(reasons)}')
-    least, names = min(base.num_nodes for _, base in based), [s.name for s, _ in based]
-    chosen = [(s, base) for s, base in based if (s.name == name if name else base.num_nodes == least)]
-    if not chosen:
-        raise ConfigError(f'--system: got {name}, expected one of {printable(some(names, _MAX_NAMES))}'
-                          f'{nearest(name or "", names)}')
-    if not name:
-        chosen = [(s, base) for s, base in chosen if base.num_units == least * (per_node or 0)] or chosen
-    if len(chosen) > 1:
-        which = some([f'{s.name} ({s.source})' for s, _ in chosen], _MAX_NAMES)
-        raise ConfigError(f'--system: {len(chosen)} systems match, expected one of {printable(which)}')
-    [(run_set, base)] = chosen
-    comparable = [(s, b) for s, b in based if _kind(s) == _kind(run_set)]
-    steps = {b.local_batch_size: b.step_s for _, b in comparable if b.num_nodes == base.num_nodes == 1
-             and b.num_units == base.num_units and not _is_same(b.local_batch_size, base.local_batch_size)}
+    least, names = min(map(distance, bases)), [b.name for b in bases]
+    chosen = [b for b in bases if (b.name == name if name else distance(b) == least)]
+    if len(chosen) != 1:
+        expected = some([f'{b.name} ({b.source})' for b in chosen] or names, _MAX_NAMES)
+        raise ConfigError(f'--system: got {name or "no name"}, which matches {len(chosen)} systems, expected one of '
+                          f'{printable(expected)}{"" if chosen else nearest(name or "", names)}')
+    [base] = chosen
+    comparable = [b for b in bases if _kind(b.run_set) == _kind(base.run_set)]
+    steps = {b.local_batch_size: b.step_s for b in comparable if b.num_nodes == base.num_nodes == 1
+             and b.num_units == base.num_units
+             and not is_within(b.local_batch_size, base.local_batch_size, _SAME_LOCAL)}
     notes = () if len(comparable) == 1 or name else (
-        f'Predicted from {run_set.name}, the smallest of {len(comparable)} systems; --system NAME selects another',)
-    return Source(replace(base, steps=tuple(steps.items())), None, tuple(s for s, _ in comparable), notes)
-
-
-def _is_same(local: float, other: float) -> bool:
-    return max(local, other) <= _SAME_LOCAL * min(local, other)
-
-
-def _from_published(name: str) -> Source:
-    """Return a published system, and the other sets of the same machine."""
-    run_set = published_by_name(name)
-    base = base_of(run_set)
-    assert base is not None  # published_by_name returns only such sets
-    return Source(base, None, (run_set, *(s for s in load_table() if s is not run_set and is_machine(s, run_set)
-                                          and base_of(s) and not s.is_duplicate)))
+        f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system NAME selects another',)
+    return Source(replace(base, steps=tuple(steps.items())), None, tuple(b.run_set for b in comparable if b.run_set),
+                  notes)

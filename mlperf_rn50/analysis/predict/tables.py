@@ -9,21 +9,19 @@ import mlperf_rn50
 from mlperf_rn50.analysis.predict.answer import Answer
 from mlperf_rn50.analysis.predict.model import HOP_S, STAGES_S, latency_s
 from mlperf_rn50.analysis.predict.prediction import Link, Prediction, relative_error
-from mlperf_rn50.analysis.predict.validation import KNOWLEDGE_TEXTS, errors_text
+from mlperf_rn50.analysis.predict.validation import KNOWLEDGE_TEXTS, validate_published
 from mlperf_rn50.analysis.recipe.reference import describe
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_section, terminal_style
 from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
-from mlperf_rn50.text import data_name, money, plural
-
-FORMAT = 'mlperf-rn50 predict 1'
+from mlperf_rn50.text import data_name, money, percent, plural
 
 
-def _group(pairs: Iterable[tuple[str, Prediction]]) -> dict[str, str]:
-    """Return the distinct texts, each with the names of the layouts that have it, joined by commas."""
+def _group(pairs: Iterable[tuple[str, Prediction]], before: str = '', after: str = '') -> list[str]:
+    """Return a line for each distinct text; it starts with the names of the layouts that have the text."""
     named: dict[str, list[str]] = {}
     for text, row in pairs:
         named.setdefault(text, []).append(row.layout.name)
-    return {text: ', '.join(names) for text, names in named.items()}
+    return [f'{before}{", ".join(names)}{after}: {text}' for text, names in named.items()]
 
 
 def _ms(seconds: float | None) -> Cell:
@@ -44,49 +42,36 @@ def _table(title: str, rows: Sequence[Prediction], cells_of: Callable[[Predictio
 
 def _basis(answer: Answer, p: Prediction) -> str:
     """Return what the prediction is based on, and whether it is beyond all published sets."""
-    costs, layout = answer.costs, p.layout
-    is_beyond = p.knowledge and costs.most_nodes and (
-        layout.num_nodes > costs.most_nodes or layout.local_batch_size < costs.least_local)
+    costs, layout, link = answer.costs, p.layout, answer.source.link
     if p.knowledge is None:
         return 'one node' if layout.num_nodes == 1 else 'same layout'
-    link = answer.source.link
     is_bench = p.base.run_set is None or link is not None and link.extra_s is not None
     text = 'own bench' if is_bench else KNOWLEDGE_TEXTS[p.knowledge] if p.base.has_accelerators else 'set on CPUs'
-    return text + (', extrapolated' if is_beyond else '')
+    is_beyond = layout.num_nodes > costs.most_nodes or layout.local_batch_size < costs.least_local
+    return f'{text}, extrapolated' if costs.most_nodes and is_beyond else text
 
 
 def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
-    layout, rate, cost = p.layout, p.images_per_s, answer.cost(p)
+    layout, epochs, rate, cost = p.layout, p.layout.epochs, p.images_per_s, answer.cost(p)
     interval = Cell(f'{p.interval[0]:,.2f} to {p.interval[1]:,.2f}', p.interval[0]) if p.interval else Cell('-')
     return {'layout': Cell(layout.name), f'{answer.base.unit}s': number_cell(layout.num_units, ',d'),
             'batch': number_cell(layout.recipe.global_batch_size, ',d'),
-            f'epochs, {data_name(answer.base.dataset)}': number_cell(p.epochs.mean if p.epochs else None, '.3g'),
+            f'epochs, {data_name(answer.base.dataset)}': number_cell(epochs.mean if epochs else None, '.3g'),
             'time, min': number_cell(p.minutes, ',.2f'), '80 % interval': interval,
             'basis': Cell(_basis(answer, p)), 'measured, min': number_cell(p.measured_minutes, ',.2f'),
             'error': percent_cell(relative_error(p.minutes, p.measured_minutes), '+.1f'),
             'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f'),
             'efficiency': percent_cell(p.efficiency), 'node-hours': figures_cell(p.node_hours),
-            'cost': Cell('-' if cost is None else money(cost), cost),
-            'kWh': figures_cell(answer.kwh(p))}
-
-
-def answer_table(answer: Answer) -> Table:
-    """Return the table of time, throughput and cost."""
-    notes = [f'Efficiency: images/s per {answer.base.unit}, relative to the source.']
-    if answer.request.price is not None and answer.timed:
-        notes.append(f'Cost: {answer.request.price:g} per node-hour.')
-    if any(r.minutes and r.measured_minutes for r in answer.rows):
-        notes.append('Error: predicted / measured - 1.')
-    return _table('Time to train' if answer.timed or not answer.predicted else 'Throughput', answer.rows,
-                  partial(_answer_cells, answer), ' '.join(notes) if answer.predicted else '')
+            'cost': Cell('-' if cost is None else money(cost), cost), 'kWh': figures_cell(answer.kwh(p))}
 
 
 def _step_cells(p: Prediction) -> dict[str, Cell]:
+    measured_s = p.measured.step_s if p.measured else None
     return {'layout': Cell(p.layout.name), f'images/{p.base.unit}': number_cell(p.layout.local_batch_size, ',g'),
             'compute': _ms(p.compute_s), 'exchange': _ms(p.exchange_s), 'overlapped': _ms(p.hidden_s),
             'other': _ms(p.other_s), 'step': _ms(p.step_s),
-            'measured share': percent_cell(p.measured_share), 'measured': _ms(p.measured_step_s),
-            'error': percent_cell(relative_error(p.step_s, p.measured_step_s), '+.1f')}
+            'measured share': percent_cell(p.measured_share), 'measured': _ms(measured_s),
+            'error': percent_cell(relative_error(p.step_s, measured_s), '+.1f')}
 
 
 def _row_text(answer: Answer, row: Prediction) -> str:
@@ -98,23 +83,23 @@ def _row_text(answer: Answer, row: Prediction) -> str:
 def _change_text(row: Prediction, old: Prediction) -> str:
     new, before, unit = (row.minutes, old.minutes, 'min') if row.minutes and old.minutes else (
         1e3 * (row.step_s or 0.0), 1e3 * (old.step_s or 1.0), 'ms per step')
-    return f'{row.layout.name}, {new:,.2f} instead of {before:,.2f} {unit} ({100 * (new / before - 1):+.1f} %)'
+    return f'{row.layout.name}, {new:,.2f} instead of {before:,.2f} {unit} ({percent(new / before - 1, "+.1f")})'
 
 
 def verdicts(answer: Answer) -> list[str]:
     """Return lines on the changes of what_if, and on the fastest, the cheapest and the knee layout."""
-    what_if, best = answer.request.what_if, answer.best
+    what_if = answer.request.what_if
     changes = [f'What if {what_if.text}: {_change_text(row, old)}' for row, old in zip(answer.rows, answer.unchanged)
                if what_if and row.step_s and old.step_s]
     if len(answer.timed) < 2:
         return changes
     which = ' predicted layout' if len(answer.timed) < len(answer.rows) else ''  # another one may be faster
-    fastest, cheapest, knee = (_row_text(answer, best[name]) for name in ('fastest', 'cheapest', 'knee'))
+    fastest, cheapest, knee = (_row_text(answer, answer.best[name]) for name in ('fastest', 'cheapest', 'knee'))
     if fastest == cheapest:
         return [*changes, f'Fastest and cheapest{which}: {fastest}']
-    return [*changes, f'Fastest{which}: {fastest}', f'Cheapest{which}: {cheapest}',
-            f'Knee: {knee}; beyond it, 1 % less time needs more than 1 % more node-hours' if knee != fastest else
-            f'Knee: not reached up to {best["fastest"].layout.name}; 1 % less time needs less than 1 % more node-hours']
+    return [*changes, f'Fastest{which}: {fastest}', f'Cheapest{which}: {cheapest}', (
+        f'Knee: {knee}; beyond it, 1 % less time needs more than 1 % more node-hours' if knee != fastest else
+        f'Knee: not reached up to {fastest.partition(",")[0]}; 1 % less time needs less than 1 % more node-hours')]
 
 
 def _link_line(link: Link | None) -> str:
@@ -139,25 +124,29 @@ def _costs_line(answer: Answer) -> str:
             f'{costs.source}{tcp}{stages}')
 
 
-def constants(answer: Answer) -> list[str]:
+def _error_line(answer: Answer) -> str:
+    if not answer.base.has_accelerators:
+        return 'Model error: unknown, because all published systems with several nodes have accelerators'
+    own = validate_published().errors['own', 'round']
+    return (f'Model error on {plural(len(own.absolute), "published set")} from their own one-node set, without the '
+            f'costs of the same round: {percent(own.median, ".1f")} (median), {percent(own.high, ".1f")} (90th '
+            f'percentile); {own.num_held} of {len(own.absolute)} measured times are within the 80 % interval')
+
+
+def _constants(answer: Answer) -> list[str]:
     """Return lines on the values behind the predictions, their sources and the error of the model."""
-    base, watts, data = answer.base, answer.node_watts, data_name(answer.base.dataset)
-    epochs = _group((r.epochs.source, r) for r in answer.predicted if r.epochs)
-    recipes = _group((f'{describe(r.layout.recipe)}; source: {r.recipe_source}', r) for r in answer.predicted
-                     if r.recipe_source)
-    error = ': unknown, because all published systems with several nodes have accelerators'
-    if answer.validation and (own := answer.validation.own):
-        error = (f' on {plural(len(own.errors), "published set")} from their own one-node set, without the costs of '
-                 f'the same round: {errors_text(own)}')
-    processors = ' and '.join(f'{k.upper()}s' for k in base.run_set.energy.measured) if watts and base.run_set and (
-        base.run_set.energy) else ''
+    base, rows, data = answer.base, answer.predicted, data_name(answer.base.dataset)
+    energy = base.run_set.energy if base.run_set and answer.node_watts else None
     return [f'Source: {base.name} ({base.source}), {plural(base.num_nodes, "node")}, '
             f'{plural(base.num_units, base.unit)}, batch {base.global_batch_size:,}, {1e3 * base.step_s:.1f} ms per '
-            f'step on {data}', *(f'Recipe of {names}: {text}' for text, names in recipes.items()),
-            *(f'Epochs of {names} on {data}: {text}' for text, names in epochs.items()),
+            f'step on {data}',
+            *_group(((f'{describe(r.layout.recipe)}; source: {r.recipe_source}', r) for r in rows if r.recipe_source),
+                    'Recipe of '),
+            *_group(((r.layout.epochs.source, r) for r in rows if r.layout.epochs), 'Epochs of ', f' on {data}'),
             _link_line(answer.source.link), _costs_line(answer),
-            *([f'Energy: {watts:,.0f} W per node, the mean power of its {processors} in the source runs, assumed for '
-               'all layouts'] if watts else []), f'Model error{error}']
+            *([f'Energy: {answer.node_watts:,.0f} W per node, the mean power of its '
+               f'{" and ".join(f"{kind.upper()}s" for kind in energy.measured)} in the source runs, assumed for all '
+               'layouts'] if energy else []), _error_line(answer)]
 
 
 def heading(answer: Answer) -> str:
@@ -168,19 +157,24 @@ def heading(answer: Answer) -> str:
     return f'Prediction from {answer.base.name}{goal}'
 
 
-def notes_of(answer: Answer) -> list[str]:
+def _notes(answer: Answer) -> list[str]:
     """Return the warnings about the numbers."""
-    doubts = _group((doubt, row) for row in answer.rows for doubt in row.doubts)
-    return [*answer.source.notes, *(f'{names}: {text}' for text, names in doubts.items())]
+    return [*answer.source.notes, *_group((doubt, row) for row in answer.rows for doubt in row.doubts)]
 
 
 def render_tables(answer: Answer, is_markdown: bool = False, title: Callable[[str], str] = str) -> str:
     """Return the prediction as tables, for a terminal or as Markdown; title formats a heading."""
-    tables = [answer_table(answer)]
-    if answer.predicted:
-        tables.append(_table('Parts of a step, ms', answer.predicted, _step_cells,
-                             'Step = compute + exchange - overlapped + other.'))
-    return render_section(heading(answer), [*verdicts(answer), *constants(answer)], tables, notes_of(answer),
+    price, notes = answer.request.price, [f'Efficiency: images/s per {answer.base.unit}, relative to the source.']
+    if price is not None and answer.timed:
+        notes.append(f'Cost: {price:g} per node-hour.')
+    if any(r.minutes and r.measured_minutes for r in answer.rows):
+        notes.append('Error: predicted / measured - 1.')
+    tables = [_table('Time to train' if answer.timed or not answer.predicted else 'Throughput', answer.rows,
+                     partial(_answer_cells, answer), ' '.join(notes) if answer.predicted else ''),
+              _table('Parts of a step, ms', answer.predicted, _step_cells,
+                     'Step = compute + exchange - overlapped + other.')]
+    return render_section(heading(answer), [*verdicts(answer), *_constants(answer)],
+                          tables if answer.predicted else tables[:1], _notes(answer),
                           MARKDOWN if is_markdown else terminal_style(title))
 
 
@@ -194,9 +188,10 @@ def _row_object(answer: Answer, p: Prediction) -> dict[str, Any]:
     return {'layout': p.layout.name, **_fields(p.layout, 'num_nodes', 'units_per_node'),
             'global_batch_size': recipe.global_batch_size or None, 'refusal': p.refusal,
             'recipe': None if p.refusal else asdict(recipe), 'recipe_source': p.recipe_source or None,
-            **{key: None if p.refusal else getattr(p.epochs, name, None) for key, name in epochs.items()},
+            **{key: None if p.refusal else getattr(p.layout.epochs, name, None) for key, name in epochs.items()},
             **_fields(p, 'compute_s', 'exchange_s', 'hidden_s', 'other_s', 'step_s', 'images_per_s', 'efficiency',
-                      'minutes', 'node_hours', 'knowledge', 'measured_share', 'measured_step_s', 'measured_minutes'),
+                      'minutes', 'node_hours', 'knowledge', 'measured_share', 'measured_minutes'),
+            'measured_step_s': p.measured and p.measured.step_s,
             'low_minutes': interval[0], 'high_minutes': interval[1], 'cost': answer.cost(p), 'kwh': answer.kwh(p),
             'doubts': list(p.doubts)}
 
@@ -204,16 +199,15 @@ def _row_object(answer: Answer, p: Prediction) -> dict[str, Any]:
 def render_json(answer: Answer) -> str:
     """Return the prediction as JSON; docs/predict.md explains its keys."""
     base, link, what_if = answer.base, answer.source.link, answer.request.what_if
-    own = answer.validation and answer.validation.own
+    own = validate_published().errors['own', 'round'] if base.has_accelerators else None
     return json.dumps({
-        'format': FORMAT, 'version': mlperf_rn50.__version__,
+        'format': 'mlperf-rn50 predict 1', 'version': mlperf_rn50.__version__,
         'source': {**_fields(base, 'name', 'source', 'num_nodes', 'num_units', 'unit', 'global_batch_size', 'step_s',
                              'dataset'), 'is_imagenet': base.dataset is None},
         'link': link and asdict(link), 'costs': asdict(answer.costs),
-        'validation': own and {'num_predicted': len(own.errors), 'num_held': own.num_held, 'median_error': own.median,
-                               'high_error': own.high},
+        'validation': own and {'num_predicted': len(own.absolute), 'num_held': own.num_held,
+                               'median_error': own.median, 'high_error': own.high},
         'what_if': what_if and what_if.text, 'price_per_node_hour': answer.request.price,
         'node_watts': answer.node_watts, 'predictions': [_row_object(answer, r) for r in answer.rows],
-        **{name: None for name in ('fastest', 'cheapest', 'knee')},
-        **{name: row.layout.name for name, row in answer.best.items()}, 'notes': notes_of(answer)},
-        indent=1, allow_nan=False)
+        **{name: answer.best[name].layout.name if answer.timed else None for name in ('fastest', 'cheapest', 'knee')},
+        'notes': _notes(answer)}, indent=1, allow_nan=False)

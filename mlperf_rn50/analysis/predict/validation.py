@@ -12,20 +12,17 @@ from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Cell, Table, number_cell, percent_cell
+from mlperf_rn50.text import percent
 
 KNOWLEDGE_TEXTS: dict[Knowledge, str] = {'own': 'own set', 'two': 'own set and a second set', 'other': 'other set'}
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors of predictions, and the number of measured times within their 80 % intervals."""
+    """Absolute relative errors of predictions, ascending, and the number of measured times within the intervals."""
 
-    errors: tuple[float, ...]
+    absolute: list[float]
     num_held: int
-
-    @property
-    def absolute(self) -> list[float]:
-        return sorted(map(abs, self.errors))
 
     @property
     def median(self) -> float:
@@ -33,13 +30,8 @@ class Errors:
 
     @property
     def high(self) -> float:
-        """90th percentile of the absolute errors."""
-        return statistics.quantiles(self.absolute * (1 + (len(self.errors) == 1)), n=10, method='inclusive')[-1]
-
-    @property
-    def cells(self) -> list[str]:
-        return [f'{len(self.errors)}', *(f'{100 * e:.1f} %' for e in (self.median, self.high, self.absolute[-1])),
-                f'{self.num_held} ({100 * self.num_held / len(self.errors):.0f} %)']
+        """90th percentile."""
+        return statistics.quantiles(self.absolute * (1 + (len(self.absolute) == 1)), n=10, method='inclusive')[-1]
 
 
 @dataclass(frozen=True)
@@ -50,23 +42,20 @@ class Validation:
     errors: dict[tuple[Knowledge, str], Errors]  # without knowledge of which no set is predicted
     left_out: tuple[str, ...] = ()
 
-    @property
-    def own(self) -> Errors | None:
-        return self.errors.get(('own', 'round'))
-
 
 def _is_held(case: MultiNodeCase, p: Prediction) -> bool:
     interval, minutes = p.interval, case.target.minutes
     return interval is not None and minutes is not None and interval[0] <= minutes <= interval[1]
 
 
-def validate(sets: Sequence[RunSet], left_out: Sequence[str] = (), known: Sequence[RunSet] = ()) -> Validation:
-    """Predict every set on several nodes, without its round and without its organisation.
+def validate(sets: Sequence[RunSet]) -> Validation:
+    """Predict every set on several nodes, except refused and duplicate ones, without its round or organisation.
 
-    The costs are fitted to these sets and to other known ones.
+    The costs are fitted to these sets and to the packaged ones, except copies of these.
     """
-    judged, fitted = set(map(id, sets)), make_cases(distinct([*sets, *known]))
-    cases = [c for c in fitted if id(c.target) in judged]
+    duplicate = 'all logs duplicate logs of a different system'
+    judged, fitted = set(sets), make_cases(distinct(dict.fromkeys([*sets, *load_table()])))
+    cases = [c for c in fitted if c.target in judged]
     groups: dict[str, Callable[[RunSet], Hashable]] = {'round': lambda s: s.round, 'organisation': organisation}
     found: dict[tuple[Knowledge, str], list[tuple[MultiNodeCase, Prediction]]] = {}
     for name, group_of in groups.items():
@@ -76,9 +65,11 @@ def validate(sets: Sequence[RunSet], left_out: Sequence[str] = (), known: Sequen
             pairs = [(c, c.predict(knowledge, costs[group_of(c.target)])) for c in cases]
             found[knowledge, name] = [(c, p) for c, p in pairs if p and p.minutes]
     best = {id(c): p for knowledge in KNOWLEDGE[:2] for c, p in found[knowledge, 'round']}  # own replaces other
-    errors = {key: Errors(tuple(relative_error(p.minutes, c.target.minutes) or 0.0 for c, p in pairs),
+    errors = {key: Errors(sorted(abs(relative_error(p.minutes, c.target.minutes) or 0.0) for c, p in pairs),
                           sum(_is_held(c, p) for c, p in pairs)) for key, pairs in found.items() if pairs}
-    return Validation(tuple((c, best.get(id(c))) for c in cases), errors, tuple(left_out))
+    return Validation(tuple((c, best.get(id(c))) for c in cases), errors, tuple(
+        f'{s.round} {s.name} left out: {duplicate if s.is_duplicate else s.refusal or "the logs lack the batch"}'
+        for s in sets if not s.is_published and (s.is_duplicate or not s.has_recipe)))
 
 
 @cache
@@ -86,31 +77,15 @@ def validate_published() -> Validation:
     return validate(load_table())
 
 
-def validate_systems(run_sets: Sequence[RunSet]) -> Validation:
-    """Predict the sets on several nodes among these, except refused and duplicate sets.
-
-    The costs are fitted to these sets and to the packaged ones, except copies of these.
-    """
-    duplicate = 'all logs duplicate logs of a different system'
-    return validate(run_sets, [
-        f'{s.round} {s.name} left out: {duplicate if s.is_duplicate else s.refusal or "the logs lack the batch"}'
-        for s in run_sets if s.is_duplicate or not s.has_recipe], load_table())
-
-
 def _cells(case: MultiNodeCase, p: Prediction | None) -> tuple[Cell, ...]:
     target = case.target
-    names = [Cell(target.round), Cell(target.org or '-'), Cell(target.name)]
+    names = Cell(target.round), Cell(target.org or '-'), Cell(target.name)
     measured = number_cell(target.minutes, '.2f')
-    if p is None or p.interval is None or p.epochs is None or p.knowledge is None:
+    if p is None or p.interval is None or p.layout.epochs is None or p.knowledge is None:
         return *names, *[Cell('-')] * 5, measured, Cell('-'), Cell('-')
-    return (*names, Cell(p.base.name), Cell(KNOWLEDGE_TEXTS[p.knowledge]), number_cell(p.epochs.mean, 'g'),
+    return (*names, Cell(p.base.name), Cell(KNOWLEDGE_TEXTS[p.knowledge]), number_cell(p.layout.epochs.mean, 'g'),
             number_cell(p.minutes, '.2f'), Cell(f'{p.interval[0]:.2f} to {p.interval[1]:.2f}', p.interval[0]), measured,
             percent_cell(relative_error(p.minutes, target.minutes), '+.1f'), Cell('yes' if _is_held(case, p) else 'no'))
-
-
-def errors_text(errors: Errors) -> str:
-    return (f'{100 * errors.median:.1f} % (median), {100 * errors.high:.1f} % (90th percentile); {errors.num_held} of '
-            f'{len(errors.errors)} measured times are within the 80 % interval')
 
 
 def render_validation(validation: Validation, is_markdown: bool = False) -> str:
@@ -119,8 +94,11 @@ def render_validation(validation: Validation, is_markdown: bool = False) -> str:
         return '\n'.join(map(printable, ('No set on several nodes can be predicted', *validation.left_out)))
     summary = Table('Errors', ('basis', 'left out', 'sets', 'median error', '90th percentile', 'worst',
                                'in 80 % interval'),
-                    tuple((Cell(KNOWLEDGE_TEXTS[knowledge]), Cell(name), *map(Cell, e.cells))
-                          for (knowledge, name), e in validation.errors.items()))
+                    tuple(tuple(map(Cell, (
+                        KNOWLEDGE_TEXTS[knowledge], name, f'{len(e.absolute)}', percent(e.median, '.1f'),
+                        percent(e.high, '.1f'), percent(e.absolute[-1], '.1f'),
+                        f'{e.num_held} ({percent(e.num_held / len(e.absolute), ".0f")})')))
+                        for (knowledge, name), e in validation.errors.items()))
     rows = Table('Predictions without the costs of the same round', (
         'round', 'organisation', 'system', 'source', 'basis', 'epochs', 'predicted min', '80 % interval',
         'measured min', 'error', 'in interval'), tuple(_cells(c, p) for c, p in validation.rows))

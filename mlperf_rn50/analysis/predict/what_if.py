@@ -1,6 +1,5 @@
 """Change the machine of a prediction: ports, TCP, hierarchical all-reduce, generation of the accelerators."""
 import statistics
-from argparse import ArgumentTypeError
 from dataclasses import replace
 from typing import Annotated
 
@@ -29,18 +28,20 @@ class WhatIf(Struct, frozen=True, forbid_unknown_fields=True):
         return ' '.join(name if value is True else f'{name}={value}' for name, value in changes if value)
 
 
-def parse_what_if(text: str) -> WhatIf:
-    """Parse changes such as 'link=25 ports=2 tcp'; raise ArgumentTypeError for others."""
+def parse_what_if(text: str | None) -> WhatIf | None:
+    """Parse changes such as 'link=25 ports=2 tcp'; raise ConfigError for others."""
+    if text is None:
+        return None
     words = [word.partition('=') for word in text.split()]
     if len({name for name, *_ in words}) < len(words):
-        raise ArgumentTypeError(f'got a change twice in {printable(text)}, expected each at most once')
+        raise ConfigError(f'--what-if: got a change twice in {printable(text)}, expected each at most once')
     try:
         found = convert({name: value if is_set else True for name, is_set, value in words}, WhatIf, strict=False)
     except ValidationError as e:
-        raise ArgumentTypeError(f'{printable(str(e))}; expected any of link=GBIT_S, ports=N, generation=NAME, '
-                                'local=IMAGES, tcp and hierarchical') from e
+        raise ConfigError(f'--what-if: {printable(str(e))}; expected any of link=GBIT_S, ports=N, generation=NAME, '
+                          'local=IMAGES, tcp and hierarchical') from e
     if not found.text:
-        raise ArgumentTypeError('got nothing, expected changes such as link=25')
+        raise ConfigError('--what-if: got nothing, expected changes such as link=25')
     return found
 
 
@@ -67,6 +68,6 @@ def change(source: Source, what_if: WhatIf) -> Source:
     if what_if.generation:
         new = what_if.generation.upper()
         step_s = base.step_s * _speed(base.generation, base.num_units) / _speed(new, base.num_units)
-        base = replace(base, name=f'{base.name} with {new}', step_s=step_s, accelerator=new, steps=(), is_scaled=True)
+        base = replace(base, name=f'{base.name} with {new}', step_s=step_s, generation=new, steps=(), is_scaled=True)
     link = replace(link, is_tcp=what_if.tcp, is_hierarchical=what_if.hierarchical)
     return replace(source, base=base, link=link, is_changed=base.is_scaled or link != source.link)
