@@ -41,7 +41,7 @@ def test_without_a_path_only_imagenet_is_looked_up():
     imagenet = replace(CONFIG, data=DataConfig())
     assert find_reference(imagenet, 1) is None
     assert reference_event(ReferenceComparison(None), imagenet, 1).text.startswith(
-        'no reference: no published set has this recipe (sgd, batch 64, learning rate 0.1, poly over 6 epochs) or')
+        'no reference: no published set has this recipe (sgd, batch 64, learning rate 0.1, warm-up 1, poly over 6')
     assert ReferenceComparison(None).compare(1, 0.5, 1.0) is None
 
 

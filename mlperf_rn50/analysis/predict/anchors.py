@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Layout, Link, generation_of
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
-_SLOWEST_GBIT_S = 50.0  # of described ports between nodes with accelerators
+_SLOWEST_GBIT_S = 50.0  # minimum rate of described ports between nodes with accelerators
 
 
 def base_of(run_set: RunSet) -> Base | None:
-    """Return a run set as a base; None if the logs lack nodes, accelerators or ranks, times or the size of the data.
+    """Return a run set as a base; None if the logs lack times, the data size, or the number of nodes or units.
 
     If the epochs were not logged, the step is the mean over the whole run, evaluations and gaps included.
     """
@@ -36,7 +36,7 @@ def organisation(run_set: RunSet) -> str:
 
 
 def _kind(run_set: RunSet) -> str:
-    """Return the name of the accelerator without vendor, power and form version."""
+    """Return the name of the accelerator without vendor, power and form-factor version."""
     return re.sub(r'nvidia|tesla|\(.*?\)|[\s-]|(?<=sxm)\d', '', (run_set.accelerator or '').casefold())
 
 
@@ -92,8 +92,8 @@ def is_early(run_set: RunSet) -> bool:
 def second_base(layout: Layout, base: Base, sets: Sequence[RunSet], like: RunSet) -> Base | None:
     """Return the set of the base's machine on several but fewer nodes than a layout; None if there is none.
 
-    Of several, return the one whose name is most similar to that of a set, with the nearest local batch. Sets whose
-    nodes differ in size from the base's do not count.
+    Of several, return the one whose name is most similar to that of `like`; of equally similar ones, the one with the
+    nearest local batch. Sets whose nodes differ in size from the base's do not count.
     """
     def distance(s: RunSet) -> tuple:
         likeness = len(_words(s) & _words(like)) / (len(_words(s) | _words(like)) or 1)

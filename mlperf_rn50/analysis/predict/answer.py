@@ -1,4 +1,4 @@
-"""Predict several layouts with their recipes and doubts; find the fastest, cheapest and knee layout. Pure functions."""
+"""Predict layouts, with recipes and reasons for doubt; find the fastest, cheapest and knee layout. Pure functions."""
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -66,7 +66,7 @@ class Answer:
 
     @property
     def best(self) -> dict[str, Prediction]:
-        """The fastest, the cheapest and the knee layout: beyond it, 1 % less time needs over 1 % more node-hours."""
+        """The fastest, the cheapest and the knee layout, beyond which 1 % less time needs over 1 % more node-hours."""
         keys: dict[str, Callable[[float, float], tuple[float, float]]] = {
             'fastest': lambda m, h: (m, h), 'cheapest': lambda m, h: (h, m), 'knee': lambda m, h: (m * h, m)}
         return {name: min(self.timed, key=lambda r: key(r.minutes or 0.0, r.node_hours or 0.0))
@@ -92,7 +92,7 @@ _Chosen = tuple[Recipe, Epochs | None, str, list[str]]  # recipe, epochs if meas
 
 
 def source_recipe(source: Source, batch: int, optimizer: str | None, target: float | None) -> _Chosen | None:
-    """Return the recipe that the source used at a batch; None is possible only on ImageNet."""
+    """Return the source's recipe at a batch; None if it has none on ImageNet, where a published one is used."""
     base = source.base
     sets = sorted(source.sets, key=lambda s: s is not base.run_set)
     for run_set in sets:
@@ -167,7 +167,7 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
 
 
 def make_answer(request: PredictionRequest, source: Source) -> Answer:
-    """Predict all requested layouts; without accelerators, the costs are only the interval of another machine."""
+    """Predict all requested layouts; without accelerators, costs are 0, with the interval for another machine's set."""
     def predict(request: PredictionRequest, source: Source) -> tuple[Prediction, ...]:
         return tuple(_predict_split(request, source, *split, costs) for split in request.splits)
     costs, what_if = costs_without(source.base.run_set), request.what_if

@@ -12,9 +12,9 @@ from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, Base, Costs, Epoc
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
-# Prior knowledge: latency and its differences between generations and to early rounds, in seconds.
+# Prior in seconds: latency and its spread, spread between generations, and spread of the extra in early rounds.
 _LATENCY_S, _LATENCY_SPREAD_S, _GENERATION_SPREAD_S, _EARLY_SPREAD_S = 0.004, 0.010, 0.0015, 0.010
-_STEP_SPREAD, _HUBER = 0.06, 1.5  # typical relative error of a step; errors beyond 1.5 times this count less
+_STEP_SPREAD, _HUBER = 0.06, 1.5  # typical relative error of a step; errors beyond 1.5 times this have less weight
 _OTHER_WEIGHT = 0.2  # of a set that is predicted from another machine
 _ITERATIONS = 15
 _COVERAGE = 0.8
@@ -34,7 +34,7 @@ class MultiNodeCase:
     second: Base | None
 
     def predict(self, knowledge: Knowledge, costs: Costs) -> Prediction | None:
-        """Predict the set with the given knowledge; None without it."""
+        """Predict the set with the given knowledge; return None if that knowledge is missing."""
         base, second = self.other if knowledge == 'other' else self.own, self.second if knowledge == 'two' else None
         if base is None or self.layout.epochs is None or knowledge == 'two' and second is None:
             return None
@@ -53,7 +53,7 @@ def distinct(sets: Iterable[RunSet]) -> list[RunSet]:
 
 
 def _epochs_of(target: RunSet, sets: Sequence[RunSet]) -> Epochs | None:
-    """Return the epochs of other rounds' sets with the most similar batches, for a recipe without a schedule."""
+    """Return the epochs of the schedule or, without one, of other rounds' sets with the most similar batches."""
     recipe = target.recipe
     if last := recipe.last_eval_epoch:
         return Epochs(last, last, last, 'schedule')

@@ -8,11 +8,11 @@ from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Knowled
 
 # The exchange can overlap with the backward pass, which takes two thirds of the computing time.
 BACKWARD_SHARE = 2 / 3
-UNKNOWN_GBIT_S, SLOW_GBIT_S = 400.0, 100.0  # assumed for unknown ports, and the slower end of their interval
-# Of Horovod over TCP: per member of the ring, and for reductions within a node. Source: horovod/horovod#542
+UNKNOWN_GBIT_S, SLOW_GBIT_S = 400.0, 100.0  # assumed for unknown ports, and the low end of the interval
+# Latency of Horovod over TCP: per member of the ring, and for reductions within a node. Source: horovod/horovod#542
 HOP_S, STAGES_S = 0.62e-3, 12e-3
 EVALUATION_S = 0.015  # part of an evaluation that does not shrink with the number of nodes
-SECOND_WEIGHT, MAX_SECOND = 0.5, 0.06  # share, and limit before it, of the deviation of a second set's step
+SECOND_WEIGHT, MAX_SECOND = 0.5, 0.06  # weight of a second set's step deviation, and its limit before weighting
 _NEAREST_STARTS = 15
 # Half of the 80 % interval in standard deviations (Student's t), for 1 to 10 degrees of freedom and for more.
 _SIGMAS, _MANY_SIGMAS = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372), 1.2816
@@ -34,7 +34,7 @@ def latency_s(base: Base, costs: Costs) -> float:
 
 
 def _several_nodes_s(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[float, float]:
-    """Return the time of a step's exchange, and of the rest beside computing; a one-node step includes both."""
+    """Return the time of a step's exchange, and of the rest besides computing; a one-node step includes both."""
     if layout.num_nodes == 1:
         return 0.0, 0.0
     members, rest_s = _members(layout, link), latency_s(base, costs) if link.extra_s is None else link.extra_s
@@ -63,7 +63,7 @@ def parts_of(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[floa
         hidden_s = min(link.overlap * exchanged_s, computed_s)
     elif base.num_nodes > 1:  # the computing time was derived without overlap
         hidden_s = 0.0
-    elif not link.is_tcp:  # published sets show no overlap, but without TCP the exchange is never slower than over TCP
+    elif not link.is_tcp:  # published sets show no overlap; assume just enough that TCP would not be faster
         hidden_s = max(0.0, hidden_s - HOP_S * _members(layout, link))
     return computed_s, exchanged_s, hidden_s, rest_s
 

@@ -8,8 +8,8 @@ from mlperf_rn50.analysis.recipe.reference import has_same_recipe
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
-# What a prediction on several nodes starts from: a set of one node of another or of the same machine; the latter and a
-# measured step on several nodes. More knowledge comes later.
+# What a prediction on several nodes starts from: a one-node set of another machine; one of the same machine; the
+# latter and a measured step on several nodes. In this order, knowledge increases.
 Knowledge = Literal['other', 'own', 'two']
 KNOWLEDGE: tuple[Knowledge, ...] = ('other', 'own', 'two')
 
@@ -94,7 +94,7 @@ class Link:
     exchange_bytes: int
     source: str
     overlap: float = 0.0  # share of the exchange that the backward pass hid, if extra_s was measured
-    extra_s: float | None = None  # measured time of a step beside exchange and computing; None to use the model's
+    extra_s: float | None = None  # measured time of a step besides exchange and computing; None to use the model's
     is_tcp: bool = False  # without RDMA, each member of the ring adds latency
     is_hierarchical: bool = False  # reduction within each node, then a ring of nodes
 
@@ -104,7 +104,7 @@ FLOAT16_BYTES = 51_000_000  # ResNet-50 has 25.56 million gradients; published s
 
 @dataclass(frozen=True)
 class Costs:
-    """Time of several nodes beside computing and exchange, fitted to published sets, and the errors of the model."""
+    """Time on several nodes besides computing and exchange, fitted to published sets, and the errors of the model."""
 
     latency_s: Mapping[str, float] = field(default_factory=dict)  # of a step, by generation of the accelerator
     other_latency_s: float = 0.0  # of a step with any other accelerator
@@ -126,7 +126,7 @@ class Prediction:
     compute_s: float | None = None
     exchange_s: float | None = None
     hidden_s: float | None = None
-    other_s: float | None = None  # beside computing and exchange
+    other_s: float | None = None  # besides computing and exchange
     step_s: float | None = None
     minutes: float | None = None
     interval: tuple[float, float] | None = None  # minutes at both ends of the 80 % interval

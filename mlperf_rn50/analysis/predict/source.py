@@ -30,7 +30,7 @@ _UNMEASURED = ('Not measured: evaluations (assumed to take a third of the traini
                'overhead on one node (assumed to be zero), input pipeline (assumed to keep up)')
 _ASSUMED = (f'Ports between nodes unknown: {UNKNOWN_GBIT_S:g} Gbit/s per node assumed, with a wider interval; pass '
             '--link-gbit-s or a bench allreduce file')
-_SAME_LOCAL = 1.1  # largest ratio of two local batches whose steps do not give a slope
+_SAME_LOCAL = 1.1  # up to this ratio, two local batches are too similar for a slope of the step time
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _from_published(name: str) -> Source:
 
 
 def _choose_steps(bench: Bench, per_node: int | None, local_batch_size: int | None) -> list[MeasuredStep]:
-    """Return the rows with the fewest hosts and, among these rows, with the number of ranks per node next to per_node.
+    """Return the rows with the fewest hosts and, among these, with the number of ranks per node nearest to per_node.
 
     The rows differ only in the local batch: the requested one or, if there is none, the largest comes first.
     """
@@ -98,9 +98,9 @@ def _from_bench(bench: Bench, per_node: int | None, local_batch_size: int | None
 
 
 def _exchange_link(base: Base, bench: Bench, exchange: MeasuredExchange) -> Link:
-    """Return the measured ports, and the time beside computing and exchange if a step with the exchange was measured.
+    """Return the measured ports, and the time besides computing and exchange if a step with exchange was measured.
 
-    The step must have the images per accelerator or rank of a base of one node, or of one of its other steps.
+    The base must have one node, and the step as many images per accelerator or rank as one of the base's steps.
     """
     num_ranks, num_hosts, local = exchange.num_ranks, exchange.num_hosts, exchange.local_batch_size
     time_s = exchange.time_ms / 1e3
@@ -116,7 +116,7 @@ def _exchange_link(base: Base, bench: Bench, exchange: MeasuredExchange) -> Link
 
 
 def _find_link(source: Source, bench: Bench | None, gbit_s: float | None) -> tuple[Link | None, tuple[str, ...]]:
-    """Return the requested ports, otherwise measured, described or unknown ones, and notes about them."""
+    """Return the ports as requested or, failing that, as measured, as described or as unknown; and notes about them."""
     base, notes = source.base, tuple[str, ...]()
     num_bytes, kind = source.gradients or ((FLOAT16_BYTES, 'float16 gradients of ResNet-50') if base.has_accelerators
                                            else (_FLOAT32_BYTES, 'float32 gradients of ResNet-50'))

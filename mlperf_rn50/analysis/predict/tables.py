@@ -93,7 +93,7 @@ def verdicts(answer: Answer) -> list[str]:
                if what_if and row.step_s and old.step_s]
     if len(answer.timed) < 2:
         return changes
-    which = ' predicted layout' if len(answer.timed) < len(answer.rows) else ''  # another one may be faster
+    which = ' predicted layout' if len(answer.timed) < len(answer.rows) else ''  # one without a time may be faster
     fastest, cheapest, knee = (_row_text(answer, answer.best[name]) for name in ('fastest', 'cheapest', 'knee'))
     if fastest == cheapest:
         return [*changes, f'Fastest and cheapest{which}: {fastest}']

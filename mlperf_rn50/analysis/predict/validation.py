@@ -36,10 +36,10 @@ class Errors:
 
 @dataclass(frozen=True)
 class Validation:
-    """Predictions of all sets without their round, and the errors by knowledge and by what was left out."""
+    """Predictions of all sets with costs from other rounds, and the errors by knowledge and by the group left out."""
 
     rows: tuple[tuple[MultiNodeCase, Prediction | None], ...]
-    errors: dict[tuple[Knowledge, str], Errors]  # without knowledge of which no set is predicted
+    errors: dict[tuple[Knowledge, str], Errors]  # only for keys with at least one predicted set
     left_out: tuple[str, ...] = ()
 
 
@@ -89,7 +89,7 @@ def _cells(case: MultiNodeCase, p: Prediction | None) -> tuple[Cell, ...]:
 
 
 def render_validation(validation: Validation, is_markdown: bool = False) -> str:
-    """Return the errors by knowledge, the predictions without the round, and the excluded sets as text."""
+    """Return as text the errors by knowledge, the predictions without each set's round, and the excluded sets."""
     if not validation.errors:
         return '\n'.join(map(printable, ('No set on several nodes can be predicted', *validation.left_out)))
     summary = Table('Errors', ('basis', 'left out', 'sets', 'median error', '90th percentile', 'worst',

@@ -13,7 +13,7 @@ from mlperf_rn50.mllog.events import printable
 
 
 class WhatIf(Struct, frozen=True, forbid_unknown_fields=True):
-    """Changes to the measured machine; None and False keep it."""
+    """Changes to the measured machine; None and False mean no change."""
 
     link: Annotated[float, Meta(ge=1e-3, le=1e6)] | None = None  # Gbit/s of one port
     ports: Annotated[int, Meta(ge=1, le=1000)] | None = None  # per node
@@ -46,7 +46,7 @@ def parse_what_if(text: str | None) -> WhatIf | None:
 
 
 def _speed(generation: str, num_units: int) -> float:
-    """Return the median images/s per accelerator of published one-node sets, with equally many of them if possible."""
+    """Return the median images/s per accelerator of published one-node sets, if possible of those with num_units."""
     speeds = [(s.num_units, s.images_per_s / s.num_units) for s in load_table() if s.num_nodes == 1 and s.num_units
               and s.images_per_s and generation_of(s.accelerator) == generation and not s.refusal]
     if not speeds:
