@@ -37,7 +37,7 @@ def _text(value: Any) -> str | None:
 
 def _totals(accuracy: float, candidates: list[int]) -> list[int]:
     """Return the candidates for a number of images of which a fraction, as printed in a log, can be a whole number."""
-    rounding = 0.5 * 10.0 ** -len(repr(accuracy).partition('.')[2]) + 1e-7  # errors of printed digits and of float32
+    rounding = 0.5 * 10.0 ** -len(repr(accuracy).partition('.')[2]) + 1e-7  # rounding of printed digits and of float32
     return [n for n in candidates if abs(accuracy * n - round(accuracy * n)) <= n * rounding]
 
 

@@ -40,8 +40,8 @@ class SignalQueue(StopRequests):
     """Signals to this process in order of arrival; signals with the given numbers have no other effect."""
 
     def __init__(self, numbers: Sequence[signal.Signals]) -> None:
-        # Python writes the number of each signal into the pipe. sigtimedwait would be shorter, but if it is
-        # interrupted after its timeout, for example by SIGCONT, it returns a signal that was never sent.
+        # Python writes the number of each signal into the pipe. sigtimedwait would need less code, but
+        # if SIGCONT interrupts it just when its timeout has expired, it returns a signal that was never sent.
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # File objects close the ends of the pipe when this object is deleted.
         self._reader, self._writer = open(reader, 'rb', buffering=0), open(writer, 'wb', buffering=0)
