@@ -57,8 +57,10 @@ COSTS = Costs(latency_s={'A100': 0.006}, other_latency_s=0.004)
     (BASE, TWO, replace(FAST, is_hierarchical=True), (0.05, 0.0008, 0, 0.006 + 0.012)),  # a ring of 2 nodes
     (TWO_NODES, ONE, MEDIUM, (2 * (0.1 - 0.014 - 0.006), 0, 0, 0)),  # a single node does not use the link
     (TWO_NODES, TWO, MEDIUM, (0.1 - 0.014 - 0.006, 0.014, 0, 0.006)),  # as measured
+    (BASE, Layout(2, 1, RECIPE), replace(FAST, is_hierarchical=True), (0.2, 0.0008, 0, 0.006)),  # nothing within nodes
     (replace(BASE, steps=((50, 0.06),)), TWO, FAST, (0.06, 0.0014, 0, 0.006)),  # on the line through two batches
-    (replace(BASE, steps=((200, 0.18),)), TWO, FAST, (0.06, 0.0014, 0, 0.006))])
+    (replace(BASE, steps=((200, 0.18),)), TWO, FAST, (0.06, 0.0014, 0, 0.006)),
+    (replace(BASE, steps=((50, 0.11),)), TWO, FAST, (0.1, 0.0014, 0, 0.006))])  # noise: a line does not fall
 def test_step_parts_match_hand_calculation(base, layout, link, parts):
     p = predict_layout(base, layout, link, COSTS)
     assert (p.compute_s, p.exchange_s, p.hidden_s, p.other_s) == pytest.approx(parts)
@@ -311,7 +313,8 @@ def test_what_if_changes_the_machine():
         assert answer.unchanged[0].step_s == answer_of(source, (4, 8)).rows[0].step_s
         return answer.rows[0]
     plain = row(link=200.0, ports=8)
-    assert plain.knowledge == 'own' and plain.measured is None  # of a machine with these ports
+    assert plain.knowledge == 'two' and plain.measured is None  # of a machine with these ports
+    assert plain.step_s == pytest.approx(answer_of(source, (4, 8)).rows[0].step_s)  # these ports are the described ones
     assert row(link=200.0).exchange_s == pytest.approx(8 * plain.exchange_s)
     assert row(link=200.0, ports=8, hierarchical=True).exchange_s < plain.exchange_s
     assert row(link=25.0, tcp=True).other_s > plain.other_s
@@ -325,7 +328,7 @@ def test_what_if_changes_the_machine():
 
 @pytest.mark.parametrize('name, options, message', [
     (A100, {'what_if': WhatIf(generation='X1')}, 'published one-node sets, but there are none of X1'),
-    (A100, {'what_if': WhatIf(ports=2)}, 'got ports without link, expected also link'),
+    (A100, {'what_if': WhatIf(ports=2)}, 'at an unknown rate, expected also link'),
     ('dgxa100_n2_ngc20.06_mxnet', {'what_if': WhatIf(tcp=True)}, 'SOURCE on 2 nodes, expected a measurement on one'),
     (A100, {'what_if': WhatIf(local=2), 'is_strong': True}, 'got local with a fixed global batch')])
 def test_what_if_without_an_answer_is_refused(name, options, message):
@@ -369,6 +372,8 @@ def test_tables_of_ranks_on_other_data():
 
 
 def test_without_a_link_only_several_nodes_are_refused(tmp_path):
+    measured, other = answer_of(source_of(known(2, 128), link=None), (2, 2), (4, 2)).rows
+    assert measured.step_s == pytest.approx(0.1) and other.refusal.startswith('interconnect unknown')
     answer = answer_of(source_of(known(), link=None), (1, 2), (2, 2), (2, 3))
     report = json.loads(render_json(answer))
     one, two, _ = report['predictions']

@@ -111,6 +111,8 @@ def test_measured_step_on_several_nodes_is_predicted_as_measured(dump):
         found = rows(step, exchange, '--layouts', '1x1 2x1')
         assert [1e3 * r['step_s'] for r in found] == pytest.approx([300.0, step_ms])
         assert found[1]['measured_share'] == 1
+        [changed] = rows(step, exchange, '--layouts', '2x1', '--what-if', 'tcp')
+        assert changed['measured_share'] < 1  # neither overlap nor latency were measured over TCP
     several = bench_train({'num_ranks': 8, 'num_hosts': 2, 'image_size': 32}, gpus=['A100'])
     found = rows(dump('a.json', several), '--layouts', '2x4 4x4')
     assert found[0]['step_s'] == pytest.approx(0.3) and found[1]['step_s'] > 0.3

@@ -16,7 +16,7 @@ from mlperf_rn50.text import plural
 _MAX_BATCH_RATIO = 2  # between the predicted and the measured local batch; beyond it, the compute time is doubtful
 _NO_SCHEDULE = ('the source logs declare no schedule, as in v0.5; the costs of several nodes of such software are not '
                 'known, so the interval is that of another machine')
-_NO_PORTS = Link(1.0, 0, 'not needed on one node')
+_NO_PORTS = Link(1.0, 0, 'not needed for the measured nodes')
 _NO_LINK = 'interconnect unknown; pass --link-gbit-s or a bench allreduce file measured across nodes'
 
 
@@ -131,7 +131,7 @@ def _doubts(found: Prediction) -> list[str]:
     local, measured, units = layout.local_batch_size, base.local_batch_size, base.num_units / base.num_nodes
     doubts = {
         f'{local:g} images per {base.unit} and step, measured with {measured:g}; compute time is assumed to be '
-        'proportional': not base.steps and not is_within(local, measured, _MAX_BATCH_RATIO),
+        'proportional': not any(is_within(local, m, _MAX_BATCH_RATIO) for m in (measured, *(b for b, _ in base.steps))),
         f'{layout.units_per_node} accelerators per node, measured with {units:g}; node-hours are not comparable':
             base.has_accelerators and layout.units_per_node != units,
         f'{layout.units_per_node} ranks per node, measured with {units:g}; enough processors are assumed':
@@ -152,13 +152,13 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
     except UserError as e:
         return Prediction(base, Layout(num_nodes, per_node, Recipe(None, batch)), str(e))
     layout = Layout(num_nodes, per_node, recipe, epochs)
-    if link is None and num_nodes > 1:
+    if link is None and num_nodes not in (1, base.num_nodes):
         return Prediction(base, layout, _NO_LINK)
     is_unknown = run_set and run_set.is_imagenet and not logs_schedule(run_set)
     is_own = (base.has_accelerators and not is_unknown and not base.is_scaled
               or link is not None and link.extra_s is not None)
     second = second_base(layout, base, source.sets, run_set) if (
-        run_set and base.has_accelerators and base.num_nodes == 1 and not source.is_changed) else None
+        run_set and base.has_accelerators and base.num_nodes == 1 and not base.is_scaled) else None
     found = predict_layout(base, layout, link or _NO_PORTS, costs, 'own' if is_own else 'other', second)
     measured = next((s for s in source.sets if not source.is_changed and s.recipe.global_batch_size == batch
                      and (s.num_nodes, s.num_units) == (num_nodes, layout.num_units)), None)

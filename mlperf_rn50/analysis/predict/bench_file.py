@@ -84,8 +84,8 @@ def load_bench(path: Path) -> Bench | None:
         steps = tuple(convert(found.tables[0].rows, list[MeasuredStep])) if is_train else ()
         exchange = None if is_train else _exchange(found)
         for row in (*steps, exchange):
-            if row and row.num_hosts > row.num_ranks:
-                raise ValueError(f'num_hosts: got {row.num_hosts}, expected at most the {row.num_ranks} ranks')
+            if row and row.num_ranks % row.num_hosts:
+                raise ValueError(f'num_hosts: got {row.num_hosts}, expected a divisor of the {row.num_ranks} ranks')
         return Bench(path, found.machine.gpus[0][:_MAX_TEXT] if found.machine.gpus else None, steps, exchange)
     except OSError as e:
         raise UserError(f'{path}: cannot be read: {e.strerror}') from e

@@ -38,7 +38,7 @@ def _several_nodes_s(base: Base, layout: Layout, link: Link, costs: Costs) -> tu
     if layout.num_nodes == 1:
         return 0.0, 0.0
     members, rest_s = _members(layout, link), latency_s(base, costs) if link.extra_s is None else link.extra_s
-    tcp_s = HOP_S * members * link.is_tcp + STAGES_S * link.is_hierarchical
+    tcp_s = HOP_S * members * link.is_tcp + STAGES_S * (link.is_hierarchical and layout.units_per_node > 1)
     return ring_s(link.exchange_bytes, members, link.gbit_s or UNKNOWN_GBIT_S), tcp_s + rest_s
 
 
@@ -49,9 +49,8 @@ def compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
     if not base.steps:
         return proportional_s
     other_local, other_step_s = min(base.steps, key=lambda p: abs(math.log(p[0] / layout.local_batch_size)))
-    slope = (step_s - other_step_s) / (local - other_local)
-    on_line = step_s + slope * (layout.local_batch_size - local)
-    return on_line if slope > 0 and on_line > 0 else proportional_s
+    on_line = step_s + max(0.0, (step_s - other_step_s) / (local - other_local)) * (layout.local_batch_size - local)
+    return on_line if on_line > 0 else proportional_s
 
 
 def parts_of(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[float, float, float, float]:
@@ -117,7 +116,8 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowled
     factor = _second_factor(base, second, costs) if second else 1.0
     computed_s, exchanged_s, hidden_s, rest_s = (factor * s for s in parts_of(base, layout, link, costs))
     if computed_s <= 0:
-        return Prediction(base, layout, 'the assumed exchange and latency exceed the measured step')
+        return Prediction(base, layout, 'the assumed exchange and latency exceed the measured step; pass a source on '
+                                        'one node, or a higher --link-gbit-s')
     is_bench, step_s = link.extra_s is not None, computed_s + exchanged_s - hidden_s + rest_s
     is_same = not base.is_scaled and (layout.num_nodes, layout.num_units, layout.local_batch_size) == (
         base.num_nodes, base.num_units, base.local_batch_size)

@@ -19,7 +19,7 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
 from mlperf_rn50.text import some
 
-_FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50; ranks without accelerators exchange float32
+FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50; ranks without accelerators exchange float32
 _IMAGENET_PIXELS = 224
 _MAX_NAMES = 8  # maximum names listed in a message
 _kind = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')  # equal in comparable sets
@@ -28,8 +28,9 @@ _INCOMPLETE = ('no run has finished, or the logs lack the number of nodes, the n
 _UNKNOWN_EPOCHS = 'No minutes are predicted, because epochs are known only for ResNet-50 with 224-pixel images'
 _UNMEASURED = ('Not measured: evaluations (assumed to take a third of the training time of 50,000 images), first-epoch '
                'overhead on one node (assumed to be zero), input pipeline (assumed to keep up)')
-_ASSUMED = (f'Ports between nodes unknown: {UNKNOWN_GBIT_S:g} Gbit/s per node assumed, with a wider interval; pass '
-            '--link-gbit-s or a bench allreduce file')
+ASSUMED = (f'Ports between nodes unknown: {UNKNOWN_GBIT_S:g} Gbit/s per node assumed, with a wider interval; pass '
+           '--link-gbit-s or a bench allreduce file')
+_SAME_BYTES = 1.1  # largest ratio between the gradients of a source and of a bench allreduce file
 _SAME_LOCAL = 1.1  # up to this ratio, two local batches are too similar for a slope of the step time
 
 
@@ -119,20 +120,23 @@ def _find_link(source: Source, bench: Bench | None, gbit_s: float | None) -> tup
     """Return the ports as requested or, failing that, as measured, as described or as unknown; and notes about them."""
     base, notes = source.base, tuple[str, ...]()
     num_bytes, kind = source.gradients or ((FLOAT16_BYTES, 'float16 gradients of ResNet-50') if base.has_accelerators
-                                           else (_FLOAT32_BYTES, 'float32 gradients of ResNet-50'))
+                                           else (FLOAT32_BYTES, 'float32 gradients of ResNet-50'))
     if bench and bench.exchange:
         measured = _exchange_link(base, bench, bench.exchange)
+        if not is_within(measured.exchange_bytes, num_bytes, _SAME_BYTES):
+            notes = (f'{bench.path}: {measured.exchange_bytes / 1e6:.1f} MB of gradients are used, but the source has '
+                     f'{num_bytes / 1e6:.1f} MB, {kind}',)
         if gbit_s:
-            return replace(measured, gbit_s=gbit_s, source='--link-gbit-s, gradient size from bench allreduce'), ()
+            return Link(gbit_s, measured.exchange_bytes, '--link-gbit-s, gradient size from bench allreduce'), notes
         if bench.exchange.num_hosts > 1:
-            return measured, ()
+            return measured, notes
         notes = (f'{bench.path}: measured within one host, so the interconnect is unknown',)
     if gbit_s:
         return Link(gbit_s, num_bytes, f'--link-gbit-s, assumed {kind}'), ()
     if not base.has_accelerators:
         return None, notes
     link = link_of(base.run_set, num_bytes)
-    return link, notes if link.gbit_s else (*notes, _ASSUMED)
+    return link, notes if link.gbit_s else (*notes, ASSUMED)
 
 
 def load_source(words: Sequence[str], system: str | None = None, per_node: int | None = None,

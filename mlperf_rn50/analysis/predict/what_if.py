@@ -5,8 +5,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, ValidationError, convert
 
-from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Link, generation_of
-from mlperf_rn50.analysis.predict.source import Source
+from mlperf_rn50.analysis.predict.prediction import Link, generation_of
+from mlperf_rn50.analysis.predict.source import ASSUMED, FLOAT32_BYTES, Source
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mllog.events import printable
@@ -58,16 +58,22 @@ def _speed(generation: str, num_units: int) -> float:
 
 def change(source: Source, what_if: WhatIf) -> Source:
     """Return the source with the changes, except local; raise ConfigError if they cannot be predicted."""
-    base, link = source.base, source.link or Link(None, FLOAT16_BYTES, 'unknown')
+    base, link, notes = source.base, source.link, source.notes
     if base.num_nodes > 1:
         raise ConfigError(f'--what-if: got a SOURCE on {base.num_nodes} nodes, expected a measurement on one node')
     if what_if.link:
-        link = replace(link, gbit_s=what_if.link * (what_if.ports or 1), source='--what-if')
-    elif what_if.ports:
-        raise ConfigError('--what-if: got ports without link, expected also link=GBIT_S, the rate of a port')
+        num_bytes = link.exchange_bytes if link else source.gradients[0] if source.gradients else FLOAT32_BYTES
+        link = Link(what_if.link * (what_if.ports or 1), num_bytes, '--what-if')
+        notes = tuple(note for note in notes if note != ASSUMED)
+    elif what_if.ports or link is None and (what_if.tcp or what_if.hierarchical):
+        raise ConfigError('--what-if: got a change of the exchange at an unknown rate, expected also link=GBIT_S, the '
+                          'rate of a port')
+    if what_if.generation and not base.has_accelerators:
+        raise ConfigError('--what-if: got generation, but ranks on CPUs; expected a SOURCE with accelerators')
     if what_if.generation:
         new = what_if.generation.upper()
         step_s = base.step_s * _speed(base.generation, base.num_units) / _speed(new, base.num_units)
         base = replace(base, name=f'{base.name} with {new}', step_s=step_s, generation=new, steps=(), is_scaled=True)
-    link = replace(link, is_tcp=what_if.tcp, is_hierarchical=what_if.hierarchical)
-    return replace(source, base=base, link=link, is_changed=base.is_scaled or link != source.link)
+    if link and (what_if.tcp or what_if.hierarchical or what_if.generation):  # not those of measured overlap, latency
+        link = Link(link.gbit_s, link.exchange_bytes, link.source, 0.0, None, what_if.tcp, what_if.hierarchical)
+    return replace(source, base=base, link=link, notes=notes, is_changed=base.is_scaled or link != source.link)
