@@ -88,6 +88,8 @@ def test_large_tree_has_a_brief_text(tree, monkeypatch):
     assert [line.split()[0] for line in others] == ['other', 'Times'] and 'batches differ' not in brief
     assert "- v0.7/a's/odd: error: batches differ" in render_table(studies, has_all_findings=True)
     assert render_markdown(studies).startswith('## ResNet-50 in MLPerf logs: 3 studies\n\n- 6 sets')
+    priced = render_table([replace(s, price_per_node_hour=36.0) for s in studies])
+    assert len(re.findall('  cost  ', priced)) == 2 and '  cost  ' not in brief  # in both tables
 
 
 @pytest.mark.parametrize('options, names', [

@@ -164,13 +164,13 @@ def is_large(studies: Sequence[Study]) -> bool:
 
 def series_overview(studies: Sequence[Study]) -> Table:
     """Return a table with a row per series and, in its cells, a value per system."""
-    rows = []
+    rows, costs = [], ('cost',) if any(s.price_per_node_hour for s in studies) else ()
     for study, series in ((s, x) for s in studies for x in s.series):
         cells = [{**_row(study, s), 'minutes': Cell(minutes(s.time_s))} for s in series.run_sets]
         lists = (' '.join(c[h].text.replace(',', '').removesuffix(' %') for c in cells) for h in (
-            'nodes', 'minutes', 'speed-up', 'efficiency', 'batch', 'mean epochs'))
+            'nodes', 'minutes', 'speed-up', 'efficiency', *costs, 'batch', 'mean epochs'))
         rows.append(tuple(map(Cell, (*lists, series.baseline.round, series.baseline.org or '-', series.title))))
-    return Table('Series', ('nodes', 'minutes', 'speed-up', 'efficiency, %', 'batch', 'epochs', 'round',
+    return Table('Series', ('nodes', 'minutes', 'speed-up', 'efficiency, %', *costs, 'batch', 'epochs', 'round',
                             'organisation', 'series'), tuple(rows),
                  'Speed-up and efficiency are relative to the first system of the series, or to --baseline.')
 
@@ -184,8 +184,9 @@ def overview_table(studies: Sequence[Study], is_brief: bool = False) -> Table | 
     rows = []
     for number, study, run_set in shown:
         cells = _system_cells(run_set, 'accelerators')
+        costs = {'cost': _cost_cells(study, run_set, ())['cost']} if is_brief and study.price_per_node_hour else {}
         rows.append({'system': Cell(run_set.name, study=number), 'round': Cell(', '.join(run_set.rounds)),
-                     **{h: cells[h] for h in ('time, min', 'mean epochs')},
+                     **{h: cells[h] for h in ('time, min', 'mean epochs')}, **costs,
                      'organisation': Cell(run_set.org or '-', refs=fact_refs(run_set.runs, 'org')),
                      **{h: cells[h] for h in ('nodes', 'accelerators', 'batch', 'converged', 'time from',
                                               'official score, min', 'accelerator', 'framework')},
