@@ -54,7 +54,8 @@ def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
     predicted_ms = 1000 * predict_s(rows, int(measured['bytes']))
     gradients = {'model': case.model, 'num_gradients': len(grads), 'predicted_ms': predicted_ms, **measured,
                  'step_ms': step_ms, 'predicted_share': predicted_ms / step_ms,
-                 'measured_share': measured['time_ms'] / step_ms, 'local_batch_size': case.local_batch_size}
+                 'measured_share': measured['time_ms'] / step_ms, 'local_batch_size': case.local_batch_size,
+                 'num_ranks': comm.world_size, 'num_hosts': comm.sum([comm.local_rank == 0])[0]}
     if comm.rank:
         return []
     num_sharing = sharing_of(session.config)

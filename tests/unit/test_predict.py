@@ -29,11 +29,9 @@ from mlperf_rn50.analysis.predict.what_if import WhatIf
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published, load_table
 from mlperf_rn50.analysis.sets.recipe import Recipe
-from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.read.description import network_gbit_s
-from mlperf_rn50.mllog.sidecar.energy import Energy
 
 SLOW = Link(1.0, 100_000_000, 'measured')
 MEDIUM, FAST = replace(SLOW, gbit_s=100.0), replace(SLOW, gbit_s=1000.0)
@@ -387,20 +385,6 @@ def test_without_a_link_only_several_nodes_are_refused(tmp_path):
     assert not refused.predicted and draw_prediction(refused) is None
     assert {p.name for p in dump_prediction(refused, tmp_path / 'a/b').iterdir()} == {
         'prediction.json', 'prediction.md'}
-
-
-def test_energy_is_predicted_only_for_measured_nodes(monkeypatch):
-    source = source_of(known(), known(2, 128))
-    for energy in (None, Energy(10.0)):  # no telemetry, telemetry without counters
-        monkeypatch.setattr(RunSet, 'energy', energy)
-        assert answer_of(source, (1, 2)).node_watts is None
-    monkeypatch.setattr(RunSet, 'energy', Energy(10.0, cpu_joules=600.0, gpu_joules=3000.0))
-    answer = answer_of(source, (1, 2), (2, 2), (1, 4))
-    one, two, other = answer.rows
-    assert [answer.kwh(r) for r in (one, two)] == pytest.approx([0.006 * one.minutes, 0.012 * two.minutes])
-    assert other.minutes and answer.kwh(other) is None  # no node of four ranks was measured
-    text = render_tables(answer)
-    assert 'Energy: 360 W per node, the mean power of its CPUs and GPUs in' in text and '  kWh\n' in text
 
 
 def titles_of(picture):

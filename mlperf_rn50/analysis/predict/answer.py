@@ -75,18 +75,6 @@ class Answer:
     def cost(self, row: Prediction) -> float | None:
         return row.node_hours * self.request.price if row.node_hours and self.request.price else None
 
-    @property
-    def node_watts(self) -> float | None:
-        """Mean power of one node during the runs of the source; None if unknown."""
-        energy = self.base.run_set and self.base.run_set.energy
-        return energy.joules / energy.seconds / self.base.num_nodes if energy and energy.joules else None
-
-    def kwh(self, row: Prediction) -> float | None:
-        """Return the energy of all nodes at the measured power; None if unknown or for nodes unlike the source's."""
-        base, watts = self.base, self.node_watts
-        is_alike = row.layout.units_per_node * base.num_nodes == base.num_units and not base.is_scaled
-        return watts * row.node_hours / 1000 if watts and row.node_hours and is_alike else None
-
 
 _Chosen = tuple[Recipe, Epochs | None, str, list[str]]  # recipe, epochs if measured, source, and doubts
 

@@ -1,5 +1,4 @@
 """Load JSON files of bench train and bench allreduce, and check types and bounds, because the files are untrusted."""
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,13 +18,20 @@ _Bytes = Annotated[int, Meta(ge=1, le=10**12)]
 _Ms = Annotated[float, Meta(ge=1e-3, le=1e8)]
 
 
-class MeasuredStep(Struct, frozen=True):
-    """A row of bench train: a step on all ranks."""
-
+class _Measured(Struct, frozen=True):
     model: _Text
     local_batch_size: _Count
     num_ranks: _Count
     num_hosts: _Count
+
+    def __post_init__(self) -> None:
+        if self.num_ranks % self.num_hosts:
+            raise ValueError(f'num_hosts: got {self.num_hosts}, expected a divisor of the {self.num_ranks} ranks')
+
+
+class MeasuredStep(_Measured, frozen=True):
+    """A row of bench train: a step on all ranks."""
+
     precision: _Text
     input: _Text
     image_size: _Count
@@ -37,12 +43,10 @@ class MeasuredStep(Struct, frozen=True):
         return f'{self.model}, {self.precision}, {self.input} images of {self.image_size} pixels'
 
 
-class MeasuredExchange(Struct, frozen=True):
+class MeasuredExchange(_Measured, frozen=True):
     """Exchange of a step's gradients in bench allreduce; step_ms: a step with the exchange, None if not measured."""
 
-    local_batch_size: _Count
-    num_ranks: _Count
-    num_hosts: _Count
+    num_ranks: Annotated[int, Meta(ge=2, le=10**6)]
     time_ms: Annotated[float, Meta(ge=1e-6, le=1e8)]
     num_bytes: _Bytes = field(name='bytes')
     step_ms: _Ms | None = None
@@ -50,11 +54,9 @@ class MeasuredExchange(Struct, frozen=True):
 
 class _Machine(Struct):
     gpus: list[str]
-    num_hosts: int
 
 
 class _Table(Struct):
-    title: str
     rows: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1000)]
 
 
@@ -80,24 +82,12 @@ def load_bench(path: Path) -> Bench | None:
         return None
     try:
         found = decode(read_text(path, _MAX_FILE_BYTES), type=_File)
-        is_train = found.format == 'mlperf-rn50 bench train 1'
-        steps = tuple(convert(found.tables[0].rows, list[MeasuredStep])) if is_train else ()
-        exchange = None if is_train else _exchange(found)
-        for row in (*steps, exchange):
-            if row and row.num_ranks % row.num_hosts:
-                raise ValueError(f'num_hosts: got {row.num_hosts}, expected a divisor of the {row.num_ranks} ranks')
-        return Bench(path, found.machine.gpus[0][:_MAX_TEXT] if found.machine.gpus else None, steps, exchange)
+        accelerator, rows = found.machine.gpus[0][:_MAX_TEXT] if found.machine.gpus else None, found.tables[-1].rows
+        if found.format == 'mlperf-rn50 bench train 1':
+            return Bench(path, accelerator, tuple(convert(rows, list[MeasuredStep])))
+        return Bench(path, accelerator, exchange=convert(rows[0], MeasuredExchange))
     except OSError as e:
         raise UserError(f'{path}: cannot be read: {e.strerror}') from e
     except (MsgspecError, ValueError, RecursionError) as e:
         raise UserError(f'{path}: {printable(str(e))[:_MAX_TEXT]}; expected output of mlperf-rn50 bench train or '
                         'bench allreduce with --format json') from e
-
-
-def _exchange(file: _File) -> MeasuredExchange:
-    tables = {t.title: t.rows[0] for t in file.tables}
-    num_ranks = next((int(m[1]) for t in tables if (m := re.fullmatch(r'All-reduce over (\d{1,6}) ranks', t))), 0)
-    row = tables.get('The gradients of a step')
-    if row is None or num_ranks < 2:
-        raise ValueError('no tables of an all-reduce over 2 or more ranks and of the gradients of a step')
-    return convert({**row, 'num_ranks': num_ranks, 'num_hosts': file.machine.num_hosts}, MeasuredExchange)

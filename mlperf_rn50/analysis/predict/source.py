@@ -19,7 +19,7 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
 from mlperf_rn50.text import some
 
-FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50; ranks without accelerators exchange float32
+_FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50; ranks without accelerators exchange float32
 _IMAGENET_PIXELS = 224
 _MAX_NAMES = 8  # maximum names listed in a message
 _kind = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')  # equal in comparable sets
@@ -42,7 +42,7 @@ class Source:
     link: Link | None
     sets: tuple[RunSet, ...] = ()
     notes: tuple[str, ...] = ()
-    gradients: tuple[int, str] | None = None  # size in bytes, and a text with type and network
+    gradient_bytes: int = FLOAT16_BYTES
     is_changed: bool = False  # by --what-if, so that other measured sets do not apply
 
 
@@ -87,7 +87,6 @@ def _from_bench(bench: Bench, per_node: int | None, local_batch_size: int | None
     step, *others = _choose_steps(bench, per_node, local_batch_size)
     local, batch, step_s = step.local_batch_size, step.local_batch_size * step.num_ranks, step.step_ms / 1e3
     is_known = step.model == 'resnet50' and step.image_size == _IMAGENET_PIXELS
-    bits = 16 if step.precision == 'float16' else 32
     base = Base(f'{step.kind}, {local} per rank', str(bench.path), step.num_hosts, step.num_ranks,
                 bench.accelerator is not None, batch, step_s,
                 (1 - BACKWARD_SHARE) * step_s * IMAGENET_VAL / batch if is_known else None, 0.0, IMAGENET_TRAIN,
@@ -95,7 +94,7 @@ def _from_bench(bench: Bench, per_node: int | None, local_batch_size: int | None
                 tuple((s.local_batch_size, s.step_ms / 1e3) for s in others
                       if not is_within(s.local_batch_size, local, _SAME_LOCAL)))
     return Source(base, None, (), (_UNMEASURED if is_known else _UNKNOWN_EPOCHS,),
-                  (bits // 8 * step.num_parameters, f'float{bits} gradients of {step.model}'))
+                  (2 if step.precision == 'float16' else 4) * step.num_parameters)
 
 
 def _exchange_link(base: Base, bench: Bench, exchange: MeasuredExchange) -> Link:
@@ -118,23 +117,18 @@ def _exchange_link(base: Base, bench: Bench, exchange: MeasuredExchange) -> Link
 
 def _find_link(source: Source, bench: Bench | None, gbit_s: float | None) -> tuple[Link | None, tuple[str, ...]]:
     """Return the ports as requested or, failing that, as measured, as described or as unknown; and notes about them."""
-    base, notes = source.base, tuple[str, ...]()
-    num_bytes, kind = source.gradients or ((FLOAT16_BYTES, 'float16 gradients of ResNet-50') if base.has_accelerators
-                                           else (FLOAT32_BYTES, 'float32 gradients of ResNet-50'))
+    base, num_bytes, notes = source.base, source.gradient_bytes, tuple[str, ...]()
     if bench and bench.exchange:
         measured = _exchange_link(base, bench, bench.exchange)
         if not is_within(measured.exchange_bytes, num_bytes, _SAME_BYTES):
             notes = (f'{bench.path}: {measured.exchange_bytes / 1e6:.1f} MB of gradients are used, but the source has '
-                     f'{num_bytes / 1e6:.1f} MB, {kind}',)
-        if gbit_s:
-            return Link(gbit_s, measured.exchange_bytes, '--link-gbit-s, gradient size from bench allreduce'), notes
-        if bench.exchange.num_hosts > 1:
+                     f'{num_bytes / 1e6:.1f} MB',)
+        if bench.exchange.num_hosts > 1 and not gbit_s:
             return measured, notes
-        notes = (f'{bench.path}: measured within one host, so the interconnect is unknown',)
-    if gbit_s:
-        return Link(gbit_s, num_bytes, f'--link-gbit-s, assumed {kind}'), ()
-    if not base.has_accelerators:
-        return None, notes
+        num_bytes = measured.exchange_bytes
+        notes += () if gbit_s else (f'{bench.path}: measured within one host, so the interconnect is unknown',)
+    if gbit_s or not base.has_accelerators:
+        return Link(gbit_s, num_bytes, '--link-gbit-s') if gbit_s else None, notes
     link = link_of(base.run_set, num_bytes)
     return link, notes if link.gbit_s else (*notes, ASSUMED)
 
@@ -179,4 +173,4 @@ def _from_systems(run_sets: Sequence[RunSet], name: str | None, per_node: int | 
     notes = () if len(comparable) == 1 or name else (
         f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system NAME selects another',)
     return Source(replace(base, steps=tuple(steps.items())), None, tuple(b.run_set for b in comparable if b.run_set),
-                  notes)
+                  notes, FLOAT16_BYTES if base.has_accelerators else _FLOAT32_BYTES)

@@ -62,7 +62,7 @@ def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
             'error': percent_cell(relative_error(p.minutes, p.measured_minutes), '+.1f'),
             'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f'),
             'efficiency': percent_cell(p.efficiency), 'node-hours': figures_cell(p.node_hours),
-            'cost': Cell('-' if cost is None else money(cost), cost), 'kWh': figures_cell(answer.kwh(p))}
+            'cost': Cell('-' if cost is None else money(cost), cost)}
 
 
 def _step_cells(p: Prediction) -> dict[str, Cell]:
@@ -136,17 +136,13 @@ def _error_line(answer: Answer) -> str:
 def _constants(answer: Answer) -> list[str]:
     """Return lines on the values behind the predictions, their sources and the error of the model."""
     base, rows, data = answer.base, answer.predicted, data_name(answer.base.dataset)
-    energy = base.run_set.energy if base.run_set and answer.node_watts else None
     return [f'Source: {base.name} ({base.source}), {plural(base.num_nodes, "node")}, '
             f'{plural(base.num_units, base.unit)}, batch {base.global_batch_size:,}, {1e3 * base.step_s:.1f} ms per '
             f'step on {data}',
             *_group(((f'{describe(r.layout.recipe)}; source: {r.recipe_source}', r) for r in rows if r.recipe_source),
                     'Recipe of '),
             *_group(((r.layout.epochs.source, r) for r in rows if r.layout.epochs), 'Epochs of ', f' on {data}'),
-            _link_line(answer.source.link), _costs_line(answer),
-            *([f'Energy: {answer.node_watts:,.0f} W per node, the mean power of its '
-               f'{" and ".join(f"{kind.upper()}s" for kind in energy.measured)} in the source runs, assumed for all '
-               'layouts'] if energy else []), _error_line(answer)]
+            _link_line(answer.source.link), _costs_line(answer), _error_line(answer)]
 
 
 def heading(answer: Answer) -> str:
@@ -190,10 +186,9 @@ def _row_object(answer: Answer, p: Prediction) -> dict[str, Any]:
             'recipe': None if p.refusal else asdict(recipe), 'recipe_source': p.recipe_source or None,
             **{key: None if p.refusal else getattr(p.layout.epochs, name, None) for key, name in epochs.items()},
             **_fields(p, 'compute_s', 'exchange_s', 'hidden_s', 'other_s', 'step_s', 'images_per_s', 'efficiency',
-                      'minutes', 'node_hours', 'knowledge', 'measured_share', 'measured_minutes'),
+                      'minutes', 'node_hours', 'knowledge', 'measured_share', 'measured_minutes', 'doubts'),
             'measured_step_s': p.measured and p.measured.step_s,
-            'low_minutes': interval[0], 'high_minutes': interval[1], 'cost': answer.cost(p), 'kwh': answer.kwh(p),
-            'doubts': list(p.doubts)}
+            'low_minutes': interval[0], 'high_minutes': interval[1], 'cost': answer.cost(p)}
 
 
 def render_json(answer: Answer) -> str:
@@ -208,6 +203,6 @@ def render_json(answer: Answer) -> str:
         'validation': own and {'num_predicted': len(own.absolute), 'num_held': own.num_held,
                                'median_error': own.median, 'high_error': own.high},
         'what_if': what_if and what_if.text, 'price_per_node_hour': answer.request.price,
-        'node_watts': answer.node_watts, 'predictions': [_row_object(answer, r) for r in answer.rows],
+        'predictions': [_row_object(answer, r) for r in answer.rows],
         **{name: answer.best[name].layout.name if answer.timed else None for name in ('fastest', 'cheapest', 'knee')},
         'notes': _notes(answer)}, indent=1, allow_nan=False)

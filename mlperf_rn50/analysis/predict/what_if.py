@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, ValidationError, convert
 
 from mlperf_rn50.analysis.predict.prediction import Link, generation_of
-from mlperf_rn50.analysis.predict.source import ASSUMED, FLOAT32_BYTES, Source
+from mlperf_rn50.analysis.predict.source import ASSUMED, Source
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mllog.events import printable
@@ -62,8 +62,8 @@ def change(source: Source, what_if: WhatIf) -> Source:
     if base.num_nodes > 1:
         raise ConfigError(f'--what-if: got a SOURCE on {base.num_nodes} nodes, expected a measurement on one node')
     if what_if.link:
-        num_bytes = link.exchange_bytes if link else source.gradients[0] if source.gradients else FLOAT32_BYTES
-        link = Link(what_if.link * (what_if.ports or 1), num_bytes, '--what-if')
+        link = Link(what_if.link * (what_if.ports or 1), link.exchange_bytes if link else source.gradient_bytes,
+                    '--what-if')
         notes = tuple(note for note in notes if note != ASSUMED)
     elif what_if.ports or link is None and (what_if.tcp or what_if.hierarchical):
         raise ConfigError('--what-if: got a change of the exchange at an unknown rate, expected also link=GBIT_S, the '
