@@ -55,6 +55,13 @@ def number(text: str, most: float, expected: str, least: float = 0.0) -> float:
     return value
 
 
+def filled(text: str) -> str:
+    """Return an option's text; refuse an empty one, such as that of an unset variable in a script."""
+    if not text:
+        raise ArgumentTypeError('got an empty string, expected a value')
+    return text
+
+
 fraction = partial(number, most=1, expected='a fraction such as 0.759, not a percentage')  # type of --target
 
 

@@ -16,19 +16,18 @@ reason. The knee is the layout beyond which 1 % less time needs more than 1 % mo
 
 exit codes: 0 at least one layout was predicted, 1 all layouts were refused, 2 invalid arguments
 """
-import math
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from mlperf_rn50.cli.parsers import add_price_option, command_parser, count, fraction, number
+from mlperf_rn50.cli.parsers import add_price_option, command_parser, count, filled, fraction, number
 from mlperf_rn50.cli.terminal import has_colour, paint
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.parser import Parser
 
-_MAX_UNITS, _MAX_BATCH, _MAX_LAYOUTS = 1_000_000, 10_000_000, 1000
+_MAX_BATCH = 10_000_000
 
 
 def make_parser() -> Parser:
@@ -45,16 +44,16 @@ def make_parser() -> Parser:
         type=partial(number, least=1e-3, most=1e6, expected='a number from 0.001 to 1000000'),
         help='rate of all ports of a node together, in Gbit/s per direction (default: as measured by bench allreduce '
              'or described with the logs)')
-    add('--what-if', metavar='CHANGES',
+    add('--what-if', metavar='CHANGES', type=filled,
         help='predict a changed machine; any of link=GBIT_S (of a port), ports=N (per node), generation=NAME (of the '
              "accelerators), local=IMAGES (per accelerator), tcp, hierarchical, such as 'link=25 tcp hierarchical'")
     add_price_option(parser)
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: any)')
     add('--target', metavar='TOP1', type=fraction, help='Top-1 target as a fraction (default: as in the source)')
-    add('--system', metavar='NAME', help='system to use if SOURCE has several (default: the one with the fewest nodes)')
+    add('--system', metavar='NAME', type=filled, help='system in a SOURCE of several (default: with the fewest nodes)')
     add('--format', choices=['table', 'markdown', 'json'], default='table', help='output format (default: table)')
-    add('--out', metavar='DIR', help='folder for prediction.json, prediction.md and a plot (SVG, PNG)')
-    add('--validate', nargs='?', const=True, metavar='TREE',
+    add('--out', metavar='DIR', type=filled, help='folder for prediction.json, prediction.md and a plot (SVG, PNG)')
+    add('--validate', nargs='?', const=True, metavar='TREE', type=filled,
         help='print the prediction errors for the systems in TREE, a tree of logs (default: the published systems)')
     return parser
 
@@ -62,21 +61,19 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
-    for name, expected in (('out', 'a folder'), ('system', 'a name'), ('validate', 'a TREE or no value')):
-        if getattr(options, name) == '':
-            parser.error(f'--{name}: got an empty string, expected {expected}')
     if options.validate is not None:
         return _validate(options, parser)
-    if missing := [n for n, v in (('SOURCE', options.sources), ('--layouts', options.layouts)) if not v]:
-        parser.error(f'the following arguments are required: {", ".join(missing)}')
     from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer
-    from mlperf_rn50.analysis.predict.source import load_source
+    from mlperf_rn50.analysis.predict.source import load_source, parse_what_if
     from mlperf_rn50.analysis.predict.tables import render_json, render_tables
-    from mlperf_rn50.analysis.predict.what_if import parse_what_if
-    what_if, splits = parse_what_if(options.what_if), _splits(options.layouts)
+    from mlperf_rn50.analysis.recipe.sweep_layouts import parse_layouts
+    splits = parse_layouts(' '.join(options.layouts or []).split())
+    what_if = parse_what_if(options.what_if) if options.what_if else None
+    if missing := [name for name, value in (('SOURCE', options.sources), ('--layouts', splits)) if not value]:
+        parser.error(f'the following arguments are required: {", ".join(missing)}')
     source = load_source(options.sources, options.system, splits[0][1], options.local_batch_size, options.link_gbit_s)
     answer = make_answer(PredictionRequest(
-        splits, options.global_batch_size, options.local_batch_size, options.strong, options.optimizer,
+        tuple(splits), options.global_batch_size, options.local_batch_size, options.strong, options.optimizer,
         options.target, options.price_per_node_hour, what_if), source)
     if options.out:
         from mlperf_rn50.analysis.predict.plot import dump_prediction
@@ -87,18 +84,6 @@ def run(argv: Sequence[str]) -> int:
         title = partial(paint, colour='bold') if options.format == 'table' and has_colour(sys.stdout) else str
         print(render_tables(answer, options.format == 'markdown', title))
     return EXIT_OK if answer.predicted else EXIT_FAILED
-
-
-def _splits(words: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Parse layouts such as '1x4 2x4' or '1x4' '2x4' into pairs (nodes, accelerators or ranks per node)."""
-    from mlperf_rn50.analysis.recipe.sweep_layouts import parse_layouts
-    layouts = ' '.join(words).split()
-    if not 1 <= len(layouts) <= _MAX_LAYOUTS:
-        raise ConfigError(f'--layouts: got {len(layouts):,} layouts, expected 1 to {_MAX_LAYOUTS:,}, such as 2x4')
-    splits = tuple(parse_layouts(layouts))
-    if large := next((s for s in splits if math.prod(s) > _MAX_UNITS), None):
-        raise ConfigError(f'--layouts: got {large[0]}x{large[1]}, expected at most {_MAX_UNITS:,} accelerators')
-    return splits
 
 
 def _validate(options: Namespace, parser: Parser) -> int:

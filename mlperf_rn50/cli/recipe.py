@@ -19,7 +19,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlperf_rn50.cli.parsers import command_parser, config_parser, count, fraction
+from mlperf_rn50.cli.parsers import command_parser, config_parser, count, filled, fraction
 from mlperf_rn50.errors import EXIT_OK, ConfigError
 from mlperf_rn50.parser import Parser
 
@@ -39,8 +39,8 @@ def make_parser() -> Parser:
         help='open also shows sets of the open division, which may skip rules (default: closed)')
     add('--nodes', type=count(_MAX_BATCH), metavar='N', help='nodes of the written or compared configuration')
     add('--ranks-per-node', type=count(_MAX_BATCH), metavar='N', help='ranks (GPUs) per node of that configuration')
-    add('--out', metavar='FILE', help='new file for the recipe, written as a configuration for train')
-    add('--compare', metavar='CONFIG', help='configuration to compare with the recipes')
+    add('--out', metavar='FILE', type=filled, help='new file for the recipe, written as a configuration for train')
+    add('--compare', metavar='CONFIG', type=filled, help='configuration to compare with the recipes')
     add('--format', choices=['table', 'json'], default='table', help='output format (default: table)')
     return parser
 
@@ -54,9 +54,6 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError('--nodes, --ranks-per-node: got one of them, expected both or neither')
     if options.compare and options.out:
         raise ConfigError('--compare, --out: got both, expected one of them')
-    for name in ('out', 'compare'):
-        if getattr(options, name) == '':
-            raise ConfigError(f'--{name}: got an empty string, expected a file')
     if options.out and os.path.lexists(options.out):
         raise ConfigError(f'--out: {options.out} exists already, expected a new file; move it or use a new name')
     from mlperf_rn50.analysis.recipe import choose, tables

@@ -128,7 +128,7 @@ def test_interpolated_rate_is_log_linear_and_epochs_are_on_the_grid():
     (1_000_000, 'lars', 0.759, None, 'got 1,000,000 (lars, 75.9 %)'), (1664, None, 0.8, None, 'there are none'),
     (4096, None, None, [SETS['1-node-8s-cpx-2-mxnet']], 'there are none')])  # its logs lack the end of the schedule
 def test_batch_outside_the_published_range_is_refused(batch, opt_name, target, sets, message):
-    with pytest.raises(ConfigError, match=r'--global-batch-size: got [\d,]+ .*expected a batch') as e:
+    with pytest.raises(ConfigError, match=r'global batch: got [\d,]+ .*expected a batch') as e:
         choose.choose_recipe(batch, opt_name, target, sets)
     assert message in str(e.value)
 

@@ -1,12 +1,13 @@
 """Find the one-node set that a set on several nodes is predicted from, and a second set of its machine. Pure."""
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Layout, Link, generation_of
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
-_SLOWEST_GBIT_S = 50.0  # minimum rate of described ports between nodes with accelerators
+_SLOWEST_GBIT_S = 50.0  # minimum rate of described ports between nodes
+_FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50; ranks without accelerators exchange float32
 
 
 def base_of(run_set: RunSet) -> Base | None:
@@ -24,9 +25,9 @@ def base_of(run_set: RunSet) -> Base | None:
                 run_set.other_dataset, run_set, generation_of(run_set.accelerator)) if step_s else None
 
 
-def link_of(run_set: RunSet | None, num_bytes: int = FLOAT16_BYTES) -> Link:
+def link_of(run_set: RunSet) -> Link:
     """Return the ports by the system description; slow ports are for management only."""
-    gbit_s = run_set.node_gbit_s if run_set else None
+    gbit_s, num_bytes = run_set.node_gbit_s, FLOAT16_BYTES if run_set.num_accelerators else _FLOAT32_BYTES
     is_known = gbit_s is not None and gbit_s >= _SLOWEST_GBIT_S
     return Link(gbit_s if is_known else None, num_bytes, 'the system description' if is_known else 'unknown')
 
@@ -50,29 +51,39 @@ def _per_node(run_set: RunSet) -> float:
     return (run_set.num_units or 0) / (run_set.num_nodes or 1)
 
 
-def _batch_distance(run_set: RunSet, local_batch_size: float) -> float:
-    return abs(math.log(run_set.recipe.global_batch_size / (run_set.num_units or 1) / local_batch_size))
-
-
 def _words(run_set: RunSet) -> frozenset[str]:
     """Return the words of a system's name, without a leading number of nodes."""
     return frozenset(re.findall('[a-z0-9]+', re.sub(r'^\d+ *x *', '', run_set.name.casefold())))
 
 
-def one_node_base(target: RunSet, sets: Sequence[RunSet], is_own: bool = True) -> Base | None:
-    """Return the one-node set of a target's machine, or of another one with the same generation; None without one.
-
-    Of several, choose equal nodes, the nearest round, the most similar name, the same optimizer, the nearest batch.
-    """
+def _nearest(target: RunSet, local_batch_size: float, sets: Iterable[RunSet]) -> Base | None:
+    """Return the set that is most similar to a target, by the criteria below in this order; None without sets."""
     def distance(s: RunSet) -> tuple:
+        local = s.recipe.global_batch_size / (s.num_units or 1)
         return (_kind(s) != _kind(target), _per_node(s) != _per_node(target),
-                abs(_round_number(s) - _round_number(target)), is_own and -len(_words(s) & _words(target)),
-                s.recipe.opt_name != target.recipe.opt_name,
-                _batch_distance(s, target.recipe.global_batch_size / (target.num_units or 1)), s.name)
+                abs(_round_number(s) - _round_number(target)), -len(_words(s) & _words(target)),
+                s.recipe.opt_name != target.recipe.opt_name, abs(math.log(local / local_batch_size)),
+                -(s.num_nodes or 0), s.name)
+    found = min((s for s in sets if base_of(s)), key=distance, default=None)
+    return base_of(found) if found else None
+
+
+def one_node_base(target: RunSet, sets: Sequence[RunSet], is_own: bool = True) -> Base | None:
+    """Return the one-node set of a target's machine, or of another one with the same generation; None without one."""
     generation = generation_of(target.accelerator)
-    nearest = min((s for s in sets if s.num_nodes == 1 and base_of(s) and is_machine(s, target) is is_own and (
-        is_own or s.is_imagenet and generation_of(s.accelerator) == generation != '')), key=distance, default=None)
-    return base_of(nearest) if nearest else None
+    return _nearest(target, target.recipe.global_batch_size / (target.num_units or 1), (
+        s for s in sets if s.num_nodes == 1 and is_machine(s, target) is is_own and (
+            is_own or s.is_imagenet and generation_of(s.accelerator) == generation != '')))
+
+
+def second_base(layout: Layout, base: Base, sets: Sequence[RunSet], target: RunSet | None = None) -> Base | None:
+    """Return the set of a one-node base's machine on several but fewer nodes of equal size; None if there is none."""
+    own = base.run_set
+    if own is None or base.num_nodes > 1 or base.is_scaled or not base.has_accelerators:
+        return None
+    return _nearest(target or own, layout.local_batch_size, (
+        s for s in sets if 1 < (s.num_nodes or 0) < layout.num_nodes and is_machine(s, own)
+        and _per_node(s) == base.num_units))
 
 
 def _round_number(run_set: RunSet) -> float:
@@ -80,25 +91,12 @@ def _round_number(run_set: RunSet) -> float:
     return float(found[1]) if found else 0.0
 
 
-def logs_schedule(run_set: RunSet) -> bool:
-    return run_set.recipe.decay is not None and 'decay' not in run_set.unlogged
+def lacks_schedule(run_set: RunSet | None) -> bool:
+    """Return whether a set's logs declare no schedule, as in v0.5, whose software differs from that of other sets."""
+    return run_set is not None and run_set.is_imagenet and (
+        run_set.recipe.decay is None or 'decay' in run_set.unlogged)
 
 
 def is_early(run_set: RunSet) -> bool:
     """Return whether a set is of a round before v1.0, with the software of that time."""
     return 0.0 < _round_number(run_set) < 1.0
-
-
-def second_base(layout: Layout, base: Base, sets: Sequence[RunSet], like: RunSet) -> Base | None:
-    """Return the set of the base's machine on several but fewer nodes than a layout; None if there is none.
-
-    Of several, return the one whose name is most similar to that of `like`; of equally similar ones, the one with the
-    nearest local batch. Sets whose nodes differ in size from the base's do not count.
-    """
-    def distance(s: RunSet) -> tuple:
-        likeness = len(_words(s) & _words(like)) / (len(_words(s) | _words(like)) or 1)
-        return -round(likeness, 2), _batch_distance(s, layout.local_batch_size), -(s.num_nodes or 0), s.name
-    own = base.run_set
-    nearest = min((s for s in sets if own and 1 < (s.num_nodes or 0) < layout.num_nodes and is_machine(s, own)
-                   and base_of(s) and _per_node(s) == base.num_units / base.num_nodes), key=distance, default=None)
-    return base_of(nearest) if nearest else None

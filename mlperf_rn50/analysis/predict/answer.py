@@ -1,14 +1,14 @@
 """Predict layouts, with recipes and reasons for doubt; find the fastest, cheapest and knee layout. Pure functions."""
-from collections.abc import Callable
+import statistics
 from dataclasses import dataclass, replace
 
-from mlperf_rn50.analysis.predict.anchors import logs_schedule, second_base
+from mlperf_rn50.analysis.predict.anchors import lacks_schedule, second_base
 from mlperf_rn50.analysis.predict.costs import costs_without
 from mlperf_rn50.analysis.predict.model import predict_layout
-from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Link, Prediction
-from mlperf_rn50.analysis.predict.source import Source
-from mlperf_rn50.analysis.predict.what_if import WhatIf, change
+from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Prediction
+from mlperf_rn50.analysis.predict.source import Source, WhatIf, change
 from mlperf_rn50.analysis.recipe.choose import choose_recipe, is_within, range_text
+from mlperf_rn50.analysis.recipe.reference import has_same_recipe
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.text import plural
@@ -16,7 +16,6 @@ from mlperf_rn50.text import plural
 _MAX_BATCH_RATIO = 2  # between the predicted and the measured local batch; beyond it, the compute time is doubtful
 _NO_SCHEDULE = ('the source logs declare no schedule, as in v0.5; the costs of several nodes of such software are not '
                 'known, so the interval is that of another machine')
-_NO_PORTS = Link(1.0, 0, 'not needed for the measured nodes')
 _NO_LINK = 'interconnect unknown; pass --link-gbit-s or a bench allreduce file measured across nodes'
 
 
@@ -50,11 +49,6 @@ class Answer:
     source: Source
     costs: Costs
     rows: tuple[Prediction, ...]
-    unchanged: tuple[Prediction, ...] = ()  # the same layouts without the changes of what_if
-
-    @property
-    def base(self) -> Base:
-        return self.source.base
 
     @property
     def predicted(self) -> list[Prediction]:
@@ -67,65 +61,46 @@ class Answer:
     @property
     def best(self) -> dict[str, Prediction]:
         """The fastest, the cheapest and the knee layout, beyond which 1 % less time needs over 1 % more node-hours."""
-        keys: dict[str, Callable[[float, float], tuple[float, float]]] = {
-            'fastest': lambda m, h: (m, h), 'cheapest': lambda m, h: (h, m), 'knee': lambda m, h: (m * h, m)}
-        return {name: min(self.timed, key=lambda r: key(r.minutes or 0.0, r.node_hours or 0.0))
-                for name, key in keys.items() if self.timed}
-
-    def cost(self, row: Prediction) -> float | None:
-        return row.node_hours * self.request.price if row.node_hours and self.request.price else None
+        quantities = {'fastest': lambda r: r.minutes, 'cheapest': lambda r: r.node_hours,
+                      'knee': lambda r: r.minutes * r.node_hours}
+        return {name: min(self.timed, key=value) for name, value in quantities.items() if self.timed}
 
 
-_Chosen = tuple[Recipe, Epochs | None, str, list[str]]  # recipe, epochs if measured, source, and doubts
+def recipe_of(source: Source, batch: int, optimizer: str | None,
+              target: float | None) -> tuple[Recipe, Epochs | None, list[str]]:
+    """Return the recipe of the source or, on ImageNet, of published sets for a batch; its epochs, and doubts.
 
-
-def source_recipe(source: Source, batch: int, optimizer: str | None, target: float | None) -> _Chosen | None:
-    """Return the source's recipe at a batch; None if it has none on ImageNet, where a published one is used."""
+    Raise ConfigError if no published set has such a recipe. Other data have neither recipe nor epochs then.
+    """
     base = source.base
-    sets = sorted(source.sets, key=lambda s: s is not base.run_set)
-    for run_set in sets:
+    for run_set in sorted(source.sets, key=lambda s: s is not base.run_set):
         recipe, epochs = run_set.recipe, [e for e in run_set.epochs if e]
         if (recipe.global_batch_size == batch and optimizer in (None, recipe.opt_name)
                 and target in (None, recipe.target_accuracy) and epochs):
-            text = f'{range_text(epochs)}, measured in {plural(len(epochs), "run")} of {run_set.name}'
-            return recipe, Epochs(sum(epochs) / len(epochs), min(epochs), max(epochs), text), run_set.name, []
-    if base.dataset is None:
-        return None
-    if not sets:  # a bench measures no epochs, as its notes explain
-        return Recipe(optimizer, batch), None, '', []
-    unknown = replace(sets[0].recipe, global_batch_size=batch, decay_epochs=None, step_epochs=None, base_lr=None,
-                      warmup_epochs=None)
-    return unknown, None, f'none at this batch on {base.dataset}', [
-        f'no recipe measured on {base.dataset} at batch {batch}; the step is predicted, but not epochs or minutes']
-
-
-def published_recipe(batch: int, optimizer: str | None, target: float | None) -> _Chosen:
-    """Return the recipe of published ImageNet sets for a batch; raise UserError if there is none."""
-    try:
-        choice = choose_recipe(batch, optimizer, target)
-    except ConfigError as e:
-        raise UserError(f'no recipe for batch {str(e).removeprefix("--global-batch-size: got ")}') from e
+            return recipe, Epochs(statistics.fmean(epochs), min(epochs), max(epochs), (
+                f'{range_text(epochs)}, measured in {plural(len(epochs), "run")} of {run_set.name}')), []
+    if base.dataset is not None:
+        return Recipe(optimizer, batch), None, [f'no recipe measured on {base.dataset} at batch {batch}; the step is '
+                                                'predicted, but not epochs or minutes']
+    choice = choose_recipe(batch, optimizer, target)
     low, most = choice.epochs_range
     high = max(choice.epochs, min(most, choice.recipe.last_eval_epoch or most))
-    epochs = Epochs(choice.epochs, min(low, choice.epochs), high, choice.source_text)
-    doubts = [] if choice.kind == 'known' else [
-        f'no recipe is published at batch {batch:,}; it is interpolated between two batches']
-    return choice.recipe, epochs, f'published sets {"near" if doubts else "at"} this batch', doubts
+    return choice.recipe, Epochs(choice.epochs, min(low, choice.epochs), high, choice.source_text), (
+        [] if choice.kind == 'known' else
+        [f'no recipe is published at batch {batch:,}; it is interpolated between two batches'])
 
 
-def _doubts(found: Prediction) -> list[str]:
+def _doubts(base: Base, layout: Layout) -> list[str]:
     """Return the weak points of a prediction, except those of its recipe."""
-    base, layout = found.base, found.layout
     local, measured, units = layout.local_batch_size, base.local_batch_size, base.num_units / base.num_nodes
     doubts = {
         f'{local:g} images per {base.unit} and step, measured with {measured:g}; compute time is assumed to be '
         'proportional': not any(is_within(local, m, _MAX_BATCH_RATIO) for m in (measured, *(b for b, _ in base.steps))),
-        f'{layout.units_per_node} accelerators per node, measured with {units:g}; node-hours are not comparable':
-            base.has_accelerators and layout.units_per_node != units,
-        f'{layout.units_per_node} ranks per node, measured with {units:g}; enough processors are assumed':
-            not base.has_accelerators and layout.units_per_node > units,
+        f'{layout.units_per_node} {base.unit}s per node, measured with {units:g}; equal speed of each is assumed, and '
+        'node-hours are not comparable': layout.units_per_node != units,
         f'derived from {base.num_nodes} nodes; the interval excludes the uncertainty of their overheads':
-            found.minutes is not None and layout.num_nodes == 1 < base.num_nodes}
+            layout.num_nodes == 1 < base.num_nodes,
+        _NO_SCHEDULE: layout.num_nodes > 1 and lacks_schedule(base.run_set)}
     return [text for text, is_true in doubts.items() if is_true]
 
 
@@ -135,23 +110,25 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
     target = request.target or (run_set.recipe.target_accuracy if run_set else None)
     try:
         batch = request.batch(base, num_nodes * per_node)
-        recipe, epochs, recipe_source, doubts = (source_recipe(source, batch, request.optimizer, target)
-                                                 or published_recipe(batch, request.optimizer, target))
+        recipe, epochs, doubts = recipe_of(source, batch, request.optimizer, target)
     except UserError as e:
-        return Prediction(base, Layout(num_nodes, per_node, Recipe(None, batch)), str(e))
+        return Prediction(Layout(num_nodes, per_node, Recipe(None, batch)), str(e))
     layout = Layout(num_nodes, per_node, recipe, epochs)
-    if link is None and num_nodes not in (1, base.num_nodes):
-        return Prediction(base, layout, _NO_LINK)
-    is_unknown = run_set and run_set.is_imagenet and not logs_schedule(run_set)
-    is_own = (base.has_accelerators and not is_unknown and not base.is_scaled
-              or link is not None and link.extra_s is not None)
-    second = second_base(layout, base, source.sets, run_set) if (
-        run_set and base.has_accelerators and base.num_nodes == 1 and not base.is_scaled) else None
-    found = predict_layout(base, layout, link or _NO_PORTS, costs, 'own' if is_own else 'other', second)
-    measured = next((s for s in source.sets if not source.is_changed and s.recipe.global_batch_size == batch
+    if link.gbit_s is None and not base.has_accelerators and num_nodes not in (1, base.num_nodes):
+        return Prediction(layout, _NO_LINK)
+    is_own = base.has_accelerators and not lacks_schedule(run_set) and not base.is_scaled or link.extra_s is not None
+    found = predict_layout(base, layout, link, costs, 'own' if is_own else 'other',
+                           second_base(layout, base, source.sets))
+    if found.refusal:
+        return found
+    measured = next((s for s in source.sets if not request.what_if and s.recipe.global_batch_size == batch
                      and (s.num_nodes, s.num_units) == (num_nodes, layout.num_units)), None)
-    doubts = [] if found.refusal else [*doubts, *_doubts(found), *[_NO_SCHEDULE] * bool(is_unknown and num_nodes > 1)]
-    return replace(found, doubts=tuple(doubts), recipe_source=recipe_source, measured=measured)
+    is_same = measured and has_same_recipe(measured.recipe, recipe) and (
+        measured.recipe.target_accuracy == recipe.target_accuracy)
+    return replace(found, cost=found.node_hours and request.price and found.node_hours * request.price,
+                   measured_step_s=measured.step_s if measured else None,
+                   measured_minutes=measured.minutes if measured and is_same else None,
+                   doubts=(*doubts, *_doubts(base, layout)))
 
 
 def make_answer(request: PredictionRequest, source: Source) -> Answer:
@@ -167,5 +144,6 @@ def make_answer(request: PredictionRequest, source: Source) -> Answer:
     if what_if.local and (request.global_batch_size or request.is_strong):
         raise ConfigError('--what-if: got local with a fixed global batch, expected --weak or no batch option')
     changed = change(source, what_if)
-    return Answer(request, changed, costs, predict(
-        replace(request, local_batch_size=what_if.local or request.local_batch_size), changed), rows)
+    new = predict(replace(request, local_batch_size=what_if.local or request.local_batch_size), changed)
+    return Answer(request, changed, costs, tuple(
+        replace(p, unchanged_step_s=old.step_s, unchanged_minutes=old.minutes) for p, old in zip(new, rows)))

@@ -9,6 +9,7 @@ from msgspec.json import decode
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import read_text
 from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.text import plural
 
 _MAX_TEXT = 200  # maximum characters of a decoder's error in a message, and of an accelerator's name
 _MAX_FILE_BYTES = 4 * 2**20
@@ -40,13 +41,14 @@ class MeasuredStep(_Measured, frozen=True):
 
     @property
     def kind(self) -> str:
-        return f'{self.model}, {self.precision}, {self.input} images of {self.image_size} pixels'
+        return (f'{self.model}, {self.precision}, {self.input} images of {self.image_size} pixels on '
+                f'{plural(self.num_ranks, "rank")}')
 
 
 class MeasuredExchange(_Measured, frozen=True):
-    """Exchange of a step's gradients in bench allreduce; step_ms: a step with the exchange, None if not measured."""
+    """Exchange of a step's gradients between hosts; step_ms: a step with the exchange, None if not measured."""
 
-    num_ranks: Annotated[int, Meta(ge=2, le=10**6)]
+    num_hosts: Annotated[int, Meta(ge=2, le=10**6)]
     time_ms: Annotated[float, Meta(ge=1e-6, le=1e8)]
     num_bytes: _Bytes = field(name='bytes')
     step_ms: _Ms | None = None
@@ -82,12 +84,10 @@ def load_bench(path: Path) -> Bench | None:
         return None
     try:
         found = decode(read_text(path, _MAX_FILE_BYTES), type=_File)
-        accelerator, rows = found.machine.gpus[0][:_MAX_TEXT] if found.machine.gpus else None, found.tables[-1].rows
-        if found.format == 'mlperf-rn50 bench train 1':
-            return Bench(path, accelerator, tuple(convert(rows, list[MeasuredStep])))
-        return Bench(path, accelerator, exchange=convert(rows[0], MeasuredExchange))
-    except OSError as e:
-        raise UserError(f'{path}: cannot be read: {e.strerror}') from e
-    except (MsgspecError, ValueError, RecursionError) as e:
-        raise UserError(f'{path}: {printable(str(e))[:_MAX_TEXT]}; expected output of mlperf-rn50 bench train or '
-                        'bench allreduce with --format json') from e
+        accelerator = found.machine.gpus[0][:_MAX_TEXT] if found.machine.gpus else None
+        if found.format == 'mlperf-rn50 bench train 1':  # further tables compare numbers of ranks
+            return Bench(path, accelerator, tuple(convert(found.tables[0].rows, list[MeasuredStep])))
+        return Bench(path, accelerator, exchange=convert(found.tables[-1].rows[0], MeasuredExchange))
+    except (OSError, MsgspecError, ValueError, RecursionError) as e:
+        raise UserError(f'{path}: {printable(str(e))[:_MAX_TEXT]}; expected output of mlperf-rn50 bench train, '
+                        'or of bench allreduce over several hosts, with --format json') from e

@@ -71,7 +71,7 @@ def make_cases(sets: Sequence[RunSet]) -> list[MultiNodeCase]:
         base = anchors.base_of(s)
         if base and base.num_nodes > 1 and not base.num_units % base.num_nodes and s.minutes:
             own, other = (anchors.one_node_base(s, sets, is_own) for is_own in (True, False))
-            if not anchors.logs_schedule(s):  # as in v0.5, whose software differs from that of other sets
+            if anchors.lacks_schedule(s):
                 own, other = None, own or other
             layout = replace(base.layout, epochs=_epochs_of(s, sets))
             second = anchors.second_base(layout, own, sets, s) if own else None
@@ -104,7 +104,7 @@ def fit(cases: Sequence[MultiNodeCase]) -> Costs:
     return Costs({g: max(0.0, common + d) for g, d in zip(generations, differences) if g}, max(0.0, common),
                  max(0.0, early), starts, {}, max((c.layout.num_nodes for c, _ in data), default=0),
                  min((c.layout.local_batch_size for c, _ in data), default=0.0),
-                 f'{len(data)} published sets of {rounds}')
+                 f'fitted to {len(data)} published sets of {rounds}')
 
 
 def make_costs(cases: Sequence[MultiNodeCase], group_of: Callable[[RunSet], Hashable]) -> Costs:

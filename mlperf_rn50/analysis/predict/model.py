@@ -14,8 +14,6 @@ HOP_S, STAGES_S = 0.62e-3, 12e-3
 EVALUATION_S = 0.015  # part of an evaluation that does not shrink with the number of nodes
 SECOND_WEIGHT, MAX_SECOND = 0.5, 0.06  # weight of a second set's step deviation, and its limit before weighting
 _NEAREST_STARTS = 15
-# Half of the 80 % interval in standard deviations (Student's t), for 1 to 10 degrees of freedom and for more.
-_SIGMAS, _MANY_SIGMAS = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372), 1.2816
 
 
 def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
@@ -68,13 +66,10 @@ def parts_of(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[floa
 
 
 def _run_spread(base: Base) -> float:
-    """Return half of the 80 % interval of the base runs' seconds per epoch, as a fraction of their mean."""
+    """Return the natural logarithm of the ratio of the base runs' slowest to their fastest seconds per epoch."""
     rates = [r.time_to_train_s / r.epochs_to_converge for r in base.run_set.converged
              if r.time_to_train_s and r.epochs_to_converge] if base.run_set else []
-    if len(rates) < 2:
-        return 0.0
-    sigmas = _SIGMAS[len(rates) - 2] if len(rates) - 2 < len(_SIGMAS) else _MANY_SIGMAS
-    return sigmas * statistics.stdev(rates) / statistics.fmean(rates)
+    return math.log(max(rates) / min(rates)) if rates else 0.0
 
 
 def _total_s(base: Base, layout: Layout, costs: Costs, epochs: float, step_s: float) -> float:
@@ -102,6 +97,7 @@ def _interval(epochs: Epochs, error: float, share: float) -> tuple[float, float]
 
 def _second_factor(base: Base, second: Base, costs: Costs) -> float:
     """Return the factor by which a second set's step corrects a predicted step; large deviations are limited."""
+    assert second.run_set, 'a bench is never a second set'
     computed_s, exchanged_s, hidden_s, rest_s = parts_of(base, second.layout, link_of(second.run_set), costs)
     deviation = math.log(second.step_s / (computed_s + exchanged_s - hidden_s + rest_s))
     return math.exp(SECOND_WEIGHT * max(-MAX_SECOND, min(MAX_SECOND, deviation)))
@@ -112,19 +108,20 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowled
     """Predict a layout from a base, and from a second set of its machine on several nodes if there is one."""
     batch, epochs, is_one_node = layout.recipe.global_batch_size, layout.epochs, layout.num_nodes == 1
     if batch > base.train_samples:
-        return Prediction(base, layout, f'batch {batch:,} exceeds the {base.train_samples:,} training images')
+        return Prediction(layout, f'batch {batch:,} exceeds the {base.train_samples:,} training images')
     factor = _second_factor(base, second, costs) if second else 1.0
     computed_s, exchanged_s, hidden_s, rest_s = (factor * s for s in parts_of(base, layout, link, costs))
     if computed_s <= 0:
-        return Prediction(base, layout, 'the assumed exchange and latency exceed the measured step; pass a source on '
-                                        'one node, or a higher --link-gbit-s')
+        return Prediction(layout, 'the assumed exchange and latency exceed the measured step; pass a source on one '
+                                  'node, or a higher --link-gbit-s')
     is_bench, step_s = link.extra_s is not None, computed_s + exchanged_s - hidden_s + rest_s
     is_same = not base.is_scaled and (layout.num_nodes, layout.num_units, layout.local_batch_size) == (
         base.num_nodes, base.num_units, base.local_batch_size)
     is_measured = is_same or is_one_node and base.num_nodes == 1 and not base.is_scaled
     if knowledge == 'own' and not is_one_node and (second or is_bench):
         knowledge = 'two'
-    found = Prediction(base, layout, None, computed_s, exchanged_s, hidden_s, rest_s, step_s,
+    found = Prediction(layout, None, computed_s, exchanged_s, hidden_s, rest_s, step_s, batch / step_s,
+                       layout.local_batch_size / step_s * base.step_s / base.local_batch_size,
                        knowledge=None if is_measured else knowledge,
                        measured_share=None if base.is_scaled else 1.0 if is_measured or is_bench else
                        computed_s / step_s)
@@ -132,9 +129,9 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowled
         return found
     minutes = _total_s(base, layout, costs, epochs.mean, step_s) / 60
     if minutes <= 0:
-        return Prediction(base, layout, 'the predicted time is not positive, because the source runs took less time '
-                                        'than the sum of their epochs')
-    error = math.log1p(_run_spread(base)) if is_same else 0.0
-    low, high = _interval(epochs, error or costs.errors.get(knowledge, 0.0),
-                          0.0 if link.gbit_s or is_same else exchanged_s / step_s)
-    return replace(found, minutes=minutes, interval=(low * minutes, high * minutes))
+        return Prediction(layout, 'the predicted time is not positive, because the source runs took less time than '
+                                  'the sum of their epochs')
+    error = is_same and _run_spread(base) or costs.errors.get(knowledge, 0.0)
+    low, high = _interval(epochs, error, 0.0 if link.gbit_s or is_same else exchanged_s / step_s)
+    return replace(found, minutes=minutes, interval=(low * minutes, high * minutes),
+                   node_hours=minutes / 60 * layout.num_nodes)

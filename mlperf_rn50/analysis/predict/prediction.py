@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mlperf_rn50.analysis.recipe.reference import has_same_recipe
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
@@ -113,14 +112,13 @@ class Costs:
     errors: Mapping[Knowledge, float] = field(default_factory=dict)  # half of the 80 % interval, natural logarithm
     most_nodes: int = 0  # largest number of nodes of a set
     least_local: float = 0.0  # smallest number of images per accelerator of a set on several nodes
-    source: str = 'none, only the exchange counts'
+    source: str = 'assumed for ranks without accelerators'
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted step and minutes of a layout; all are None after a refusal, the minutes also if epochs are unknown."""
+    """Predicted values of a layout; all are None after a refusal, the minutes also if epochs are unknown."""
 
-    base: Base
     layout: Layout
     refusal: str | None = None
     compute_s: float | None = None
@@ -128,35 +126,19 @@ class Prediction:
     hidden_s: float | None = None
     other_s: float | None = None  # besides computing and exchange
     step_s: float | None = None
+    images_per_s: float | None = None
+    efficiency: float | None = None  # images/s per accelerator or rank, relative to the base
     minutes: float | None = None
     interval: tuple[float, float] | None = None  # minutes at both ends of the 80 % interval
+    node_hours: float | None = None
+    cost: float | None = None
     knowledge: Knowledge | None = None  # None on one node and for the base's layout
     measured_share: float | None = None  # share of the step that was measured
+    measured_step_s: float | None = None  # of a set with this layout and batch, but perhaps another recipe
+    measured_minutes: float | None = None  # of this set, if recipe and target are those of the layout
+    unchanged_step_s: float | None = None  # without the changes of --what-if
+    unchanged_minutes: float | None = None
     doubts: tuple[str, ...] = ()
-    recipe_source: str = ''
-    measured: RunSet | None = None  # a set with this layout and batch, but perhaps another recipe
-
-    @property
-    def images_per_s(self) -> float | None:
-        return self.layout.recipe.global_batch_size / self.step_s if self.step_s else None
-
-    @property
-    def efficiency(self) -> float | None:
-        """Images per second per accelerator or rank, as a fraction of that of the base."""
-        rate, base = self.images_per_s, self.base
-        return rate / self.layout.num_units / (base.local_batch_size / base.step_s) if rate else None
-
-    @property
-    def node_hours(self) -> float | None:
-        return None if self.minutes is None else self.minutes / 60 * self.layout.num_nodes
-
-    @property
-    def measured_minutes(self) -> float | None:
-        """Minutes of the measured set; None if its recipe or target differs from the layout's."""
-        measured, recipe = self.measured, self.layout.recipe
-        return measured.minutes if (
-            measured and has_same_recipe(measured.recipe, recipe)
-            and measured.recipe.target_accuracy == recipe.target_accuracy) else None
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:

@@ -1,8 +1,9 @@
 """Errors of the model on sets of several nodes, with costs from other rounds or organisations only. Pure functions."""
-import statistics
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
+
+import numpy as np
 
 from mlperf_rn50.analysis.predict.anchors import organisation
 from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, make_cases, make_costs
@@ -15,32 +16,27 @@ from mlperf_rn50.table import Cell, Table, number_cell, percent_cell
 from mlperf_rn50.text import percent
 
 KNOWLEDGE_TEXTS: dict[Knowledge, str] = {'own': 'own set', 'two': 'own set and a second set', 'other': 'other set'}
+_Pairs = Sequence[tuple[MultiNodeCase, Prediction]]
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Absolute relative errors of predictions, ascending, and the number of measured times within the intervals."""
+    """Absolute relative errors of predictions, and the number of measured times within the intervals."""
 
-    absolute: list[float]
+    num_predicted: int
     num_held: int
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.absolute)
-
-    @property
-    def high(self) -> float:
-        """90th percentile."""
-        return statistics.quantiles(self.absolute * (1 + (len(self.absolute) == 1)), n=10, method='inclusive')[-1]
+    median_error: float
+    high_error: float  # 90th percentile
+    worst_error: float
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Predictions of all sets with costs from other rounds, and the errors by knowledge and by the group left out."""
+    """Predictions of sets without the costs of their round, and the errors by knowledge and by the group left out."""
 
-    rows: tuple[tuple[MultiNodeCase, Prediction | None], ...]
+    pairs: _Pairs
     errors: dict[tuple[Knowledge, str], Errors]  # only for keys with at least one predicted set
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...]  # sets without a prediction, with reasons
 
 
 def _is_held(case: MultiNodeCase, p: Prediction) -> bool:
@@ -48,28 +44,36 @@ def _is_held(case: MultiNodeCase, p: Prediction) -> bool:
     return interval is not None and minutes is not None and interval[0] <= minutes <= interval[1]
 
 
+def _errors_of(pairs: _Pairs) -> Errors:
+    absolute = [abs(relative_error(p.minutes, c.target.minutes) or 0.0) for c, p in pairs]
+    median, high, worst = (float(np.quantile(absolute, q)) for q in (0.5, 0.9, 1))
+    return Errors(len(pairs), sum(_is_held(c, p) for c, p in pairs), median, high, worst)
+
+
 def validate(sets: Sequence[RunSet]) -> Validation:
     """Predict every set on several nodes, except refused and duplicate ones, without its round or organisation.
 
     The costs are fitted to these sets and to the packaged ones, except copies of these.
     """
-    duplicate = 'all logs duplicate logs of a different system'
     judged, fitted = set(sets), make_cases(distinct(dict.fromkeys([*sets, *load_table()])))
     cases = [c for c in fitted if c.target in judged]
     groups: dict[str, Callable[[RunSet], Hashable]] = {'round': lambda s: s.round, 'organisation': organisation}
-    found: dict[tuple[Knowledge, str], list[tuple[MultiNodeCase, Prediction]]] = {}
+    found: dict[tuple[Knowledge, str], _Pairs] = {}
     for name, group_of in groups.items():
         costs = {group: make_costs([c for c in fitted if group_of(c.target) != group], group_of)
-                 for group in dict.fromkeys(group_of(c.target) for c in cases)}
+                 for group in {group_of(c.target) for c in cases}}
         for knowledge in KNOWLEDGE_TEXTS:
-            pairs = [(c, c.predict(knowledge, costs[group_of(c.target)])) for c in cases]
-            found[knowledge, name] = [(c, p) for c, p in pairs if p and p.minutes]
+            found[knowledge, name] = [(c, p) for c in cases
+                                      if (p := c.predict(knowledge, costs[group_of(c.target)])) and p.minutes]
     best = {id(c): p for knowledge in KNOWLEDGE[:2] for c, p in found[knowledge, 'round']}  # own replaces other
-    errors = {key: Errors(sorted(abs(relative_error(p.minutes, c.target.minutes) or 0.0) for c, p in pairs),
-                          sum(_is_held(c, p) for c, p in pairs)) for key, pairs in found.items() if pairs}
-    return Validation(tuple((c, best.get(id(c))) for c in cases), errors, tuple(
-        f'{s.round} {s.name} left out: {duplicate if s.is_duplicate else s.refusal or "the logs lack the batch"}'
-        for s in sets if not s.is_published and (s.is_duplicate or not s.has_recipe)))
+    reasons = {c.target: f'no one-node set with {c.target.accelerator or "unnamed accelerators"}'
+               for c in cases if id(c) not in best}
+    reasons |= {s: 'all logs duplicate logs of a different system' if s.is_duplicate else
+                s.refusal or 'the logs lack the batch'
+                for s in sets if not s.is_published and (s.is_duplicate or not s.has_recipe)}
+    return Validation([(c, best[id(c)]) for c in cases if id(c) in best],
+                      {key: _errors_of(pairs) for key, pairs in found.items() if pairs},
+                      tuple(f'{s.round} {s.name} left out: {reason}' for s, reason in reasons.items()))
 
 
 @cache
@@ -77,14 +81,13 @@ def validate_published() -> Validation:
     return validate(load_table())
 
 
-def _cells(case: MultiNodeCase, p: Prediction | None) -> tuple[Cell, ...]:
-    target = case.target
-    names = Cell(target.round), Cell(target.org or '-'), Cell(target.name)
-    measured = number_cell(target.minutes, '.2f')
-    if p is None or p.interval is None or p.layout.epochs is None or p.knowledge is None:
-        return *names, *[Cell('-')] * 5, measured, Cell('-'), Cell('-')
-    return (*names, Cell(p.base.name), Cell(KNOWLEDGE_TEXTS[p.knowledge]), number_cell(p.layout.epochs.mean, 'g'),
-            number_cell(p.minutes, '.2f'), Cell(f'{p.interval[0]:.2f} to {p.interval[1]:.2f}', p.interval[0]), measured,
+def _cells(case: MultiNodeCase, p: Prediction) -> tuple[Cell, ...]:
+    target, (low, high) = case.target, p.interval or (0.0, 0.0)
+    base = case.other if p.knowledge == 'other' else case.own
+    return (Cell(target.round), Cell(target.org or '-'), Cell(target.name), Cell(base.name if base else '-'),
+            Cell(KNOWLEDGE_TEXTS[p.knowledge or 'own']),
+            number_cell(p.layout.epochs.mean if p.layout.epochs else None, 'g'), number_cell(p.minutes, '.2f'),
+            Cell(f'{low:.2f} to {high:.2f}', low), number_cell(target.minutes, '.2f'),
             percent_cell(relative_error(p.minutes, target.minutes), '+.1f'), Cell('yes' if _is_held(case, p) else 'no'))
 
 
@@ -95,14 +98,12 @@ def render_validation(validation: Validation, is_markdown: bool = False) -> str:
     summary = Table('Errors', ('basis', 'left out', 'sets', 'median error', '90th percentile', 'worst',
                                'in 80 % interval'),
                     tuple(tuple(map(Cell, (
-                        KNOWLEDGE_TEXTS[knowledge], name, f'{len(e.absolute)}', percent(e.median, '.1f'),
-                        percent(e.high, '.1f'), percent(e.absolute[-1], '.1f'),
-                        f'{e.num_held} ({percent(e.num_held / len(e.absolute), ".0f")})')))
+                        KNOWLEDGE_TEXTS[knowledge], name, f'{e.num_predicted}', percent(e.median_error, '.1f'),
+                        percent(e.high_error, '.1f'), percent(e.worst_error, '.1f'),
+                        f'{e.num_held} ({percent(e.num_held / e.num_predicted, ".0f")})')))
                         for (knowledge, name), e in validation.errors.items()))
     rows = Table('Predictions without the costs of the same round', (
         'round', 'organisation', 'system', 'source', 'basis', 'epochs', 'predicted min', '80 % interval',
-        'measured min', 'error', 'in interval'), tuple(_cells(c, p) for c, p in validation.rows))
-    missing = [f'{c.target.round} {c.target.name} not predicted: no one-node set with '
-               f'{c.target.accelerator or "unnamed accelerators"}' for c, p in validation.rows if p is None]
+        'measured min', 'error', 'in interval'), tuple(_cells(c, p) for c, p in validation.pairs))
     return render_section('Errors of predict on sets that it was not fitted to', (), [summary, rows],
-                          [*missing, *validation.left_out], MARKDOWN if is_markdown else TERMINAL, 'Left out')
+                          validation.left_out, MARKDOWN if is_markdown else TERMINAL, 'Left out')

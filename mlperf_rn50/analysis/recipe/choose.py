@@ -222,7 +222,7 @@ def _refusal(recipes: Sequence[RecipeGroup], batch: int, opt_name: str | None, t
     wanted = f'{opt_name or "any optimizer"}{"" if target is None else f", {100 * target:.4g} %"}'
     texts = [f'{f[0].recipe.opt_name} of {f[0].generation} {range_text([p.recipe.global_batch_size for p in f])}'
              for f in families([p for p in recipes if p.is_whole])]
-    return (f'--global-batch-size: got {batch:,} ({wanted}), expected a batch in the range of converged published '
+    return (f'global batch: got {batch:,} ({wanted}), expected a batch in the range of converged published '
             f'sets: {"; ".join(texts) or "there are none; choose another optimizer or target"}')
 
 
