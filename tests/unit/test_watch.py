@@ -62,13 +62,13 @@ def health(**keys):
 
 @pytest.mark.parametrize('keys, now, expected', [
     ({}, 1299.9, (Action.WAIT, '')), ({}, 1300.0, (Action.RECORD, '')), ({'limit_s': 0}, 1e9, (Action.WAIT, '')),
-    ({'stacks': 'x'}, 1302.9, (Action.WAIT, '')), ({'stacks': '', 'rank': 2}, 1304.9, (Action.WAIT, '')),
-    ({'stacks': 'x'}, 1303.0, (Action.END_AND_EXPLAIN, 'no progress for 303 s (comm.stall_limit_s)')),
-    ({'stacks': '', 'rank': 500}, 1313.0, (Action.END_AND_EXPLAIN, 'no progress for 313 s (comm.stall_limit_s)')),
+    ({'stacks': 'x'}, 1309.9, (Action.WAIT, '')), ({'stacks': '', 'rank': 2}, 1311.9, (Action.WAIT, '')),
+    ({'stacks': 'x'}, 1310.0, (Action.END_AND_EXPLAIN, 'no progress for 310 s (comm.stall_limit_s)')),
+    ({'stacks': '', 'rank': 500}, 1320.0, (Action.END_AND_EXPLAIN, 'no progress for 320 s (comm.stall_limit_s)')),
     ({'stacks': '', 'is_stopped': True}, 1300.0, (Action.END, 'stopped (SIGSTOP) for 300 s')),
     ({'is_stopped': True}, 1299.0, (Action.WAIT, '')),
-    ({'stacks': '', 'phase': 'evaluation'}, 1303.0, (Action.END_AND_EXPLAIN,
-                                                     'no progress for 303 s (comm.eval_limit_s)')),
+    ({'stacks': '', 'phase': 'evaluation'}, 1310.0, (Action.END_AND_EXPLAIN,
+                                                     'no progress for 310 s (comm.eval_limit_s)')),
     ({'orphaned_at': 1000.0}, 1015.0, (Action.WAIT, '')),
     ({'orphaned_at': 1000.0, 'limit_s': 0}, 1015.1, (Action.END, 'the launcher has ended'))])
 def test_action_for_health_of_rank(keys, now, expected):

@@ -25,7 +25,7 @@ from mlperf_rn50.train.watchdog.position import PHASES, Position
 from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, StopRequests, catch
 
 _GRACE_S = 15.0  # time for a checkpoint after the launcher has ended
-_REPORTS_S = 3.0  # time for other stalled ranks to write their reports
+_REPORTS_S = 10.0  # time for other stalled ranks to write their reports; their last beat may be a step later
 _RECORD_LIMIT_S = 15.0
 _READ_LIMIT_S = 5.0
 _POLL_S = 0.5
