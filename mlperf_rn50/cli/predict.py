@@ -8,11 +8,12 @@ examples:
   mlperf-rn50 predict --validate training_results_v0.7
 
 SOURCE is a run folder, a study, a tree of published logs, a JSON file of bench train or bench allreduce, or the name
-of a published system as round/organisation/system (mlperf-rn50 recipe lists these names by batch size). Add a bench
+of a published system as round/organisation/system (mlperf-rn50 report published lists these names). Add a bench
 allreduce file to any other SOURCE to set the interconnect speed.
 
 By default, the batch size per accelerator is constant (--weak). A layout that cannot be predicted is refused, with a
-reason. The knee is the layout beyond which 1 % less time needs more than 1 % more node-hours.
+reason. The knee is the layout with the smallest product of time and node-hours: a faster one of the requested layouts
+needs a larger percentage of node-hours more than it saves time.
 
 exit codes: 0 at least one layout was predicted, 1 all layouts were refused, 2 invalid arguments
 """
@@ -87,10 +88,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _validate(options: Namespace, parser: Parser) -> int:
-    others = {'SOURCE': options.sources, '--layouts': options.layouts, '--out': options.out, '--system': options.system,
-              '--what-if': options.what_if, '--format json': options.format == 'json'}
-    if given := [name for name, value in others.items() if value]:
-        parser.error(f'--validate: also got {", ".join(given)}, expected at most a TREE')
+    given = ['--' + name.replace('_', '-') for name, value in vars(options).items()
+             if value and value != parser.get_default(name) and name not in ('validate', 'format')]
+    if given or options.format == 'json':
+        parser.error(f'--validate: also got {", ".join(given) or "--format json"}, expected at most a TREE')
     from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_published
     from mlperf_rn50.analysis.sets.load import load_run_sets
     validation = validate_published() if options.validate is True else validate(load_run_sets([Path(options.validate)]))

@@ -115,10 +115,11 @@ def test_bench_rows_may_differ_only_in_the_batch(dump):
     # For other image sizes and networks, only the step time is known.
     base = load_source([dump('a.json', bench_train({'num_ranks': 4, 'image_size': 32}))]).base
     assert (base.num_units, base.dataset, base.evaluation_s) == (4, 'images of 32 pixels', None)
-    for row in ({'num_ranks': 4}, {'model': 'vgg16'}, {'precision': 'float16'}, {'input': 'real'}):
-        content = bench_train({}, row)
+    for row in ({'num_ranks': 4}, {'num_ranks': 2, 'num_hosts': 2}, {'model': 'vgg16'}, {'precision': 'float16'},
+                {'input': 'real'}, {'num_parameters': 5}, {'local_batch_size': 32}):
+        content = bench_train({}, {'local_batch_size': 64, **row})
         content['tables'].append({'title': 'Scaling efficiency', 'rows': [{'num_ranks': 1, 'efficiency': 1.0}]})
-        with pytest.raises(ConfigError, match='got resnet50, .* expected rows that differ only in the batch'):
+        with pytest.raises(ConfigError, match='got resnet50, .*, 32 per rank, .* expected rows that differ'):
             load_source([dump('a.json', content)])
 
 
@@ -130,6 +131,10 @@ def test_several_batches_of_a_bench_give_the_line_of_the_step(dump):
     assert load_source([path], local_batch_size=32).base.steps == ((64, 0.5),)
     [row] = rows(path, '--layouts', '1x1', '--local-batch-size', 16)
     assert row['compute_s'] == pytest.approx(0.2)
+    both = [{'image_size': 32, 'local_batch_size': b, 'step_ms': ms, 'num_ranks': 2, 'num_hosts': 2}
+            for b, ms in ((64, 500.0), (32, 300.0))]
+    [row] = rows(dump('b.json', bench_train(*both)), '--layouts', '2x1', '--local-batch-size', 48, '--link-gbit-s', 10)
+    assert row['step_s'] == pytest.approx(0.4)  # both steps include the same exchange
 
 
 def test_only_one_source_of_each_kind_is_accepted(dump):
@@ -215,6 +220,8 @@ def test_prediction_from_bench_files(dump):
     ([A100, '--layouts', '1x8', '--what-if', 'link=25 port=2'], 'unknown field `port`; expected any of link=GBIT_S'),
     *(([A100, '--layouts', '1x8', '--what-if', text], '$.l') for text in ('link=nan', 'link=0', 'link', 'local=1.5')),
     ([A100, '--layouts', '1x8', '--what-if', ''], '--what-if'),
+    *(([A100, '--layouts', '1x8', '--what-if', text], 'expected changes such as link=25, each once')
+      for text in (' ', 'link=25 link=2', 'generation=', 'tcp=false')),
     ([A100, '--layouts', '1x8', '--what-if', 'link=x'], 'Expected `float | null`'),
     (['--validate', '--layouts', '1x2'], '--layouts')])
 def test_invalid_arguments_are_a_one_line_error_with_exit_code_2(words, message):

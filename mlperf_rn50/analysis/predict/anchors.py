@@ -36,7 +36,7 @@ def organisation(run_set: RunSet) -> str:
     return (run_set.org or '').casefold()
 
 
-def _kind(run_set: RunSet) -> str:
+def _accelerator(run_set: RunSet) -> str:
     """Return the name of the accelerator without vendor, power and form-factor version."""
     return re.sub(r'nvidia|tesla|\(.*?\)|[\s-]|(?<=sxm)\d', '', (run_set.accelerator or '').casefold())
 
@@ -44,7 +44,7 @@ def _kind(run_set: RunSet) -> str:
 def is_machine(a: RunSet, b: RunSet) -> bool:
     """Return whether two sets are of one machine: equal round, organisation, data and kind of accelerator or node."""
     return (a.round == b.round and organisation(a) == organisation(b) and a.other_dataset == b.other_dataset
-            and _kind(a) == _kind(b) and (bool(_kind(a)) or _per_node(a) == _per_node(b)))
+            and _accelerator(a) == _accelerator(b) and (bool(_accelerator(a)) or _per_node(a) == _per_node(b)))
 
 
 def _per_node(run_set: RunSet) -> float:
@@ -58,18 +58,18 @@ def _words(run_set: RunSet) -> frozenset[str]:
 
 def _nearest(target: RunSet, local_batch_size: float, sets: Iterable[RunSet]) -> Base | None:
     """Return the set that is most similar to a target, by the criteria below in this order; None without sets."""
-    def distance(s: RunSet) -> tuple:
-        local = s.recipe.global_batch_size / (s.num_units or 1)
-        return (_kind(s) != _kind(target), _per_node(s) != _per_node(target),
+    def distance(pair: tuple[RunSet, Base]) -> tuple:
+        s, base = pair
+        return (_accelerator(s) != _accelerator(target), _per_node(s) != _per_node(target),
                 abs(_round_number(s) - _round_number(target)), -len(_words(s) & _words(target)),
-                s.recipe.opt_name != target.recipe.opt_name, abs(math.log(local / local_batch_size)),
-                -(s.num_nodes or 0), s.name)
-    found = min((s for s in sets if base_of(s)), key=distance, default=None)
-    return base_of(found) if found else None
+                s.recipe.opt_name != target.recipe.opt_name, abs(math.log(base.local_batch_size / local_batch_size)),
+                -base.num_nodes, s.name)
+    found = min(((s, base) for s in sets if (base := base_of(s))), key=distance, default=None)
+    return found[1] if found else None
 
 
 def one_node_base(target: RunSet, sets: Sequence[RunSet], is_own: bool = True) -> Base | None:
-    """Return the one-node set of a target's machine, or of another one with the same generation; None without one."""
+    """Return the one-node set of a target's machine or, if not is_own, of another of its generation; None if none."""
     generation = generation_of(target.accelerator)
     return _nearest(target, target.recipe.global_batch_size / (target.num_units or 1), (
         s for s in sets if s.num_nodes == 1 and is_machine(s, target) is is_own and (

@@ -37,7 +37,7 @@ class PredictionRequest:
         local = self.local_batch_size or base.local_batch_size
         batch = self.global_batch_size or (base.global_batch_size if self.is_strong else local * num_units)
         if batch % num_units:
-            raise UserError(f'batch {batch:g} is not divisible by {num_units} {base.unit}s; choose another batch')
+            raise UserError(f'batch {batch:.10g} is not divisible by {num_units} {base.unit}s; choose another batch')
         return int(batch)
 
 
@@ -60,7 +60,7 @@ class Answer:
 
     @property
     def best(self) -> dict[str, Prediction]:
-        """The fastest, the cheapest and the knee layout, beyond which 1 % less time needs over 1 % more node-hours."""
+        """The fastest and the cheapest layout, and the knee, with the smallest product of time and node-hours."""
         quantities = {'fastest': lambda r: r.minutes, 'cheapest': lambda r: r.node_hours,
                       'knee': lambda r: r.minutes * r.node_hours}
         return {name: min(self.timed, key=value) for name, value in quantities.items() if self.timed}
@@ -70,7 +70,7 @@ def recipe_of(source: Source, batch: int, optimizer: str | None,
               target: float | None) -> tuple[Recipe, Epochs | None, list[str]]:
     """Return the recipe of the source or, on ImageNet, of published sets for a batch; its epochs, and doubts.
 
-    Raise ConfigError if no published set has such a recipe. Other data have neither recipe nor epochs then.
+    Raise ConfigError if no published set has such a recipe. Other data have only the batch then, and no epochs.
     """
     base = source.base
     for run_set in sorted(source.sets, key=lambda s: s is not base.run_set):
@@ -94,8 +94,8 @@ def _doubts(base: Base, layout: Layout) -> list[str]:
     """Return the weak points of a prediction, except those of its recipe."""
     local, measured, units = layout.local_batch_size, base.local_batch_size, base.num_units / base.num_nodes
     doubts = {
-        f'{local:g} images per {base.unit} and step, measured with {measured:g}; compute time is assumed to be '
-        'proportional': not any(is_within(local, m, _MAX_BATCH_RATIO) for m in (measured, *(b for b, _ in base.steps))),
+        f'{local:g} images per {base.unit} and step, measured with {measured:g}; computing time is '
+        'extrapolated': not any(is_within(local, m, _MAX_BATCH_RATIO) for m in (measured, *(b for b, _ in base.steps))),
         f'{layout.units_per_node} {base.unit}s per node, measured with {units:g}; equal speed of each is assumed, and '
         'node-hours are not comparable': layout.units_per_node != units,
         f'derived from {base.num_nodes} nodes; the interval excludes the uncertainty of their overheads':
@@ -133,17 +133,16 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
 
 def make_answer(request: PredictionRequest, source: Source) -> Answer:
     """Predict all requested layouts; without accelerators, costs are 0, with the interval for another machine's set."""
-    def predict(request: PredictionRequest, source: Source) -> tuple[Prediction, ...]:
-        return tuple(_predict_split(request, source, *split, costs) for split in request.splits)
     costs, what_if = costs_without(source.base.run_set), request.what_if
     if not source.base.has_accelerators:
         costs = Costs(errors=costs.errors)
-    rows = predict(request, source)
+    rows = tuple(_predict_split(request, source, *split, costs) for split in request.splits)
     if what_if is None:
         return Answer(request, source, costs, rows)
     if what_if.local and (request.global_batch_size or request.is_strong):
         raise ConfigError('--what-if: got local with a fixed global batch, expected --weak or no batch option')
     changed = change(source, what_if)
-    new = predict(replace(request, local_batch_size=what_if.local or request.local_batch_size), changed)
+    new = replace(request, local_batch_size=what_if.local or request.local_batch_size)
     return Answer(request, changed, costs, tuple(
-        replace(p, unchanged_step_s=old.step_s, unchanged_minutes=old.minutes) for p, old in zip(new, rows)))
+        replace(_predict_split(new, changed, *split, costs), unchanged_step_s=old.step_s,
+                unchanged_minutes=old.minutes) for split, old in zip(request.splits, rows)))

@@ -9,7 +9,6 @@ from msgspec.json import decode
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import read_text
 from mlperf_rn50.mllog.events import printable
-from mlperf_rn50.text import plural
 
 _MAX_TEXT = 200  # maximum characters of a decoder's error in a message, and of an accelerator's name
 _MAX_FILE_BYTES = 4 * 2**20
@@ -41,8 +40,8 @@ class MeasuredStep(_Measured, frozen=True):
 
     @property
     def kind(self) -> str:
-        return (f'{self.model}, {self.precision}, {self.input} images of {self.image_size} pixels on '
-                f'{plural(self.num_ranks, "rank")}')
+        layout = f'{self.num_hosts}x{self.num_ranks // self.num_hosts}'
+        return f'{self.model}, {self.precision}, {self.input} images of {self.image_size} pixels, {layout}'
 
 
 class MeasuredExchange(_Measured, frozen=True):
@@ -79,7 +78,7 @@ class Bench:
 
 
 def load_bench(path: Path) -> Bench | None:
-    """Load a JSON file of bench train or bench allreduce; None for a folder, and for a path without suffix .json."""
+    """Load a JSON file of bench train or bench allreduce; None unless the path is a file with suffix .json."""
     if path.suffix != '.json' or not path.is_file():
         return None
     try:

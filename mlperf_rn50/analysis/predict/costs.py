@@ -1,4 +1,4 @@
-"""Fit the costs of several nodes to published sets; their errors are of left-out rounds or organisations. Pure."""
+"""Fit the costs of several nodes to published sets; the errors are those of left-out rounds or organisations. Pure."""
 import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -35,7 +35,8 @@ class MultiNodeCase:
 
     def predict(self, knowledge: Knowledge, costs: Costs) -> Prediction | None:
         """Predict the set with the given knowledge; return None if that knowledge is missing."""
-        base, second = self.other if knowledge == 'other' else self.own, self.second if knowledge == 'two' else None
+        base = self.other if knowledge == 'other' else self.own
+        second = self.second if knowledge == 'two' else None
         if base is None or self.layout.epochs is None or knowledge == 'two' and second is None:
             return None
         return predict_layout(base, self.layout, anchors.link_of(self.target), costs, knowledge, second)
@@ -71,7 +72,7 @@ def make_cases(sets: Sequence[RunSet]) -> list[MultiNodeCase]:
         base = anchors.base_of(s)
         if base and base.num_nodes > 1 and not base.num_units % base.num_nodes and s.minutes:
             own, other = (anchors.one_node_base(s, sets, is_own) for is_own in (True, False))
-            if anchors.lacks_schedule(s):
+            if anchors.lacks_schedule(s):  # its one-node set has other software, see lacks_schedule
                 own, other = None, own or other
             layout = replace(base.layout, epochs=_epochs_of(s, sets))
             second = anchors.second_base(layout, own, sets, s) if own else None
@@ -100,6 +101,7 @@ def fit(cases: Sequence[MultiNodeCase]) -> Costs:
         huber = np.minimum(1.0, _HUBER / np.maximum(errors, 1e-9))
     common, early, *differences = (float(v) for v in found)
     rounds = ', '.join(dict.fromkeys(c.target.round for c, _ in data))
+    # Sets without an own one-node set are mostly of TPUs and Gaudis, whose starts differ (median 4.8 instead of 1.6 s).
     starts = tuple((c.layout.num_nodes, c.target.times.outside_s) for c, _ in data if c.target.times and c.own)
     return Costs({g: max(0.0, common + d) for g, d in zip(generations, differences) if g}, max(0.0, common),
                  max(0.0, early), starts, {}, max((c.layout.num_nodes for c, _ in data), default=0),
@@ -110,7 +112,7 @@ def fit(cases: Sequence[MultiNodeCase]) -> Costs:
 def make_costs(cases: Sequence[MultiNodeCase], group_of: Callable[[RunSet], Hashable]) -> Costs:
     """Return the costs, with the errors of each group's sets when the costs are fitted without the group.
 
-    Half of an interval is the width that holds 80 % of these errors (conformal prediction).
+    Half of an interval is the 80 % quantile of these errors (conformal prediction).
     """
     costs = {group: fit([c for c in cases if group_of(c.target) != group])
              for group in {group_of(c.target) for c in cases}}

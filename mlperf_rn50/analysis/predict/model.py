@@ -8,11 +8,11 @@ from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Knowled
 
 # The exchange can overlap with the backward pass, which takes two thirds of the computing time.
 BACKWARD_SHARE = 2 / 3
-UNKNOWN_GBIT_S, SLOW_GBIT_S = 400.0, 100.0  # assumed for unknown ports, and the low end of the interval
+UNKNOWN_GBIT_S, _SLOW_GBIT_S = 400.0, 100.0  # assumed for unknown ports, and the low end of the interval
 # Latency of Horovod over TCP: per member of the ring, and for reductions within a node. Source: horovod/horovod#542
 HOP_S, STAGES_S = 0.62e-3, 12e-3
 EVALUATION_S = 0.015  # part of an evaluation that does not shrink with the number of nodes
-SECOND_WEIGHT, MAX_SECOND = 0.5, 0.06  # weight of a second set's step deviation, and its limit before weighting
+_SECOND_WEIGHT, _MAX_DEVIATION = 0.5, 0.06  # weight of a second set's step deviation, and its limit before weighting
 _NEAREST_STARTS = 15
 
 
@@ -35,9 +35,10 @@ def _several_nodes_s(base: Base, layout: Layout, link: Link, costs: Costs) -> tu
     """Return the time of a step's exchange, and of the rest besides computing; a one-node step includes both."""
     if layout.num_nodes == 1:
         return 0.0, 0.0
-    members, rest_s = _members(layout, link), latency_s(base, costs) if link.extra_s is None else link.extra_s
-    tcp_s = HOP_S * members * link.is_tcp + STAGES_S * (link.is_hierarchical and layout.units_per_node > 1)
-    return ring_s(link.exchange_bytes, members, link.gbit_s or UNKNOWN_GBIT_S), tcp_s + rest_s
+    members = _members(layout, link)
+    other_s = latency_s(base, costs) if link.extra_s is None else link.extra_s
+    added_s = HOP_S * members * link.is_tcp + STAGES_S * (link.is_hierarchical and layout.units_per_node > 1)
+    return ring_s(link.exchange_bytes, members, link.gbit_s or UNKNOWN_GBIT_S), added_s + other_s
 
 
 def compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
@@ -47,14 +48,15 @@ def compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
     if not base.steps:
         return proportional_s
     other_local, other_step_s = min(base.steps, key=lambda p: abs(math.log(p[0] / layout.local_batch_size)))
-    on_line = step_s + max(0.0, (step_s - other_step_s) / (local - other_local)) * (layout.local_batch_size - local)
+    slope = max(0.0, (base.step_s - other_step_s) / (local - other_local))
+    on_line = step_s + slope * (layout.local_batch_size - local)
     return on_line if on_line > 0 else proportional_s
 
 
 def parts_of(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[float, float, float, float]:
     """Return the times of a step: computing, exchange, the part of it that the backward pass hides, and the rest."""
     computed_s = compute_s(base, layout, link, costs)
-    exchanged_s, rest_s = _several_nodes_s(base, layout, link, costs)
+    exchanged_s, other_s = _several_nodes_s(base, layout, link, costs)
     hidden_s = min(exchanged_s, BACKWARD_SHARE * computed_s)
     if link.extra_s is not None:  # measured
         hidden_s = min(link.overlap * exchanged_s, computed_s)
@@ -62,18 +64,22 @@ def parts_of(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[floa
         hidden_s = 0.0
     elif not link.is_tcp:  # published sets show no overlap; assume just enough that TCP would not be faster
         hidden_s = max(0.0, hidden_s - HOP_S * _members(layout, link))
-    return computed_s, exchanged_s, hidden_s, rest_s
+    return computed_s, exchanged_s, hidden_s, other_s
 
 
 def _run_spread(base: Base) -> float:
-    """Return the natural logarithm of the ratio of the base runs' slowest to their fastest seconds per epoch."""
+    """Return half of the 80 % interval of a further run's seconds per epoch, as a fraction of the base runs' mean."""
     rates = [r.time_to_train_s / r.epochs_to_converge for r in base.run_set.converged
              if r.time_to_train_s and r.epochs_to_converge] if base.run_set else []
-    return math.log(max(rates) / min(rates)) if rates else 0.0
+    if len(rates) < 2:
+        return 0.0
+    k = 1 / (len(rates) - 1)
+    sigmas = 1.2816 + 0.8467 * k + 0.571 * k**2 + 0.2587 * k**3  # Student's t, by Cornish and Fisher's expansion
+    return sigmas * math.sqrt(1 + 1 / len(rates)) * statistics.stdev(rates) / statistics.fmean(rates)
 
 
 def _total_s(base: Base, layout: Layout, costs: Costs, epochs: float, step_s: float) -> float:
-    """Return the time of steps, evaluations and start; of new nodes, the start is that of sets with similar nodes."""
+    """Return the time of steps, evaluations and start; on other nodes, the start is that of sets with as many."""
     recipe, evaluations = layout.recipe, epochs
     if recipe.eval_period and recipe.first_eval_epoch is not None:
         evaluations = max(0.0, 1 + (epochs - recipe.first_eval_epoch) / recipe.eval_period)
@@ -88,9 +94,9 @@ def _total_s(base: Base, layout: Layout, costs: Costs, epochs: float, step_s: fl
 def _interval(epochs: Epochs, error: float, share: float) -> tuple[float, float]:
     """Return the factors of both ends of the 80 % interval, from independent errors of model, epochs and ports.
 
-    The error of the model is a natural logarithm; share is the part of the step at unknown ports, 0 for known ones.
+    The error of the model is a natural logarithm; share is exchange / step if the ports are unknown, otherwise 0.
     """
-    slow, fast = math.log1p((UNKNOWN_GBIT_S / SLOW_GBIT_S - 1) * share), math.log1p(-min(0.9, share))
+    slow, fast = math.log1p((UNKNOWN_GBIT_S / _SLOW_GBIT_S - 1) * share), math.log1p(-min(0.9, share))
     return (math.exp(-math.hypot(error, fast, math.log(epochs.mean / epochs.low) if epochs.low else math.inf)),
             math.exp(math.hypot(error, slow, math.log(epochs.high / epochs.mean))))
 
@@ -98,9 +104,9 @@ def _interval(epochs: Epochs, error: float, share: float) -> tuple[float, float]
 def _second_factor(base: Base, second: Base, costs: Costs) -> float:
     """Return the factor by which a second set's step corrects a predicted step; large deviations are limited."""
     assert second.run_set, 'a bench is never a second set'
-    computed_s, exchanged_s, hidden_s, rest_s = parts_of(base, second.layout, link_of(second.run_set), costs)
-    deviation = math.log(second.step_s / (computed_s + exchanged_s - hidden_s + rest_s))
-    return math.exp(SECOND_WEIGHT * max(-MAX_SECOND, min(MAX_SECOND, deviation)))
+    computed_s, exchanged_s, hidden_s, other_s = parts_of(base, second.layout, link_of(second.run_set), costs)
+    deviation = math.log(second.step_s / (computed_s + exchanged_s - hidden_s + other_s))
+    return math.exp(_SECOND_WEIGHT * max(-_MAX_DEVIATION, min(_MAX_DEVIATION, deviation)))
 
 
 def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowledge: Knowledge = 'own',
@@ -110,20 +116,20 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowled
     if batch > base.train_samples:
         return Prediction(layout, f'batch {batch:,} exceeds the {base.train_samples:,} training images')
     factor = _second_factor(base, second, costs) if second else 1.0
-    computed_s, exchanged_s, hidden_s, rest_s = (factor * s for s in parts_of(base, layout, link, costs))
+    computed_s, exchanged_s, hidden_s, other_s = (factor * s for s in parts_of(base, layout, link, costs))
     if computed_s <= 0:
         return Prediction(layout, 'the assumed exchange and latency exceed the measured step; pass a source on one '
                                   'node, or a higher --link-gbit-s')
-    is_bench, step_s = link.extra_s is not None, computed_s + exchanged_s - hidden_s + rest_s
+    has_extra, step_s = link.extra_s is not None, computed_s + exchanged_s - hidden_s + other_s
     is_same = not base.is_scaled and (layout.num_nodes, layout.num_units, layout.local_batch_size) == (
         base.num_nodes, base.num_units, base.local_batch_size)
     is_measured = is_same or is_one_node and base.num_nodes == 1 and not base.is_scaled
-    if knowledge == 'own' and not is_one_node and (second or is_bench):
+    if knowledge == 'own' and not is_one_node and (second or has_extra):
         knowledge = 'two'
-    found = Prediction(layout, None, computed_s, exchanged_s, hidden_s, rest_s, step_s, batch / step_s,
+    found = Prediction(layout, None, computed_s, exchanged_s, hidden_s, other_s, step_s, batch / step_s,
                        layout.local_batch_size / step_s * base.step_s / base.local_batch_size,
                        knowledge=None if is_measured else knowledge,
-                       measured_share=None if base.is_scaled else 1.0 if is_measured or is_bench else
+                       measured_share=None if base.is_scaled else 1.0 if is_measured or has_extra else
                        computed_s / step_s)
     if epochs is None or base.evaluation_s is None:
         return found
@@ -131,7 +137,7 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowled
     if minutes <= 0:
         return Prediction(layout, 'the predicted time is not positive, because the source runs took less time than '
                                   'the sum of their epochs')
-    error = is_same and _run_spread(base) or costs.errors.get(knowledge, 0.0)
+    error = math.log1p(_run_spread(base) if is_same else 0.0) or costs.errors.get(knowledge, 0.0)
     low, high = _interval(epochs, error, 0.0 if link.gbit_s or is_same else exchanged_s / step_s)
     return replace(found, minutes=minutes, interval=(low * minutes, high * minutes),
                    node_hours=minutes / 60 * layout.num_nodes)

@@ -21,7 +21,7 @@ def generation_of(accelerator: str | None) -> str:
 
 @dataclass(frozen=True)
 class Epochs:
-    """Mean epochs to the target, the ends of their 80 % interval, and their source."""
+    """Mean, fewest and most epochs to the target, and their source."""
 
     mean: float
     low: float
@@ -68,7 +68,7 @@ class Base:
     dataset: str | None  # None for ImageNet
     run_set: RunSet | None = None  # None for a bench
     generation: str = ''  # of the accelerators
-    steps: tuple[tuple[float, float], ...] = ()  # (images per accelerator, seconds) of one node at other batches
+    steps: tuple[tuple[float, float], ...] = ()  # (local batch, seconds) on these nodes at other batches
     is_scaled: bool = False  # whether the step was measured on another generation of accelerators
 
     @property
@@ -117,7 +117,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted values of a layout; all are None after a refusal, the minutes also if epochs are unknown."""
+    """Predicted values of a layout; None after a refusal; minutes need epochs and evaluations."""
 
     layout: Layout
     refusal: str | None = None
@@ -132,8 +132,8 @@ class Prediction:
     interval: tuple[float, float] | None = None  # minutes at both ends of the 80 % interval
     node_hours: float | None = None
     cost: float | None = None
-    knowledge: Knowledge | None = None  # None on one node and for the base's layout
-    measured_share: float | None = None  # share of the step that was measured
+    knowledge: Knowledge | None = None  # None for the base's layout, and from one node to one node
+    measured_share: float | None = None  # share of the step from measurements, not from fitted costs
     measured_step_s: float | None = None  # of a set with this layout and batch, but perhaps another recipe
     measured_minutes: float | None = None  # of this set, if recipe and target are those of the layout
     unchanged_step_s: float | None = None  # without the changes of --what-if

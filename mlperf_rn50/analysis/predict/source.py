@@ -25,7 +25,7 @@ from mlperf_rn50.text import some
 
 _IMAGENET_PIXELS = 224
 _MAX_NAMES = 8  # maximum names listed in a message
-_kind = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')  # equal in comparable sets
+_compared = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')
 _INCOMPLETE = ('no run has finished, or the logs lack the number of nodes, the number of accelerators or ranks, or the '
                'time of an epoch')
 _UNMEASURED = ('Not measured: evaluations (assumed to take a third of the training time of 50,000 images), first-epoch '
@@ -80,9 +80,9 @@ def _from_bench(bench: Bench, local_batch_size: int | None) -> Source:
     Only ResNet-50 at 224 pixels counts as ImageNet.
     """
     step, *others = sorted(bench.steps, key=lambda s: (s.local_batch_size != local_batch_size, -s.local_batch_size))
-    if len(kinds := {s.kind for s in bench.steps}) > 1:
-        raise ConfigError(f'{bench.path}: got {some(sorted(kinds), _MAX_NAMES)}; expected rows that differ only in the '
-                          'batch; measure one network, precision, input and number of ranks')
+    names = [f'{s.kind}, {s.local_batch_size} per rank' for s in bench.steps]
+    if len({(s.kind, s.num_parameters) for s in bench.steps}) > 1 or len(set(names)) < len(names):
+        raise ConfigError(f'{bench.path}: got {some(names, 4)}, expected rows that differ only in the batch')
     local, batch, step_s = step.local_batch_size, step.local_batch_size * step.num_ranks, step.step_ms / 1e3
     is_known = step.model == 'resnet50' and step.image_size == _IMAGENET_PIXELS
     base = Base(step.kind, str(bench.path), step.num_hosts, step.num_ranks,
@@ -98,7 +98,7 @@ def _from_bench(bench: Bench, local_batch_size: int | None) -> Source:
 def _measured_link(source: Source, path: str, exchange: MeasuredExchange) -> Link:
     """Return the measured ports, and the time besides computing and exchange if a step with exchange was measured.
 
-    The base must have one node, and the step its gradients and as many images per accelerator or rank.
+    The latter needs a base on one node, and its gradients and images per accelerator or rank.
     """
     num_ranks, num_hosts, local = exchange.num_ranks, exchange.num_hosts, exchange.local_batch_size
     base, num_bytes, time_s = source.base, source.link.exchange_bytes, exchange.time_ms / 1e3
@@ -115,7 +115,7 @@ def _measured_link(source: Source, path: str, exchange: MeasuredExchange) -> Lin
 
 def load_source(words: Sequence[str], system: str | None = None, per_node: int | None = None,
                 local_batch_size: int | None = None, gbit_s: float | None = None) -> Source:
-    """Load logs, a published system or bench files; per_node and local_batch_size select one of several layouts."""
+    """Load logs, a published system or bench files; per_node selects a system, local_batch_size a bench row."""
     loaded = [(word, load_bench(Path(word)), os.path.lexists(word)) for word in words]
     folders = [Path(word) for word, bench, is_path in loaded if is_path and not bench]
     names = [word for word, _, is_path in loaded if not is_path]
@@ -130,50 +130,47 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
               _from_published(names[0]) if names else _from_bench(steps[0], local_batch_size))
     if gbit_s:
         return replace(source, link=replace(source.link, gbit_s=gbit_s, source='--link-gbit-s'))
-    return replace(source, link=_measured_link(source, *exchanges[0])) if exchanges else source
+    if not exchanges:
+        return source
+    link, note = _measured_link(source, *exchanges[0]), (
+        f'{exchanges[0][0]}: only the rate is used, because gradients or images per rank differ from a one-node SOURCE')
+    return replace(source, link=link, notes=(*source.notes, *[note] * (link.extra_s is None)))
 
 
 def _from_systems(run_sets: Sequence[RunSet], name: str | None, per_node: int | None) -> Source:
     """Return the named system, or the one with the fewest nodes, and all comparable sets."""
     def distance(b: Base) -> tuple[int, bool]:
         return b.num_nodes, b.num_units != b.num_nodes * (per_node or 0)
-    bases = [(base, s) for s in run_sets if (base := base_of(s))]
+    bases = [(s, base) for s in run_sets if (base := base_of(s))]
     if not bases:
         reasons = '; '.join(f'{s.name}: {s.refusal or _INCOMPLETE}' for s in run_sets[:3])
         raise UserError(f'no set to predict from: {printable(reasons)}')
-    least, names = min(distance(b) for b, _ in bases), [b.name for b, _ in bases]
-    chosen = [(b, s) for b, s in bases if (b.name == name if name else distance(b) == least)]
+    least, names = min(distance(b) for _, b in bases), [b.name for _, b in bases]
+    chosen = [(s, b) for s, b in bases if (b.name == name if name else distance(b) == least)]
     if len(chosen) != 1:
-        expected = some([f'{b.name} ({b.source})' for b, _ in chosen] or names, _MAX_NAMES)
+        expected = some([f'{b.name} ({b.source})' for _, b in chosen] or names, _MAX_NAMES)
         raise ConfigError(f'--system: got {name or "no name"}, which matches {len(chosen)} systems, expected one of '
                           f'{printable(expected)}{"" if chosen else nearest(name or "", names)}')
-    [(base, run_set)] = chosen
-    alike = [(b, s) for b, s in bases if _kind(s) == _kind(run_set)]
-    steps = {b.local_batch_size: b.step_s for b, _ in alike if b.num_nodes == base.num_nodes == 1
+    [(run_set, base)] = chosen
+    alike = [(s, b) for s, b in bases if _compared(s) == _compared(run_set)]
+    steps = {b.local_batch_size: b.step_s for _, b in alike if b.num_nodes == base.num_nodes == 1
              and b.num_units == base.num_units and not is_within(b.local_batch_size, base.local_batch_size, _ALIKE)}
     notes = () if len(alike) == 1 or name else (
         f'Predicted from {base.name}, the smallest of {len(alike)} systems; --system NAME selects another',)
-    return Source(replace(base, steps=tuple(steps.items())), link_of(run_set), tuple(s for _, s in alike), notes)
+    return Source(replace(base, steps=tuple(steps.items())), link_of(run_set), tuple(s for s, _ in alike), notes)
 
 
 def parse_what_if(text: str) -> WhatIf:
     """Parse changes such as 'link=25 ports=2 tcp'; raise ConfigError for others."""
-    words = (word.partition('=') for word in text.split())
+    words = [word.partition('=') for word in text.split()]
     try:
-        return convert({name: value if is_set else True for name, is_set, value in words}, WhatIf, strict=False)
+        found = convert({name: value if is_set else True for name, is_set, value in words}, WhatIf, strict=False)
     except ValidationError as e:
         raise ConfigError(f'--what-if: {printable(str(e))}; expected any of link=GBIT_S, ports=N, generation=NAME, '
                           'local=IMAGES, tcp and hierarchical') from e
-
-
-def _speed(generation: str) -> float:
-    """Return the median images/s per accelerator of published one-node sets."""
-    speeds = [s.images_per_s / s.num_units for s in load_table() if s.num_nodes == 1 and s.num_units
-              and s.images_per_s and generation_of(s.accelerator) == generation and not s.refusal]
-    if not speeds:
-        raise ConfigError('--what-if: expected generations with published one-node sets, but there are none of '
-                          f'{generation or "the source"}')
-    return statistics.median(speeds)
+    if len(str(found).split()) != len(words) or not words:
+        raise ConfigError(f'--what-if: got {printable(text)}, expected changes such as link=25, each once')
+    return found
 
 
 def change(source: Source, what_if: WhatIf) -> Source:
@@ -187,8 +184,13 @@ def change(source: Source, what_if: WhatIf) -> Source:
         raise ConfigError('--what-if: got ports, expected also link=GBIT_S, the rate of a port')
     if what_if.generation:
         new = what_if.generation.upper()
-        step_s = base.step_s * _speed(base.generation) / _speed(new)
-        base = replace(base, step_s=step_s, generation=new, steps=(), is_scaled=True)
+        speeds = [s.images_per_s / s.num_units for s in load_table() if s.num_nodes == 1 and s.num_units
+                  and s.images_per_s and generation_of(s.accelerator).upper() == new and not s.refusal]
+        if not speeds or not base.has_accelerators:
+            raise ConfigError(f'--what-if: got generation {new} for {base.unit}s, expected one with published one-node '
+                              'sets, for accelerators')
+        base = replace(base, step_s=base.local_batch_size / statistics.median(speeds), generation=new, steps=(),
+                       is_scaled=True)
     if what_if.tcp or what_if.hierarchical or what_if.generation:  # the measured overlap and latency do not apply
         link = replace(link, overlap=0.0, extra_s=None, is_tcp=what_if.tcp, is_hierarchical=what_if.hierarchical)
     return replace(source, base=base, link=link)

@@ -31,15 +31,15 @@ def _ms(seconds: float | None) -> Cell:
 
 
 def _table(title: str, rows: Sequence[Prediction], cells_of: Callable[[Prediction], dict[str, Cell]],
-           note: str = '') -> Table:
-    """Return a table without empty columns; a refused layout has the reason in place of numbers."""
+           notes: dict[str, str]) -> Table:
+    """Return a table without empty columns; a refused layout has the reason in place of numbers; notes: by column."""
     cells = [None if row.refusal else cells_of(row) for row in rows]
     known = [c for c in cells if c]
     head = tuple(h for h in known[0] if any(c[h].text != '-' for c in known)) if known else ('layout', 'answer')
     return Table(title, head, tuple(
         tuple(c[h] for h in head) if c else
         (Cell(row.layout.name), Cell(f'refused: {row.refusal}', span=len(head) - 1))
-        for row, c in zip(rows, cells)), note)
+        for row, c in zip(rows, cells)), ' '.join(text for column, text in notes.items() if column in head))
 
 
 def _basis(answer: Answer, p: Prediction) -> str:
@@ -85,7 +85,7 @@ def verdicts(answer: Answer) -> list[str]:
     which = ' predicted layout' if len(answer.timed) < len(answer.rows) else ''  # one without a time may be faster
     return [f'{name.capitalize()}{which}: {r.layout.name}, {r.minutes:,.2f} min, {figures_cell(r.node_hours).text} '
             f'node-hours{"" if r.cost is None else f", cost {money(r.cost)}"}'
-            f'{"; smallest product of both" if name == "knee" else ""}' for name, r in answer.best.items()]
+            f'{"; smallest minutes x node-hours" if name == "knee" else ""}' for name, r in answer.best.items()]
 
 
 def _link_line(link: Link) -> str:
@@ -115,7 +115,7 @@ def _error_line(answer: Answer) -> str:
             f'(90th percentile); {own.num_held} of {own.num_predicted} measured times are within the 80 % interval')
 
 
-def _constants(answer: Answer) -> list[str]:
+def _inputs(answer: Answer) -> list[str]:
     """Return lines on the values behind the predictions, their sources and the error of the model."""
     base, data = answer.source.base, data_name(answer.source.base.dataset)
     return [f'Source: {base.name} ({base.source}), {plural(base.num_nodes, "node")}, '
@@ -142,13 +142,12 @@ def _notes(answer: Answer) -> list[str]:
 
 def render_tables(answer: Answer, is_markdown: bool = False, title: Callable[[str], str] = str) -> str:
     """Return the prediction as tables, for a terminal or as Markdown; title formats a heading."""
-    price = answer.request.price
-    note = (f'Efficiency: images/s per {answer.source.base.unit}, relative to the source. Error: predicted / measured '
-            f'- 1.{f" Cost: {price:g} per node-hour." if price else ""}')
-    tables = [_table('Time to train', answer.rows, partial(_answer_cells, answer), note),
+    notes = {'efficiency': f'Efficiency: images/s per {answer.source.base.unit}, relative to the source.',
+             'error': 'Error: predicted / measured - 1.', 'cost': f'Cost: {answer.request.price or 0:g} per node-hour.'}
+    tables = [_table('Predictions', answer.rows, partial(_answer_cells, answer), notes),
               _table('Parts of a step, ms', answer.predicted, partial(_step_cells, answer),
-                     'Step = compute + exchange - overlapped + other.')]
-    return render_section(heading(answer), [*verdicts(answer), *_constants(answer)],
+                     {'step': 'Step = compute + exchange - overlapped + other.'})]
+    return render_section(heading(answer), [*verdicts(answer), *_inputs(answer)],
                           tables if answer.predicted else tables[:1], _notes(answer),
                           MARKDOWN if is_markdown else terminal_style(title))
 

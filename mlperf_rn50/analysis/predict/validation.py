@@ -36,7 +36,7 @@ class Validation:
 
     pairs: _Pairs
     errors: dict[tuple[Knowledge, str], Errors]  # only for keys with at least one predicted set
-    left_out: tuple[str, ...]  # sets without a prediction, with reasons
+    not_predicted: tuple[str, ...]  # sets without a prediction, with reasons
 
 
 def _is_held(case: MultiNodeCase, p: Prediction) -> bool:
@@ -65,15 +65,15 @@ def validate(sets: Sequence[RunSet]) -> Validation:
         for knowledge in KNOWLEDGE_TEXTS:
             found[knowledge, name] = [(c, p) for c in cases
                                       if (p := c.predict(knowledge, costs[group_of(c.target)])) and p.minutes]
-    best = {id(c): p for knowledge in KNOWLEDGE[:2] for c, p in found[knowledge, 'round']}  # own replaces other
+    best = {c.target: p for knowledge in KNOWLEDGE[:2] for c, p in found[knowledge, 'round']}  # own replaces other
     reasons = {c.target: f'no one-node set with {c.target.accelerator or "unnamed accelerators"}'
-               for c in cases if id(c) not in best}
+               for c in cases if c.target not in best}
     reasons |= {s: 'all logs duplicate logs of a different system' if s.is_duplicate else
                 s.refusal or 'the logs lack the batch'
                 for s in sets if not s.is_published and (s.is_duplicate or not s.has_recipe)}
-    return Validation([(c, best[id(c)]) for c in cases if id(c) in best],
+    return Validation([(c, best[c.target]) for c in cases if c.target in best],
                       {key: _errors_of(pairs) for key, pairs in found.items() if pairs},
-                      tuple(f'{s.round} {s.name} left out: {reason}' for s, reason in reasons.items()))
+                      tuple(f'{s.round} {s.name} not predicted: {reason}' for s, reason in reasons.items()))
 
 
 @cache
@@ -94,7 +94,7 @@ def _cells(case: MultiNodeCase, p: Prediction) -> tuple[Cell, ...]:
 def render_validation(validation: Validation, is_markdown: bool = False) -> str:
     """Return as text the errors by knowledge, the predictions without each set's round, and the excluded sets."""
     if not validation.errors:
-        return '\n'.join(map(printable, ('No set on several nodes can be predicted', *validation.left_out)))
+        return '\n'.join(map(printable, ('No set on several nodes can be predicted', *validation.not_predicted)))
     summary = Table('Errors', ('basis', 'left out', 'sets', 'median error', '90th percentile', 'worst',
                                'in 80 % interval'),
                     tuple(tuple(map(Cell, (
@@ -106,4 +106,4 @@ def render_validation(validation: Validation, is_markdown: bool = False) -> str:
         'round', 'organisation', 'system', 'source', 'basis', 'epochs', 'predicted min', '80 % interval',
         'measured min', 'error', 'in interval'), tuple(_cells(c, p) for c, p in validation.pairs))
     return render_section('Errors of predict on sets that it was not fitted to', (), [summary, rows],
-                          validation.left_out, MARKDOWN if is_markdown else TERMINAL, 'Left out')
+                          validation.not_predicted, MARKDOWN if is_markdown else TERMINAL, 'Not predicted')
