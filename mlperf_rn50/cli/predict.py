@@ -7,13 +7,13 @@ examples:
   mlperf-rn50 predict step.json exchange.json --layouts '1x4 2x4 4x4 8x4'    (from bench train and bench allreduce)
   mlperf-rn50 predict --validate training_results_v0.7
 
-SOURCE is a run folder, a study, a tree of published logs, a JSON file of bench train or bench allreduce, or the name
-of a published system as round/organisation/system (mlperf-rn50 report published lists these names). Add a bench
-allreduce file to any other SOURCE to set the interconnect speed.
+SOURCE is a run folder, a study, a tree of published logs, a JSON file of bench train, or the name of a published system
+as round/organisation/system (mlperf-rn50 report published lists these names). Add a JSON file of bench allreduce to any
+SOURCE to set the interconnect speed.
 
 By default, the batch size per accelerator is constant (--weak). A layout that cannot be predicted is refused, with a
-reason. The knee is the layout with the smallest product of time and node-hours: a faster one of the requested layouts
-needs a larger percentage of node-hours more than it saves time.
+reason. The knee is the layout with the smallest product of time and node-hours; faster layouts add a larger share of
+node-hours than they save of the time.
 
 exit codes: 0 at least one layout was predicted, 1 all layouts were refused, 2 invalid arguments
 """

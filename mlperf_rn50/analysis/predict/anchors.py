@@ -69,7 +69,7 @@ def _nearest(target: RunSet, local_batch_size: float, sets: Iterable[RunSet]) ->
 
 
 def one_node_base(target: RunSet, sets: Sequence[RunSet], is_own: bool = True) -> Base | None:
-    """Return the one-node set of a target's machine or, if not is_own, of another of its generation; None if none."""
+    """Return the one-node set of a target's machine or, if not is_own, of another of its generation; or None."""
     generation = generation_of(target.accelerator)
     return _nearest(target, target.recipe.global_batch_size / (target.num_units or 1), (
         s for s in sets if s.num_nodes == 1 and is_machine(s, target) is is_own and (

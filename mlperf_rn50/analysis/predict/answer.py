@@ -13,7 +13,7 @@ from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.text import plural
 
-_MAX_BATCH_RATIO = 2  # between the predicted and the measured local batch; beyond it, the compute time is doubtful
+_MAX_BATCH_RATIO = 2  # between the predicted and the measured local batch; beyond it, the computing time is doubtful
 _NO_SCHEDULE = ('the source logs declare no schedule, as in v0.5; the costs of several nodes of such software are not '
                 'known, so the interval is that of another machine')
 _NO_LINK = 'interconnect unknown; pass --link-gbit-s or a bench allreduce file measured across nodes'

@@ -45,12 +45,12 @@ class MeasuredStep(_Measured, frozen=True):
 
 
 class MeasuredExchange(_Measured, frozen=True):
-    """Exchange of a step's gradients between hosts; step_ms: a step with the exchange, None if not measured."""
+    """Exchange of a step's gradients between hosts; step_ms: a step with the exchange."""
 
     num_hosts: Annotated[int, Meta(ge=2, le=10**6)]
     time_ms: Annotated[float, Meta(ge=1e-6, le=1e8)]
     num_bytes: _Bytes = field(name='bytes')
-    step_ms: _Ms | None = None
+    step_ms: _Ms
 
 
 class _Machine(Struct):

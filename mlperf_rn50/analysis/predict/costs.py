@@ -72,7 +72,7 @@ def make_cases(sets: Sequence[RunSet]) -> list[MultiNodeCase]:
         base = anchors.base_of(s)
         if base and base.num_nodes > 1 and not base.num_units % base.num_nodes and s.minutes:
             own, other = (anchors.one_node_base(s, sets, is_own) for is_own in (True, False))
-            if anchors.lacks_schedule(s):  # its one-node set has other software, see lacks_schedule
+            if anchors.lacks_schedule(s):  # the costs are of other software, so its own set counts as another machine's
                 own, other = None, own or other
             layout = replace(base.layout, epochs=_epochs_of(s, sets))
             second = anchors.second_base(layout, own, sets, s) if own else None

@@ -79,10 +79,10 @@ def _from_bench(bench: Bench, local_batch_size: int | None) -> Source:
 
     Only ResNet-50 at 224 pixels counts as ImageNet.
     """
-    step, *others = sorted(bench.steps, key=lambda s: (s.local_batch_size != local_batch_size, -s.local_batch_size))
     names = [f'{s.kind}, {s.local_batch_size} per rank' for s in bench.steps]
     if len({(s.kind, s.num_parameters) for s in bench.steps}) > 1 or len(set(names)) < len(names):
-        raise ConfigError(f'{bench.path}: got {some(names, 4)}, expected rows that differ only in the batch')
+        raise ConfigError(f'{bench.path}: got {some(names, _MAX_NAMES)}, expected rows that differ only in the batch')
+    step, *others = sorted(bench.steps, key=lambda s: (s.local_batch_size != local_batch_size, -s.local_batch_size))
     local, batch, step_s = step.local_batch_size, step.local_batch_size * step.num_ranks, step.step_ms / 1e3
     is_known = step.model == 'resnet50' and step.image_size == _IMAGENET_PIXELS
     base = Base(step.kind, str(bench.path), step.num_hosts, step.num_ranks,
@@ -96,15 +96,15 @@ def _from_bench(bench: Bench, local_batch_size: int | None) -> Source:
 
 
 def _measured_link(source: Source, path: str, exchange: MeasuredExchange) -> Link:
-    """Return the measured ports, and the time besides computing and exchange if a step with exchange was measured.
+    """Return the measured ports, and the time of a step besides computing and exchange.
 
-    The latter needs a base on one node, and its gradients and images per accelerator or rank.
+    The latter needs a base on one node, with the same gradients and images per accelerator or rank.
     """
     num_ranks, num_hosts, local = exchange.num_ranks, exchange.num_hosts, exchange.local_batch_size
     base, num_bytes, time_s = source.base, source.link.exchange_bytes, exchange.time_ms / 1e3
     link = Link(ring_s(exchange.num_bytes, num_ranks, 1.0) / time_s, num_bytes,
                 f'bench allreduce over {num_ranks} ranks on {num_hosts} nodes, {path}')
-    if (exchange.step_ms is None or base.num_nodes > 1 or not is_within(exchange.num_bytes, num_bytes, _ALIKE)
+    if (base.num_nodes > 1 or not is_within(exchange.num_bytes, num_bytes, _ALIKE)
             or local not in (base.local_batch_size, *(b for b, _ in base.steps))):
         return link
     layout = Layout(num_hosts, num_ranks // num_hosts, Recipe(None, local * num_ranks))
