@@ -64,7 +64,7 @@ def missing_code(home: Path) -> list[str]:
 def _git(home: Path, *arguments: str) -> bytes | None:
     """Return the output of git in a checkout; None if it fails or is not installed."""
     try:
-        done = subprocess.run(['git', '-C', str(home), *arguments], capture_output=True)
+        done = subprocess.run(['git', '-c', 'core.autocrlf=false', '-C', str(home), *arguments], capture_output=True)
     except OSError:
         return None
     return done.stdout if done.returncode == 0 else None
