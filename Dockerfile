@@ -1,8 +1,10 @@
 # Image with the program and all libraries; the NVIDIA driver comes from the host.
+#   export DOCKER_BUILDKIT=1
 #   docker build -t mlperf_rn50:cpu .
 #   docker build -t mlperf_rn50:ngc --build-arg VARIANT=ngc --build-arg BASE=nvcr.io/nvidia/mxnet:24.06-py3 .
 #   docker build -t mlperf_rn50:cu117 --build-arg VARIANT=cu117 .        (or cu112)
-#   docker run --rm -v "$PWD/data:/data" mlperf_rn50:cpu prepare digits --out /data/digits
+#   mkdir -p data
+#   docker run --rm --user "$(id -u):0" -v "$PWD/data:/data" mlperf_rn50:cpu prepare digits --out /data/digits
 # BASE is any Debian 12 with its default package sources, such as python:3.11-slim-bookworm. For ngc it is NVIDIA's MXNet
 # container, whose MXNet, Horovod, DALI, NCCL and Open MPI are used; name@sha256:... pins it.
 ARG BASE=debian:bookworm-slim

@@ -13,7 +13,11 @@ fail() {
     exit 2
 }
 engine=${MLPERF_RN50_DOCKER:-$(command -v docker || command -v podman || fail 'found neither docker nor podman; install one')}
-image=mlperf_rn50:cpu options=(--volume "$PWD:$PWD") rest=()
+image=mlperf_rn50:cpu options=() rest=()
+add_mount() { # FOLDER, at the same path; --volume would refuse colons
+    options+=(--mount "type=bind,source=$1,target=$1")
+}
+add_mount "$PWD"
 while [ $# -gt 0 ]; do
     case $1 in
         --help | -h) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit 0 ;;
@@ -21,7 +25,7 @@ while [ $# -gt 0 ]; do
         --image) image=$2; shift ;;
         --mount)
             [ -d "$2" ] || fail "--mount: got $2, expected a folder"
-            options+=(--volume "$(realpath "$2"):$(realpath "$2")")
+            add_mount "$(realpath "$2")"
             shift ;;
         *) rest+=("$1") ;;
     esac

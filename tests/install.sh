@@ -4,4 +4,4 @@ set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 apt-get install -qq -y --no-install-recommends openssh-client openssh-server iproute2 util-linux \
-    munge slurm-wlm libpmix2 libpmix-dev debootstrap buildah podman runc chromium zsh fish groff-base >/dev/null
+    munge slurm-wlm libpmix2 libpmix-dev debootstrap buildah podman docker.io runc chromium zsh fish groff-base >/dev/null

@@ -18,7 +18,7 @@ from e2e.training import pack_tiny
 from helpers import ROOT, run, skip_for, wait_for
 
 TOOLS = ('ip', 'nsenter', 'unshare', 'ssh', 'sshd', 'munged', 'slurmctld', 'slurmd', 'sbatch', 'debootstrap', 'buildah',
-         'podman', 'runc')
+         'podman', 'runc', 'docker', 'dockerd')
 # For trainings with several ranks on a core.
 VARIABLES = {'OMP_NUM_THREADS': '1', 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_btl': 'tcp,self,vader'}
 IMAGE = 'localhost/mlperf_rn50:test'

@@ -40,7 +40,7 @@ def test_docker_sh_passes_gpus_folders_and_environment(stand_in, tmp_path, monke
     assert done.returncode == 0, done.stderr
     assert line.startswith(f'{engine} run --rm --network host ') and gpu in line and '--ulimit memlock=-1' in line
     assert '--stop-timeout 630' in line
-    assert f'--volume {tmp_path}:{tmp_path}' in line and f'--volume {data}:{data}' in line
+    assert all(f'--mount type=bind,source={folder},target={folder} ' in line for folder in (tmp_path, data))
     assert f'--user {os.getuid()}:{os.getgid()}' in line and '--env NCCL_DEBUG' in line
     assert line.endswith('--entrypoint /opt/mlperf_rn50/launch/local.sh rn50:x --config c.yaml --seeds 2')
 
@@ -87,7 +87,7 @@ def test_usage_errors_are_one_line(script, arguments, message, capsys, monkeypat
 def test_apptainer_sh_runs_every_rank_in_the_image(stand_in, digits, tmp_path):
     # Runs the command after the image argument, from this checkout.
     stand_in('apptainer', f'''{RECORD_CALL}
-while [ "$1" != {tmp_path}/rn50.sif ]; do shift; done
+while [ "$1" != "{tmp_path}/rn50.sif" ]; do shift; done
 shift
 for word; do set -- "$@" "${{word/#\\/opt\\/mlperf_rn50/{ROOT}}}"; shift; done
 exec "$@"''')
