@@ -264,7 +264,7 @@ def run_shell(tmp_path, monkeypatch):
         monkeypatch.setattr(process, 'time', signals)
         monkeypatch.setattr(process, 'STOP_LIMIT_S', 5.0)
         job = f'{os.getpid()}-{time.monotonic_ns():x}'
-        code = run_engine(['bash', '-c', script.replace('UP', f'touch {tmp_path}/up')],
+        code = run_engine(['bash', '-c', script.replace('UP', f'touch "{tmp_path}/up"')],
                           dict(os.environ, MLPERF_RN50_JOB=job), signals, job, **keys)
         tries = iter(range(100))
         while (left := processes_of(job)) and next(tries, None) is not None:
@@ -354,7 +354,7 @@ def test_guard_forwards_a_stop_request_to_ranks_with_a_handler():
 @pytest.mark.parametrize('num_hosts, num_files', [(40, 20), pytest.param(1250, 1000, marks=pytest.mark.slow)])
 def test_guards_of_many_hosts_need_few_open_files(tmp_path, monkeypatch, num_hosts, num_files):
     (tmp_path / 'connected').mkdir()
-    write_files(tmp_path, {'ssh': f'#!/bin/sh\n>{tmp_path}/connected/$$\nexec cat >/dev/null'}, mode=0o755)
+    write_files(tmp_path, {'ssh': f'#!/bin/sh\n>"{tmp_path}/connected/$$"\nexec cat >/dev/null'}, mode=0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
     hosts, (soft, hard) = [f'h{i}' for i in range(num_hosts)], resource.getrlimit(resource.RLIMIT_NOFILE)
     options = parse_options(make_parser(ROOT / 'launch/mpirun.sh', True, None), ['--hosts', ','.join(hosts)])
@@ -457,7 +457,7 @@ class Quick(SignalQueue):
         print('waits', flush=True)
         return super().next(min(timeout_s, 0.2))
 
-job, engine = 'terminal', 'trap "echo stopping; exit 75" USR1; while [ ! -e {0} ]; do sleep 0.05; done; exit 7'
+job, engine = 'terminal', 'trap "echo stopping; exit 75" USR1; while [ ! -e "{0}" ]; do sleep 0.05; done; exit 7'
 code = run_engine(['bash', '-c', engine], dict(os.environ, MLPERF_RN50_JOB=job), Quick(LAUNCHER_SIGNALS), job)
 print('ended', code, flush=True)
 """
@@ -469,7 +469,7 @@ def test_ctrl_z_and_fg_on_a_terminal(has_interrupt, tmp_path):
     (tmp_path / 'launcher.py').write_text(ON_A_TERMINAL.format(tmp_path / 'end'))
     pid, terminal = pty.fork()
     if not pid:
-        os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])
+        os.execvpe('bash', ['bash', '--norc', '--noprofile', '-i'], {**os.environ, 'LC_ALL': 'C'})  # in English
 
     def read_to(text):
         read = ''
