@@ -23,6 +23,7 @@ from mlperf_rn50.train.checkpoint.changes import find_changes
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 from mlperf_rn50.train.comm.device import device_id_of
 from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.rank_checks import WallClock
 from mlperf_rn50.train.reference import open_comparison, reference_event
 from mlperf_rn50.train.session import Session, TrainingRun, from_rank_0, on_rank_0
 from mlperf_rn50.train.sinks.metrics import Metrics
@@ -115,7 +116,8 @@ def start(session: Session, sinks: events.Sinks) -> TrainingRun:
     comm.barrier()
     run = TrainingRun(**vars(session), sinks=sinks, writer=writer, best_weights=best_weights, trainer=trainer,
                       train_data=train_data, eval_data=lambda: position.track_reading(eval_data()),
-                      comparison=comparison, clock_start=time.monotonic() - progress.clock_s)
+                      comparison=comparison, clock_start=time.monotonic() - progress.clock_s,
+                      wall_clock=WallClock())
     _log_start(run)
     return run
 
