@@ -182,8 +182,10 @@ class HorovodComm(Comm):
 
     def sum(self, counts):
         own = mx.nd.array(list(counts), mx.cpu(), 'int64')  # a GPU may be the current context
+        # If a name gets a different shape, Horovod's response cache drops it on all ranks (0.28.1, response_cache.cc).
+        name = f'counts/{len(own)}'
         with self._exchange():
-            total = self._hvd.allreduce(own, op=self._hvd.Sum, process_set=self._all, name='counts').asnumpy()
+            total = self._hvd.allreduce(own, op=self._hvd.Sum, process_set=self._all, name=name).asnumpy()
         return [int(c) for c in total]
 
     def gather_object(self, value, only_on_rank_0=False):
