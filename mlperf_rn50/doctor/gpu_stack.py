@@ -161,6 +161,13 @@ def check_gpus(rows: Sequence[Facts], device: str) -> Check:
     for problem, fix in (pair for row in rows for pair in _gpu_problems(row)):
         return Check('GPU', 'failed', problem, fix)
     used = {(r['host'], r['device'], g['uuid']): g['name'] for r in rows for g in used_gpus(r)}
+    num_used = Counter(host for host, _ in {(host, uuid) for host, _, uuid in used})
+    # NCCL finds NVLink through NVML, which lists only GPUs that the process can open. CUDA_VISIBLE_DEVICES does not
+    # matter, because since CUDA 10.1 NCCL reaches invisible devices too (p2p.cc).
+    if alone := [r for r in rows if r['num_open_gpus'] == 1 < num_used[r['host']]]:
+        return Check('GPU', 'warning', f'NVLink is not used on {hosts_of(alone)}, because each rank can open only one '
+                     'GPU of the node', 'let every rank open all GPUs of its node, as with --gpus-per-node instead of '
+                     '--gpus-per-task')
     shown = ', '.join(f'{n} x {name}' for name, n in Counter(used.values()).items())
     mxnet, driver = rows[0]['mxnet'], used_gpus(rows[0])[0]['driver_version']
     origins = {'container': f'{_CONTAINER} {mxnet["release"]}'.strip(), 'wheels': mxnet['release']}
