@@ -105,6 +105,8 @@ def test_errors_in_a_file(tmp_path, text, message):
     ([*BATCH, '--optimizer.name', 'lars', '--optimizer.nesterov', 'true'], 'expected false, or name=sgd'),
     ([*BATCH, '--optimizer.nesterov', 'true', '--run.submission_division', 'closed'],
      'optimizer.nesterov: got true in the closed division'),
+    ([*BATCH, '--run.submission_division', 'closed'],
+     'data.last_batch: got weight in the closed division, expected wrap, or run.submission_division=open'),
     ([*BATCH, '--data.mirror', 'alternating', '--run.submission_division', 'closed'],
      'data.mirror: got alternating in the closed division'),
     ([*BATCH, '--model.name', 'resnet51'], 'model.name'),

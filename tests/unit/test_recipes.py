@@ -246,7 +246,7 @@ def test_command_reports_the_same_deviation_as_train(tmp_path):
     report = json.loads(call('recipe', '--compare', path, '--format', 'json').stdout)
     assert report['choice'] is None and len(report['deviations']) == 1 and report['version'] == mlperf_rn50.__version__
     assert {row['key'] for row in report['comparison'] if row['is_alone']} == {
-        'schedule.decay', 'schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power'}
+        'data.last_batch', 'schedule.decay', 'schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power'}
     lines = [' '.join(line.split()) for line in call('recipe', '--compare', path).stdout.splitlines()]
     assert 'A 1,664 v0.5 nvidia dgx1_ngc18.11_mxnet 1x8 74.9 % 63 63 63 63 63 5 of 5' in lines
     for row in ('schedule.base_lr 0.6 0.6', 'schedule.warmup_epochs 5 5†', 'schedule.decay poly * step†',
