@@ -137,7 +137,7 @@ def describe_machine(num_hosts: int) -> dict[str, Any]:
     host, keys = host_facts(), ('hostname', 'cpu', 'cpu_cores', 'processor', 'gpus', 'memory_bytes', 'os')
     return {**{key: host[key] for key in keys}, 'num_hosts': num_hosts,
             'omp_threads_per_rank': omp_threads(os.environ.get('OMP_NUM_THREADS', '')),
-            'packages': package_versions(), 'git_commit': git_commit()}
+            'packages': package_versions(), **git_commit()}
 
 
 @dataclass(frozen=True)
