@@ -16,7 +16,7 @@ from mlperf_rn50.analysis.recipe.differences import find_deviations
 from mlperf_rn50.analysis.recipe.tables import render_config
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.cli.parsers import config_parser
-from mlperf_rn50.data.prepare.command import _JPEG_QUALITY
+from mlperf_rn50.data.pictures import JPEG_QUALITY
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mllog.run import Evaluation
 from mlperf_rn50.options import resolve_config
@@ -189,7 +189,7 @@ def test_deviation_is_one_line_with_both_values(sections, texts):
 def test_manifest_describes_the_stored_images(tmp_path):
     manifest = tmp_path / 'manifest.json'
     path = config_of(tmp_path, {**CASE, 'data': {'dir': str(tmp_path)}})
-    smaller = f'to 256 pixels on the shorter side, as JPEG of quality {_JPEG_QUALITY}'
+    smaller = f'to 256 pixels on the shorter side, as JPEG of quality {JPEG_QUALITY}'
     for content, message in (('{"resize_shorter": null}', 'byte for byte'), ('{"resize_shorter": 256}', smaller),
                              ('[]', 'is not a manifest'), ('{"resize_shorter": "\\u001b[31mred"}', '?[31mred')):
         manifest.write_text(content)
