@@ -4,7 +4,8 @@
 # Usage: launch/test.sh [--all | --ngc | --gpu] [PYTEST OPTIONS...]
 #   without an option: quick tests; they need only launch/setup.sh, and no root
 #   --all: additionally slow tests, real hosts, Slurm, containers and a browser (root; tests/install.sh installs them),
-#          and some tests again as on a processor without AVX-512 and in NVIDIA's container
+#          the quick tests again as on the other kind of processor and as another user with one core (tests/matrix.sh),
+#          and some tests in NVIDIA's container
 #   --ngc: only the tests in a stand-in for NVIDIA's container: Python 3.10, NumPy 1.22, an older DALI (tests/ngc.sh)
 #   --gpu: only on a machine with a GPU: set-up (MLPERF_RN50_VARIANT=ngc in NVIDIA's container, else cu117), doctor and
 #          tests/gpu; results to send back are in logs/gpu_<time> (or $MLPERF_RN50_GPU_RESULT)
@@ -23,22 +24,28 @@ export PATH="$PWD/.venv/bin:$PATH"
 MLPERF_RN50_PEAKS=$(mktemp) # each call of pytest adds the memory of its largest worker, in GB
 export MLPERF_RN50_PEAKS
 trap 'printf "total time %d:%02d, largest worker %s GB\n" $((SECONDS / 60)) $((SECONDS % 60)) \
-    "$(sort -n "$MLPERF_RN50_PEAKS" | tail -n 1)"; rm -f "$MLPERF_RN50_PEAKS"' EXIT
+    "$(LC_ALL=C sort -n "$MLPERF_RN50_PEAKS" | tail -n 1)"; rm -f "$MLPERF_RN50_PEAKS"' EXIT
+failed=0 machine=() # a command that runs another one
 # A file stays on one worker, because its tests share slow fixtures. Exit code 5 means that no test was selected.
 run_tests() {
-    pytest --dist loadfile --no-loadscope-reorder "$@" || [ $? = 5 ]
+    "${machine[@]}" pytest --dist loadfile --no-loadscope-reorder "$@" || [ $? = 5 ] || failed=1
 }
-failed=0
 # Files that use MXNet, DALI or Horovod run in a separate call, so that the other workers stay small.
-for packages in light training; do
-    run_tests --packages "$packages" --numprocesses "$(nproc)" -m 'not slow and not cluster and not browser' "$@" ||
-        failed=1
-done
+run_quick_tests() {
+    local packages
+    for packages in light training; do
+        run_tests --packages "$packages" --numprocesses "$("${machine[@]}" nproc)" \
+            -m 'not slow and not cluster and not browser' "$@"
+    done
+}
+run_quick_tests "$@"
 if [ "$scope" = all ]; then
     tests/ngc.sh || failed=1
-    run_tests --numprocesses "$(($(nproc) + 1))" -m 'slow or cluster or browser' "$@" || failed=1
-    echo 'selected tests again, as on a processor without AVX-512:'
-    DNNL_MAX_CPU_ISA=AVX2 run_tests --numprocesses "$(nproc)" -m 'not slow' tests/e2e/test_{bench,train}.py \
-        tests/unit/test_{bench,evaluate,pipeline,resnet,trainer}.py || failed=1
+    run_tests --numprocesses "$(($(nproc) + 1))" -m 'slow or cluster or browser' "$@"
+    for kind in processor user; do
+        machine=(tests/matrix.sh "$kind")
+        echo "the quick tests again, with ${machine[*]}:"
+        run_quick_tests "$@"
+    done
 fi
 exit "$failed"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from closure import needs_training_packages
-from helpers import CLI, HISTORY, MPIJOB_SCHEMA, PUBLISHED, return_memory, run
+from helpers import CLI, HISTORY, MPIJOB_SCHEMA, PUBLISHED, cpuinfo, return_memory, run
 from hypothesis import HealthCheck, settings
 
 from mlperf_rn50.system.processor import find_processor
@@ -125,6 +125,17 @@ def returned_memory():
     """Return freed memory to the system after each file."""
     yield
     return_memory()
+
+
+@pytest.fixture
+def fake_processor(tmp_path_factory, monkeypatch):
+    """Function that replaces the processor in this process, whatever machine runs the tests; kernels do not change."""
+    def fake(flags: str, limit: str = '') -> None:
+        path = tmp_path_factory.mktemp('proc') / 'cpuinfo'
+        path.write_text(cpuinfo(flags))
+        monkeypatch.setattr('mlperf_rn50.system.processor.CPUINFO', path)
+        monkeypatch.setenv('DNNL_MAX_CPU_ISA', limit)
+    return fake
 
 
 @pytest.fixture(scope='session')

@@ -23,11 +23,23 @@ PUBLISHED = ROOT.parent / 'shared/published'  # for tests marked needs_published
 HISTORY = ROOT.parent / 'shared/history'  # for tests marked needs_history
 MPIJOB_SCHEMA = ROOT.parent / 'shared/reference/mpijob-crd.yaml'  # for tests marked needs_mpijob_schema
 CLI = [sys.executable, '-m', 'mlperf_rn50']
+# Flags of processors, in /proc/cpuinfo.
+AVX2 = 'fpu sse4_1 sse4_2 avx f16c fma avx2 bmi2'
+AVX512 = f'{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl'
+BF16 = f'{AVX512} avx512_vnni avx512_bf16'
 
 
 def run(command, *, timeout=HANG_LIMIT_S, **keys) -> subprocess.CompletedProcess:
     """Run a command to completion and capture its output as text."""
     return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout, **keys)
+
+
+def git(folder: Path, *words: object) -> str:
+    """Run git in a folder without the settings of the user, such as signatures; return its output."""
+    settings = {'GIT_CONFIG_GLOBAL': os.devnull, 'GIT_CONFIG_SYSTEM': os.devnull}
+    done = run(['git', '-C', folder, '-c', 'user.name=x', '-c', 'user.email=x', *words], env={**os.environ, **settings})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def return_memory() -> None:
@@ -65,6 +77,13 @@ def call(*arguments) -> subprocess.CompletedProcess:
         except SystemExit as e:  # --help
             code = e.code
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def cpuinfo(flags: str) -> str:
+    """Return the text of /proc/cpuinfo for two processors, of which only the first is an EPYC."""
+    entry = ('processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t: 1\nmodel name\t: EPYC\n'
+             f'flags\t: {flags}\n')
+    return f'{entry}\n{entry.replace("EPYC", "other")}'
 
 
 def write_files(folder: Path, files, mode: int = 0o644) -> None:

@@ -166,6 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the terminal encoding may lack characters
             stream.reconfigure(errors='backslashreplace')
+    if os.path.expanduser('~') == '~':  # without HOME and an entry in /etc/passwd; matplotlib requires a home folder
+        os.environ['HOME'] = '/nonexistent'
     try:
         try:
             return _main(argv)

@@ -127,9 +127,10 @@ def _mxnet_version() -> str | None:
 
 
 def output_of(*command: str, timeout_s: float = 10) -> str:
-    """Return the output of a command; '' if it does not exist, fails or times out."""
+    """Return the output of a command in English, because lscpu translates; '' if it does not exist, fails or hangs."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors='replace', timeout=timeout_s)
+        done = subprocess.run(command, capture_output=True, text=True, errors='replace', timeout=timeout_s,
+                              env={**os.environ, 'LC_ALL': 'C'})
     except (OSError, subprocess.TimeoutExpired):
         return ''
     return done.stdout if done.returncode == 0 else ''

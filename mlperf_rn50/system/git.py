@@ -18,7 +18,8 @@ def git(folder: Path, *arguments: str) -> bytes:
     env = {k: v for k, v in os.environ.items() if not k.startswith('GIT_')}  # which may name another checkout
     env |= {'GIT_DIR': str(top / '.git'), 'GIT_WORK_TREE': str(top), 'GIT_OPTIONAL_LOCKS': '0'}
     command = ['git', '-C', str(folder), '-c', 'core.fsmonitor=false', '-c', 'core.hooksPath=/dev/null',
-               '-c', 'protocol.allow=never', *arguments]  # without programs or networks of the checkout
+               '-c', 'protocol.allow=never', '-c', 'core.autocrlf=false', *arguments]
+    # These settings exclude programs and networks of the checkout, and line ends of another system in an archive.
     try:
         done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as e:

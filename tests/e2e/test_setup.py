@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, run
+from helpers import HANG_LIMIT_S, ROOT, git, run
 
 SCRIPTS = ('setup.sh', 'test.sh', 'demo.sh', 'lint.sh')
 TOOLS = ('bash', 'cat', 'cp', 'cut', 'dirname', 'find', 'flock', 'grep', 'head', 'ldd', 'ln', 'mkdir', 'mktemp', 'mv',
@@ -94,6 +94,19 @@ def wheels(cache):
 def test_repeated_real_setup_changes_nothing():
     done = run([ROOT / 'launch/setup.sh'])
     assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
+
+
+def test_clone_with_converted_line_ends_has_the_committed_bytes(tmp_path):
+    source, clone = tmp_path / 'source', tmp_path / 'clone'
+    make_checkout(source)
+    shutil.copy(ROOT / '.gitattributes', source)
+    shutil.copytree(ROOT / 'tests/logs/carriage_returns', source / 'logs')
+    for words in (['init', '--quiet'], ['add', '.'], ['commit', '--quiet', '--message=all'],
+                  ['clone', '--quiet', '--config', 'core.autocrlf=true', source, clone]):
+        git(source, *words)
+    files = [p.relative_to(clone) for p in clone.rglob('*') if p.is_file() and '.git' not in p.parts]
+    assert len(files) > 8 and all((clone / f).read_bytes() == (source / f).read_bytes() for f in files)
+    assert run([clone / 'launch/test.sh', '--help']).stdout.startswith('Sets up the environment')
 
 
 @pytest.mark.parametrize('script', SCRIPTS)

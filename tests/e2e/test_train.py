@@ -5,7 +5,7 @@ import re
 
 import pytest
 from e2e.training import NUM_VAL, STEPS_PER_EPOCH, arguments, assert_aborted, assert_one_line, metrics, thin_ranks
-from helpers import ROOT, call, run
+from helpers import AVX2, BF16, ROOT, call, run
 
 SGD = '--optimizer.name=sgd'
 DIGITS = ['--config', ROOT / 'launch/configs/digits_cpu.yaml']
@@ -128,18 +128,21 @@ def test_synthetic_run_works_without_data_and_telemetry_continues_after_resume(t
 
 # --- bfloat16 without AVX-512 -----------------------------------------------------------------------------
 
+@pytest.mark.parametrize('flags, limit, reason', [
+    (AVX2, '', 'on a processor with AVX2, expected AVX-512; use float32'),
+    (BF16, 'AVX2', 'with AVX2 (DNNL_MAX_CPU_ISA=AVX2 limits a processor with AVX-512 BF16), expected AVX-512; unset '
+                   'the variable, or use float32')], ids=['processor', 'variable'])
 @pytest.mark.parametrize('words, option', [
     (['train', *DIGITS, BFLOAT16], 'train.precision'), (['bench', 'allreduce', BFLOAT16], 'train.precision'),
     (['bench', 'train', '--precisions', 'float32,bfloat16'], '--precisions')])
-def test_bfloat16_without_avx512_is_refused_in_one_line(tmp_path, monkeypatch, words, option):
-    monkeypatch.setenv('DNNL_MAX_CPU_ISA', 'AVX2')
+def test_bfloat16_without_avx512_is_refused_in_one_line(tmp_path, fake_processor, flags, limit, reason, words, option):
+    fake_processor(flags, limit)
     done = call(*words, '--run.dir', tmp_path / 'run')
     assert (done.returncode, done.stdout) == (2, ''), done.stderr
-    [line] = done.stderr.splitlines()
-    assert f'{option}: got bfloat16 with AVX2 (' in line and 'AVX-512' in line and line.endswith('use float32')
+    assert done.stderr == f'mlperf-rn50: {option}: got bfloat16 {reason}\n'
     assert list(tmp_path.iterdir()) == []
 
 
-def test_dry_run_accepts_bfloat16_without_avx512(monkeypatch):
-    monkeypatch.setenv('DNNL_MAX_CPU_ISA', 'AVX2')
+def test_dry_run_accepts_bfloat16_without_avx512(fake_processor):
+    fake_processor(AVX2)
     assert call('train', *DIGITS, BFLOAT16, '--dry-run').returncode == 0

@@ -4,7 +4,7 @@ from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
-from helpers import write_files
+from helpers import AVX2, AVX512, BF16, cpuinfo, write_files
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import environment
@@ -44,7 +44,16 @@ def test_network_rates_are_read_from_sys(tmp_path):
 
 def test_hardware_of_local_machine_is_found():
     hardware = find_hardware()
-    assert hardware['cpu']['sockets'] >= 1 and hardware['memory_bytes'] > 2**28 and find_processor().has != 'no SSE4.1'
+    assert hardware['cpu']['sockets'] >= 1 and hardware['memory_bytes'] > 2**28
+
+
+def test_translated_output_is_avoided(tmp_path, monkeypatch):
+    line = '{"lscpu": [{"field": "%s:", "data": "EPYC"}]}'
+    write_files(tmp_path, {'lscpu': f'#!/bin/sh\n[ "$LC_ALL" = C ] && echo \'{line % "Model name"}\' ||'
+                                    f' echo \'{line % "Modellname"}\''}, mode=0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
+    monkeypatch.setenv('LC_ALL', 'de_DE.UTF-8')
+    assert find_hardware()['cpu']['model'] == 'EPYC'
 
 
 def test_invalid_bytes_from_a_driver_are_replaced(tmp_path, monkeypatch):
@@ -83,15 +92,8 @@ def test_versions_in_a_container_are_found_and_unknown_ones_omitted(container, m
 
 # --- processor flags and the limit of oneDNN ----------------------------------------------------------------
 
-AVX2 = 'fpu sse4_1 sse4_2 avx f16c fma avx2 bmi2'
-AVX512 = f'{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl'
-BF16 = f'{AVX512} avx512_vnni avx512_bf16'
-
-
 def processor(flags, **environment_variables):
-    entry = ('processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t: 1\nmodel name\t: EPYC\n'
-             f'flags\t: {flags}\n')
-    return parse_processor(f'{entry}\n{entry.replace("EPYC", "other")}', environment_variables)
+    return parse_processor(cpuinfo(flags), environment_variables)
 
 
 @pytest.mark.parametrize('flags, has', [
@@ -112,6 +114,14 @@ def test_limit_of_onednn(limit, uses):
     cpu = processor(BF16, DNNL_MAX_CPU_ISA=limit)
     assert (cpu.has, cpu.uses) == ('AVX-512 BF16', uses)
     assert processor(AVX2, DNNL_MAX_CPU_ISA=limit).uses == 'AVX2'  # a limit does not add instruction sets
+
+
+def test_processor_and_limit_of_this_process(fake_processor):
+    fake_processor(BF16, limit='AVX2')
+    assert find_processor() == processor(BF16, DNNL_MAX_CPU_ISA='AVX2')
+    assert 'EPYC, AVX-512 BF16, limited to AVX2 by DNNL_MAX_CPU_ISA' in environment.render_stack()
+    fake_processor(AVX2)
+    assert environment.render_stack().endswith('\nEPYC, AVX2')
 
 
 def test_other_architectures_have_no_instruction_set():

@@ -55,6 +55,18 @@ def test_closed_output_is_not_an_error(log):
     assert (done.returncode, done.stderr) == (0, '')
 
 
+def test_page_is_written_for_a_user_without_home_and_name(log, tmp_path):
+    code = f"""
+import pwd, sys
+pwd.getpwuid = lambda _: {{}}[0]  # as for a user number in a container
+from mlperf_rn50.cli import main
+sys.exit(main(['report', {str(log)!r}, '--out', {str(tmp_path / "page")!r}]))"""
+    without_home = {k: v for k, v in os.environ.items() if k != 'HOME'}
+    done = run([sys.executable, '-c', code], env=without_home)
+    assert done.returncode == 0 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert (tmp_path / 'page/report.html').is_file()
+
+
 @pytest.mark.parametrize('name, variables', [
     ('系统', {'PYTHONIOENCODING': 'ascii'}),
     ('box', {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'})])  # file names are bytes

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from helpers import CLI, ROOT, call, run
+from helpers import CLI, ROOT, call, git, run
 from lines import mllog
 from sample_log import ENV, LARS, SGD, closed, write_five
 
@@ -188,16 +188,16 @@ def test_code_comes_from_the_commit_of_the_runs_or_else_the_checkout(tmp_path):
     def commit(*names):
         for name in names:
             (home / name).parent.mkdir(parents=True, exist_ok=True)
-            (home / name).write_text('old')
-        for words in (['init', '-q'], ['add', '-A'], ['-c', 'user.name=x', '-c', 'user.email=x', 'commit', '-qm', 'x']):
-            assert run(['git', '-C', home, *words]).returncode == 0
-        return run(['git', '-C', home, 'rev-parse', 'HEAD']).stdout.strip()
+            (home / name).write_text('old\n')
+        for words in (['init', '-q'], ['add', '-A'], ['commit', '-qm', 'x'], ['config', 'core.autocrlf', 'true']):
+            git(home, *words)
+        return git(home, 'rev-parse', 'HEAD')
     part, whole = commit('launch/setup.sh'), commit(*_CALLED)  # all files that a submission requires
     (home / 'launch/setup.sh').write_text('now')
-    for i, (name, text) in enumerate([(whole, 'old'), (part, 'now'), ('HEAD', 'now'), ('$(touch evil)', 'now')]):
+    for i, (name, text) in enumerate([(whole, 'old\n'), (part, 'now'), ('HEAD', 'now'), ('$(touch evil)', 'now')]):
         assert copy_code(tmp_path / str(i), {'git_commit': name}, home) == (
-            '' if text == 'old' else f'the code is the current checkout, but the runs used commit {name}')
-        assert (tmp_path / f'{i}/launch/setup.sh').read_text() == text
+            '' if text == 'old\n' else f'the code is the current checkout, but the runs used commit {name}')
+        assert (tmp_path / f'{i}/launch/setup.sh').read_bytes() == text.encode()
 
 
 def test_second_system_is_added_and_nothing_is_overwritten(tmp_path, tree):
