@@ -138,6 +138,8 @@ def _check_together(c: Config) -> None:
             'optimizer.nesterov: got true in the closed division, expected false, or run.submission_division=open')
     require(is_open or d.mirror == 'random',
             'data.mirror: got alternating in the closed division, expected random, or run.submission_division=open')
+    require(is_open or d.last_batch == 'wrap',
+            'data.last_batch: got weight in the closed division, expected wrap, or run.submission_division=open')
     require(is_open or t.init_weights is None,
             f'train.init_weights: got {t.init_weights} in the closed division, expected null, or '
             'run.submission_division=open')

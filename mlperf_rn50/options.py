@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from argparse import ArgumentError
 from collections.abc import Sequence
 from dataclasses import fields
@@ -15,6 +16,7 @@ from mlperf_rn50 import config as cfg
 from mlperf_rn50.config import SECTIONS, field_names
 from mlperf_rn50.errors import ConfigError, nearest, option_error
 from mlperf_rn50.files import read_text
+from mlperf_rn50.parser import expand
 
 if TYPE_CHECKING:
     import jsonargparse
@@ -39,45 +41,74 @@ def check_keys(tree: Any, where: str = '') -> None:
                 raise ConfigError(f'{where}{section}.{key}: unknown key{nearest(str(key), known)}')
 
 
-def _check_size(text: str) -> None:
-    """Raise ValueError for aliases, which can expand to gigabytes, and for deep nesting."""
+class _Loader(yaml.SafeLoader):
+    """Loader of plain scalars; in YAML 1.1, 010 is 8, 1:30 is 90, and no is false.
+
+    A text that it takes for a number is one in YAML 1.1, too, so that PyYAML quotes it when it writes a file.
+    """
+
+    yaml_implicit_resolvers: dict[str, list] = {}  # without dates, merge keys and the rest of YAML 1.1
+
+
+for _tag, _pattern, _first in (
+        ('bool', 'true|True|TRUE|false|False|FALSE', 'tTfF'), ('int', '[-+]?(0|[1-9][0-9]*)', '-+0123456789'),
+        ('float', r'[-+]?[0-9]+\.[0-9]*([eE][-+][0-9]+)?|\.[0-9]+|[-+]?\.inf|\.nan', '-+.0123456789'),
+        ('null', '~|null|Null|NULL|', ['~', 'n', 'N', ''])):
+    _Loader.add_implicit_resolver(f'tag:yaml.org,2002:{_tag}', re.compile(f'({_pattern})$'), list(_first))
+
+
+def _check_events(text: str) -> None:
+    """Raise ValueError for tags, for aliases, which can expand to gigabytes, and for deep nesting."""
     depth = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
+    for event in yaml.parse(text, _Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
             raise ValueError(f'got the alias *{event.anchor}, expected explicit values')
+        if tag := getattr(event, 'tag', None):
+            raise ValueError(f'got the tag {tag}, expected plain values')
         if depth > _MAX_DEPTH:
             raise ValueError(f'is nested deeper than {_MAX_DEPTH} levels')
 
 
-def _check_unique(node: yaml.Node | None, where: str, prefix: str = '') -> None:
-    """Raise ConfigError for a duplicate section or key, because YAML's parser would silently keep the last one."""
+def _check_unique(node: yaml.Node | None, prefix: str = '') -> None:
+    """Raise ValueError for a duplicate section or key, because YAML's parser would silently keep the last one."""
     lines: dict[str, int] = {}
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         name, line = f'{prefix}{key.value}', key.start_mark.line + 1
         if name in lines:
-            raise ConfigError(f'{where}: {name}: occurs on line {lines[name]} and again on line {line}, expected once')
+            raise ValueError(f'{name}: occurs on line {lines[name]} and again on line {line}, expected once')
         lines[name] = line
-        _check_unique(value, where, f'{name}.')
+        _check_unique(value, f'{name}.')
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse untrusted YAML; raise ValueError or YAMLError if it is malformed or could need much time or memory."""
+    _check_events(text)
+    _check_unique(yaml.compose(text, _Loader))
+    return yaml.load(text, _Loader)
+
+
+def load_tree(path: Path, max_bytes: int = _MAX_BYTES) -> Any:
+    """Return the content of a YAML file; raise ConfigError if it is unreadable or malformed."""
+    try:
+        return parse_yaml(read_text(path, max_bytes))
+    except OSError as e:
+        raise ConfigError(f'{path}: cannot read the configuration: {e.strerror}') from e
+    except (yaml.YAMLError, ValueError) as e:
+        raise ConfigError(f'{path}: not a valid YAML file: {" ".join(str(e).split())}') from e
 
 
 def load_yaml(path: Path) -> dict:
-    """Return the tree of a YAML file; raise ConfigError if it is missing, malformed or contains an unknown key."""
-    try:
-        text = read_text(path, _MAX_BYTES)
-        _check_size(text)
-        _check_unique(yaml.compose(text, yaml.SafeLoader), str(path))
-        tree = yaml.safe_load(text) or {}
-    except OSError as e:
-        raise ConfigError(f'{path}: cannot read the configuration: {e.strerror}') from e
-    except (yaml.YAMLError, ValueError) as e:  # yaml raises ValueError for an invalid date or number
-        raise ConfigError(f'{path}: not a YAML file: {" ".join(str(e).split())}') from e
+    """Return the tree of a configuration file; raise ConfigError if it is unreadable or contains an unknown key."""
+    tree = load_tree(path) or {}
     check_keys(tree, f'{path}: ')
     return tree
 
 
 def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
     """Add --config, and an option for every key of the configuration."""
+    from jsonargparse import _loaders_dumpers
+    _loaders_dumpers.yaml_default_loader = _Loader  # type: ignore[assignment]  # set_loader leaves this one unchanged
     parser.add_argument('--config', metavar='FILE', type=str, help='YAML file with values that override the defaults')
     parser.add_argument('--telemetry', metavar='BOOL', type=bool | None, help='short form of --run.telemetry')
     parser.add_argument('--init-weights', metavar='PATH', type=str, help='short form of --train.init_weights')
@@ -107,9 +138,17 @@ def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
                   namespace: jsonargparse.Namespace | None = None) -> jsonargparse.Namespace:
     """Parse a command line with configuration options; raise ConfigError for an unknown option or a wrong type."""
     try:
-        return parser.parse_args(_join_paths(argv), namespace=namespace)
+        words = [w if w.rpartition('=')[2] == '~' else expand(w) for w in argv]  # ~ alone is null
+        return parser.parse_args(_join_paths(words), namespace=namespace)
     except (ArgumentError, OverflowError) as e:  # OverflowError for an integer too large for a float
         raise option_error(str(e), parser) from e
+
+
+def _expanded(name: str, value: Any) -> Any:
+    """Return a value with tuples instead of lists, and with its paths expanded."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_expanded(name, v) for v in value)
+    return expand(value, name) if isinstance(value, str) else value
 
 
 def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
@@ -127,8 +166,7 @@ def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargpar
     for section, key in _SHORT:
         if options[key] is not None:
             options[section][key] = options[key]
-    values = {name: {k: tuple(v) if isinstance(v, list) else v for k, v in vars(options[name]).items()}
-              for name in SECTIONS}
+    values = {name: {k: _expanded(f'{name}.{k}: ', v) for k, v in vars(options[name]).items()} for name in SECTIONS}
     result = cfg.Config(**{name: section(**values[name]) for name, section in SECTIONS.items()})
     cfg.check_values(result)
     return result

@@ -1,8 +1,24 @@
 """Argument parser of all commands and launch scripts."""
+import os
+import re
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from typing import Any, NoReturn
 
-from mlperf_rn50.errors import option_error
+from mlperf_rn50.errors import ConfigError, option_error
+
+
+def expand(text: str, name: str = '') -> str:
+    """Expand ~ at the start of a value or of --option=value; raise ConfigError for a variable, which a shell replaces.
+
+    Files that exist under the given name are used. name: start of the message.
+    """
+    head, value = re.fullmatch(r'(--[^=]*=)?(.*)', text, re.DOTALL).groups('')  # type: ignore[union-attr]
+    if os.path.lexists(value):
+        return text
+    if m := re.search(r'\$(\{)?[A-Za-z_]\w*(?(1)\})', value, re.ASCII):
+        raise ConfigError(f'{name}{text}: got the variable {m[0]}, expected its value; a shell replaces variables, '
+                          'but not within single quotes or in a file')
+    return head + os.path.expanduser(value)
 
 
 class Parser(ArgumentParser):
@@ -14,3 +30,6 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise option_error(message.removeprefix('argument '), self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_args([expand(word) for word in args], namespace)

@@ -85,6 +85,16 @@ def at_another_pace(log, extra_ms):
                    for i, line in enumerate(log.splitlines(keepends=True)))
 
 
+def shift_clock(log, share, seconds):
+    """Shift the times of all lines after the given share of them, as a step of the wall clock does."""
+    lines = log.splitlines(keepends=True)
+    first = int(len(lines) * share)
+    later = ''.join(lines[first:])
+    later = re.sub(r'("time_ms": )(\d+)', lambda m: f'{m[1]}{int(m[2]) + round(1000 * seconds)}', later)
+    later = re.sub(r'(:::MLPv0\.5\.0 resnet )([\d.]+)', lambda m: f'{m[1]}{float(m[2]) + seconds:.9f}', later)
+    return ''.join(lines[:first]) + later
+
+
 def write_five(folder, config=SGD, num=5, seeds=range(1, 9), env=ENV, ends=(), pace_ms=0, **keys):
     """Write a set of runs with env.json and config.yaml; lines of run k are pace_ms + k further apart."""
     folder.mkdir(parents=True)

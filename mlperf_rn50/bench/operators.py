@@ -117,7 +117,7 @@ def bench_operators(session: BenchSession, precisions: list[str], batch_size: in
         tables += [
             ResultTable(f'Matrix products, {precision}', (
                 ('side', 'side', 'd'), ('time_ms', 'ms', ',.2f'), ('spread', '±', '.0%'), ('gflops', 'GFLOP/s', ',.0f'),
-                ('share', 'of peak', '.0%')), gemms, f'Peak: {peak / 1e9:,.0f} GFLOP/s, the fastest of 12 products.'),
+                ('share', 'of peak', '.0%')), gemms, f'Peak: {peak / 1e9:,.0f} GFLOP/s, the fastest of 12 samples.'),
             ResultTable(f'Convolutions of {session.config.model.name}, batch {batch_size}, {precision}', (
                 ('layer', 'layer', 's'), ('side', 'pixels', 'd'), ('count', 'times', 'd'), ('gflop', 'GFLOP', '.2f'),
                 ('forward_ms', 'forward ms', ',.2f'), ('forward_gflops', 'GFLOP/s', ',.0f'),

@@ -112,9 +112,9 @@ def measure_case(session: BenchSession, case: Case) -> dict[str, Any]:
     batches = train_batches(config, plan.train_shard(comm.rank), 0, 0, device_id)
     seconds = spread_of(time_steps(trainer, batches, plan, session))
     splits = [split_step(trainer, batches, plan, step) for step in range(min(session.num, _NUM_SPLIT_STEPS))]
+    memory = max(comm.gather_object(round(measure.peak_memory_bytes(device_id) / 2**20)))
     peak = measure.measure_peak(config.train.precision, session.context)
     flops = 3 * count_flops(trainer.net, image_shape(config)) * plan.local_batch_size
-    memory = max(comm.gather_object(round(measure.peak_memory_bytes(device_id) / 2**20)))
     return {
         'model': case.model, 'precision': case.precision, 'input': case.source, 'image_size': config.data.image_size,
         'local_batch_size': case.local_batch_size, 'num_ranks': comm.world_size,

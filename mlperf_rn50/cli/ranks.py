@@ -10,6 +10,7 @@ from jsonargparse import ArgumentParser, Namespace
 from mlperf_rn50.config import Config
 from mlperf_rn50.options import resolve_config
 from mlperf_rn50.system.cgroup import find_limits
+from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, missing_settings
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size
 from mlperf_rn50.system.topology import set_omp_threads, unbound_threads
 from mlperf_rn50.train.watchdog.position import PHASES, Position
@@ -45,6 +46,8 @@ def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool =
     set_omp_threads(unbound_threads(os.sched_getaffinity(0), os.cpu_count() or 1, launched_local()[1], find_limits()))
     if config.train.device == 'cpu':  # poll only every 5 ms, so that a waiting rank leaves its core to the others
         os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')
+    else:  # also without a launcher
+        os.environ.update(missing_settings({**os.environ, DEVICE_VARIABLE: config.train.device}))
     if launched_size() is None:
         position = Position()
         with handle_in_thread(position.request_stop if can_stop else None):  # before the imports, which take seconds

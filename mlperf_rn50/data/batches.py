@@ -16,7 +16,15 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data import shards
 from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.pipeline import Inputs, build_warm, keeps_outputs, run_pipeline, to_mxnet, whole_images
+from mlperf_rn50.data.pipeline import (
+    DecoderTest,
+    Inputs,
+    build_warm,
+    keeps_outputs,
+    run_pipeline,
+    to_mxnet,
+    whole_images,
+)
 from mlperf_rn50.data.records import Record, RecordCache, RecordFile, find_split
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import DataError
@@ -42,19 +50,20 @@ class Request(NamedTuple):
     is_mirrored: np.ndarray | None = None  # True if the image is mirrored, bool, (batch,); None for an evaluation
 
 
-def _fill(records: list[Record], request: Request, data: DataConfig, where: str) -> Inputs:
+def _fill(records: list[Record], request: Request, data: DataConfig, describe: Callable[[int], str]) -> Inputs:
     """Return pipeline inputs for a batch of records, with the crops and mirrors of its request."""
-    for record in records:
+    for sample, record in zip(request.samples, records):
         if not 0 <= record.label < data.num_classes:
-            raise DataError(f'{where}: got a label of {record.label:g}, expected 0 to {data.num_classes - 1}; '
-                            'set data.num_classes, or prepare the data again')
+            raise DataError(f'{describe(sample)}: got a label of {record.label:g}, expected 0 to '
+                            f'{data.num_classes - 1}; set data.num_classes, or prepare the data again')
     inputs = whole_images([r.image for r in records])
-    changed: dict[str, Any] = {'labels': np.array([[r.label] for r in records], np.int32)}
+    changed: dict[str, Any] = {'labels': np.array([[r.label] for r in records], np.int32), 'samples': request.samples}
     uniforms = request.uniforms
     if uniforms is not None and data.crop == 'random_resized':
         widths, heights = np.array([imagesize.get(io.BytesIO(i.data)) for i in inputs.images]).T
         if min(widths.min(), heights.min()) < 1:
-            raise DataError(f'{where}: got an image without a readable size; prepare the data again')
+            sample = request.samples[np.minimum(widths, heights).argmin()]
+            raise DataError(f'{describe(sample)}: got an image without a readable size; prepare the data again')
         changed['anchors'], changed['shapes'] = random_resized_crops(
             uniforms[:, :-1], heights, widths, (data.min_area, data.max_area), (data.min_aspect, data.max_aspect))
     elif uniforms is not None and data.crop == 'padded':
@@ -73,7 +82,7 @@ def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, reques
     def read(request: Request) -> Inputs:
         results = [cache.read(s) for s in request.samples]
         is_read = np.array([is_read for _, is_read in results])
-        inputs = _fill([record for record, _ in results], request, data, str(records.path))
+        inputs = _fill([record for record, _ in results], request, data, records.describe)
         return dataclasses.replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
                                    num_new_bytes=records.num_bytes(request.samples[request.is_new]))
     pending: deque[Future[Inputs]] = deque()
@@ -164,13 +173,13 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
 
     A run of the pipeline returns one or several batches, which are cut without a copy.
     """
-    sizes: deque[tuple[int, int]] = deque()  # num_bytes and num_new_bytes of each batch inside the pipeline
+    inside: deque[Inputs] = deque()  # batches in the pipeline
     num_joined, size = config.data.input_batch_multiplier if is_training else 1, shard.local_batch_size
 
     def source() -> Iterator[Inputs]:
         inputs = _read_ahead(open_records, config.data, requests, num_joined * config.data.prefetch_depth)
         while parts := list(islice(inputs, num_joined)):
-            sizes.extend((part.num_bytes, part.num_new_bytes) for part in parts)
+            inside.extend(parts)
             yield _join(parts)
     pipe, left_over = build_warm(source(), num_joined * size, config, is_training, device_id,
                                  is_warm=device_id is not None and config.train.num_warmup_steps > 0)
@@ -178,15 +187,27 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
 
     cut: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque()  # batches of the last run that are not used yet
 
+    def run() -> Any:
+        try:
+            return run_pipeline(pipe)
+        except DataError as e:
+            test = DecoderTest(config.data.decoder, device_id)
+            for image, sample in ((i, s) for part in inside for i, s in zip(part.images, part.samples)):
+                if not test.passes(image):
+                    raise DataError(f'{open_records().describe(sample)}: DALI cannot decode this image; replace it '
+                                    'and prepare the data again') from e
+            raise
+
     def batches(num_valid: Iterable[int]) -> Iterator[Batch]:
         for _ in left_over:  # the first call discards the remaining synthetic batches
             run_pipeline(pipe)
         for valid in num_valid:
             if not cut:
-                images, labels = (to_mxnet(output, is_kept, context) for output in run_pipeline(pipe))
+                images, labels = (to_mxnet(output, is_kept, context) for output in run())
                 cut.extend((images[i:i + size], labels[i:i + size]) for i in range(0, num_joined * size, size))
             images, labels = cut.popleft()
-            yield Batch(images, labels.reshape((-1,)), valid, *sizes.popleft())
+            part = inside.popleft()
+            yield Batch(images, labels.reshape((-1,)), valid, part.num_bytes, part.num_new_bytes)
     return batches
 
 

@@ -21,7 +21,8 @@ class DataConfig:
         synthetic: train and evaluate on synthetic images instead of files.
         shuffle: global shuffles all records over all nodes; node gives each node a subset of its own to shuffle.
         node_rotation_epochs: epochs for which a node keeps its subset before it reads another one (shuffle=node).
-        last_batch: partly filled last batch of an epoch: weight scales its learning rate; wrap fills it with images.
+        last_batch: partly filled last batch of an epoch: weight scales its learning rate; wrap fills it with images, as
+            the closed division requires.
         image_size: side of the square network input, pixels.
         resize_shorter: shorter side to which evaluation images are resized before the centre crop, pixels.
         crop: training crop: random_resized (random area and aspect ratio), padded (random shift) or none.

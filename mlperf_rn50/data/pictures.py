@@ -1,52 +1,81 @@
-"""Single image files, transformed by the evaluation pipeline into network inputs."""
+"""Conversion of images to what DALI decodes, and to network inputs by the evaluation pipeline."""
 import io
 import warnings
+from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import imagesize
 import mxnet as mx
 import numpy as np
 from nvidia.dali import backend as dali_backend
 from PIL import ExifTags, Image, ImageOps
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.pipeline import build_pipeline, whole_images
+from mlperf_rn50.data.pipeline import DecoderTest, build_pipeline, whole_images
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import read_bytes
 
-# DALI decodes these formats with any bit depth, colours and orientation; it drops alpha and later frames.
-_NATIVE_FORMATS = ('JPEG', 'PNG')
+# DALI decodes these formats with any bit depth and colours; it drops alpha and later frames. MPO is JPEG with previews.
+_NATIVE_FORMATS = ('JPEG', 'MPO', 'PNG', 'BMP', 'WEBP')
 _backend: Any = dali_backend  # DALI creates its content at run time, where type checkers cannot see it
 # Older releases of DALI ignore the EXIF orientation.
 _DALI_HAS_ORIENTATION = 'adjust_orientation' in _backend.GetSchema('decoders__Image').GetArgumentNames()
+JPEG_QUALITY = 95
+
+
+def encode_image(encoded: bytes, test: DecoderTest, resize_shorter: int | None = None) -> bytes:
+    """Return an image unchanged if training can decode it, otherwise its first frame as PNG, or resized as JPEG.
+
+    May raise any exception, because Pillow's decoders raise many types.
+    """
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # Pillow warns of a large image and rejects one of twice that size
+        with Image.open(io.BytesIO(encoded)) as image:
+            if image.format == 'EPS':  # Pillow would run Ghostscript
+                raise ValueError('got EPS, expected pixels')
+            image.load()
+            orientation = 1
+            with suppress(Exception):  # damaged metadata, as in some images of ImageNet
+                orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+            if resize_shorter not in (None, min(image.size)):
+                rgb = _upright_rgb(image, orientation)
+                scale = resize_shorter / min(rgb.size)
+                width, height = (max(resize_shorter, round(side * scale)) for side in rgb.size)
+                rgb.resize((width, height), Image.Resampling.BICUBIC).save(buffer, 'JPEG', quality=JPEG_QUALITY)
+                return buffer.getvalue()
+            # The reader of sizes for training crops knows the orientation of JPEGs only.
+            is_upright = orientation == 1 or image.format in ('JPEG', 'MPO') and _DALI_HAS_ORIENTATION
+            has_size = sorted(imagesize.get(io.BytesIO(encoded))) == sorted(image.size)
+            if (image.format in _NATIVE_FORMATS and is_upright and has_size
+                    and test.passes(np.frombuffer(encoded, np.uint8))):
+                return encoded
+            _upright_rgb(image, orientation).save(buffer, 'PNG')
+            return buffer.getvalue()
+
+
+def _upright_rgb(image: Image.Image, orientation: int) -> Image.Image:
+    """Return an image as upright 8-bit RGB; 16-bit grey is scaled to 8 bits, not truncated."""
+    if image.mode == 'F' and np.asarray(image).max() <= 1:
+        raise ValueError('got floating-point pixels of at most 1, expected 0 to 255')
+    if orientation != 1:
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith('I'):
+        image = Image.fromarray(np.rint(np.clip(np.asarray(image, np.float64), 0, 65535) / 257).astype(np.uint8))
+    return image.convert('RGB')
 
 
 def encode_picture(path: Path) -> bytes:
-    """Return an image file's bytes if DALI can decode them, otherwise its first frame as PNG."""
+    """Return an image file as encode_image does; raise DataError if it is not an image."""
     try:
-        encoded = read_bytes(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # Pillow warns of a large image and rejects one of twice that size
-            with Image.open(io.BytesIO(encoded)) as image:
-                is_upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
-                if image.format in _NATIVE_FORMATS and (is_upright or _DALI_HAS_ORIENTATION):
-                    return encoded
-                return _png(ImageOps.exif_transpose(image))
-    except Exception as e:  # Pillow's decoders raise many types of exceptions
+        return encode_image(read_bytes(path), DecoderTest())
+    except Exception as e:
         reason = f'{type(e).__name__}: {" ".join(str(e).split())[:120]}'
         if isinstance(e, OSError):
             reason = e.strerror or 'Pillow cannot decode it'
         raise DataError(f'{path}: {reason}; expected an image such as a JPEG or PNG') from e
-
-
-def _png(image: Image.Image) -> bytes:
-    """Return an image as an 8-bit RGB PNG; 16-bit grey is scaled to 8 bits, not truncated."""
-    if image.mode.startswith('I'):
-        image = Image.fromarray(np.rint(np.clip(np.asarray(image, np.float64), 0, 65535) / 257).astype(np.uint8))
-    buffer = io.BytesIO()
-    image.convert('RGB').save(buffer, 'PNG')
-    return buffer.getvalue()
 
 
 def transform_picture(encoded: bytes, config: Config, name: str = 'the image') -> mx.nd.NDArray:

@@ -11,7 +11,7 @@ import dataclasses
 import io
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -46,6 +46,7 @@ class Inputs:
     anchors: np.ndarray  # (y, x) of the crops: fractions for random_resized, pixels of the resized image for padded
     shapes: np.ndarray  # (height, width) of the crops, as fractions of the image
     mirrors: np.ndarray
+    samples: Sequence[int] = ()  # record numbers; none for images that are not from a record
     num_bytes: int = 0
     num_new_bytes: int = 0
 
@@ -130,6 +131,28 @@ def run_pipeline(pipe: Pipeline) -> Any:
     except RuntimeError as e:  # DALI puts many lines before a decoder's message
         reason = str(e).rpartition('encountered:')[2].split()
         raise DataError(f'the input pipeline failed: {" ".join(reason)[:300]}') from e
+
+
+class DecoderTest:
+    """Test whether DALI decodes single images, apart from the pipelines of a run."""
+
+    def __init__(self, decoder: str = 'cpu', device_id: int | None = None):
+        self._decoder, self._device_id = decoder, device_id
+        self._pipe: Pipeline | None = None
+
+    def passes(self, image: np.ndarray) -> bool:
+        if not self._pipe:
+            self._pipe = Pipeline(1, 1, self._device_id, prefetch_queue_depth=1)
+            with self._pipe:
+                encoded = fn.external_source(name='encoded', dtype=types.UINT8, ndim=1)
+                self._pipe.set_outputs(fn.decoders.image(encoded, device=self._decoder, output_type=types.RGB))
+            self._pipe.build()
+        try:
+            self._pipe.feed_input('encoded', [image])
+            self._pipe.run()
+        except RuntimeError:
+            self._pipe = None  # a pipeline cannot be used after an error
+        return self._pipe is not None
 
 
 def synthetic_inputs(batch_size: int) -> Inputs:

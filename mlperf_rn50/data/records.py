@@ -8,7 +8,9 @@ import struct
 import threading
 import tokenize
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -94,6 +96,11 @@ def index_path(rec_path: Path) -> Path:
     return rec_path.with_suffix('.index.npy')
 
 
+def names_path(rec_path: Path) -> Path:
+    """Return the path of a text file with the source of each image on a line, in the order of the index."""
+    return rec_path.with_suffix('.names.txt')
+
+
 def existing_index(rec_path: Path) -> Path:
     """Return the path of a .rec's memory-mapped index, or of its .idx if it has no mapped index."""
     mapped = index_path(rec_path)
@@ -159,6 +166,12 @@ class RecordFile:
                             f'{self._size} bytes of the file; prepare the data again')
         frames = os.pread(self._file.fileno(), length, start)
         return _parse_record(_payload(frames, where), where)
+
+    def describe(self, position: int) -> str:
+        """Return the file and number of a record for messages, with the source of its image if it is known."""
+        with suppress(OSError), open(names_path(self.path), errors='replace', opener=regular_file) as f:
+            return f'{self.path}, record {position}, from {next(islice(f, position, None), "").strip()}'
+        return f'{self.path}, record {position}'
 
     def place(self, position: int) -> tuple[int, int, int]:
         """Return the file descriptor, and the start and length in bytes of the record at a position in the index."""

@@ -17,7 +17,7 @@ from mlperf_rn50.doctor.machine import check_limits, limit_facts
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.environment import package_versions
 from mlperf_rn50.system.gpus import VISIBLE, find_visible_gpus
-from mlperf_rn50.system.power import energy_facts
+from mlperf_rn50.system.power import energy_facts, find_gpus
 from mlperf_rn50.system.processor import Processor, check_precision, find_processor
 
 _MAX_CLOCK_SKEW_S = 1.0
@@ -37,6 +37,7 @@ def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
     return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
             'code': code_digest(), 'processor': asdict(find_processor()),
             'mxnet': dict(mxnet), 'gpus': [asdict(g) for g in find_visible_gpus()], 'visible': os.environ.get(VISIBLE),
+            'num_open_gpus': len(find_gpus()[1]),  # not limited by CUDA_VISIBLE_DEVICES
             'cuda_libraries': gpu_stack.cuda_libraries(gpu_stack.cuda_major(mxnet)),
             'gpu_environment': gpu_stack.environment_facts(os.environ, mxnet['kind'] == 'container'),
             'disk_free_bytes': shutil.disk_usage(existing).free, 'energy': energy_facts(), **limit_facts()}

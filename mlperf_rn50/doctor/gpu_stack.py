@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mlperf_rn50.doctor.check import Check, Facts, hosts_of
-from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, NVIDIA_VARIABLE, SET_VARIABLE, settings_of
+from mlperf_rn50.system.gpu_env import NVIDIA_VARIABLE, SET_VARIABLE, settings_of
 
 # Compute capabilities with machine code in the published mxnet-cu112 and mxnet-cu117 wheels, which have no PTX.
 WHEEL_ARCHITECTURES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
@@ -161,6 +161,13 @@ def check_gpus(rows: Sequence[Facts], device: str) -> Check:
     for problem, fix in (pair for row in rows for pair in _gpu_problems(row)):
         return Check('GPU', 'failed', problem, fix)
     used = {(r['host'], r['device'], g['uuid']): g['name'] for r in rows for g in used_gpus(r)}
+    num_used = Counter(host for host, _ in {(host, uuid) for host, _, uuid in used})
+    # NCCL finds NVLink through NVML, which lists only GPUs that the process can open. CUDA_VISIBLE_DEVICES does not
+    # matter, because since CUDA 10.1 NCCL reaches invisible devices too (p2p.cc).
+    if alone := [r for r in rows if r['num_open_gpus'] == 1 < num_used[r['host']]]:
+        return Check('GPU', 'warning', f'NVLink is not used on {hosts_of(alone)}, because each rank can open only one '
+                     'GPU of the node', 'let every rank open all GPUs of its node, as with --gpus-per-node instead of '
+                     '--gpus-per-task')
     shown = ', '.join(f'{n} x {name}' for name, n in Counter(used.values()).items())
     mxnet, driver = rows[0]['mxnet'], used_gpus(rows[0])[0]['driver_version']
     origins = {'container': f'{_CONTAINER} {mxnet["release"]}'.strip(), 'wheels': mxnet['release']}
@@ -212,9 +219,9 @@ def check_trial(rows: Sequence[Facts]) -> Check:
 
 
 def environment_facts(env: Mapping[str, str], is_nvidias: bool) -> dict[str, list[str | None]]:
-    """Return each setting's value in this process (None if not set) and its source, launcher or user."""
-    from_launcher = env.get(SET_VARIABLE, '').split(',')
-    return {name: [env.get(name), 'launcher' if name in from_launcher else 'user']
+    """Return each setting's value in this process (None if not set) and its source, program or user."""
+    from_program = env.get(SET_VARIABLE, '').split(',')
+    return {name: [env.get(name), 'program' if name in from_program else 'user']
             for name in settings_of(is_nvidias)}
 
 
@@ -225,13 +232,12 @@ def check_environment(rows: Sequence[Facts]) -> Check:
         missing = {s: settings_of(True)[s] for s, (value, _) in row['gpu_environment'].items() if value is None}
         if missing:
             return Check(name, 'warning', f'not set on {row["host"]}: {", ".join(missing)}',
-                         'start the ranks with one of launch/*.sh; or start the program with launch/bind.sh and '
-                         f'{DEVICE_VARIABLE}=gpu; or export ' + ' '.join(f'{s}={v}' for s, v in missing.items()))
+                         f'export {" ".join(f"{s}={v}" for s, v in missing.items())}, or {NVIDIA_VARIABLE}')
     for setting, (value, _) in rows[0]['gpu_environment'].items():
         odd = [r for r in rows if r['gpu_environment'].get(setting, [value])[0] != value]
         if odd:
             return Check(name, 'warning', f'{setting}={odd[0]["gpu_environment"][setting][0]} on {hosts_of(odd)}, but '
                          f'{value} on {rows[0]["host"]}', 'use the same value on all hosts')
     groups = {label: ', '.join(f'{n}={v}' for n, (v, source) in rows[0]['gpu_environment'].items() if source == origin)
-              for origin, label in (('launcher', 'set by the launcher'), ('user', 'set by the user'))}
+              for origin, label in (('program', 'set by the program'), ('user', 'set by the user'))}
     return Check(name, 'ok', '; '.join(f'{label}: {text}' for label, text in groups.items() if text))

@@ -108,8 +108,9 @@ def _tmp_dir(rows: Sequence[Facts]) -> Check:
 
 
 def _open_files(rows: Sequence[Facts]) -> Check:
-    # Gloo connects each rank to all others, again to those on its node, and again to one rank on every node.
-    needed = _NUM_OPEN_FILES + 2 * len(rows) + 2
+    # Gloo, if in use (Horovod 0.28.1, operations.cc), connects each rank to all others, again to those on its node, and
+    # again to one rank on every node.
+    needed = _NUM_OPEN_FILES + (2 * len(rows) + 2 if rows[0]['horovod']['has_gloo'] else 0)
     limited = [r for r in rows if r['ulimits']['open_files'] is not None]
     if not limited:
         return Check('open files', 'ok', f'unlimited on all ranks, up to {needed:,} needed')

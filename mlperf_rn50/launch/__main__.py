@@ -17,7 +17,7 @@ from mlperf_rn50.files import writing_folder
 from mlperf_rn50.launch import sweep
 from mlperf_rn50.launch.attempts import MAX_STUCK, newest_run, stuck_attempts, stuck_text
 from mlperf_rn50.launch.engines import ENGINES, Engine, environment, nodes_of_slurm_job, plain_output, program_of_ranks
-from mlperf_rn50.launch.hosts import common_slots, silent_hosts
+from mlperf_rn50.launch.hosts import check_ranks, common_slots, silent_hosts
 from mlperf_rn50.launch.options import AlreadyReported, Options, make_parser, parse_options, say, usage_of, values_of
 from mlperf_rn50.launch.process import HOST_LOST, LAUNCHER_SIGNALS, as_child, processes_of, run_engine
 from mlperf_rn50.launch.supervisor import RunPlace, Supervisor, World
@@ -63,6 +63,7 @@ class Launcher:
             raise ConfigError(f'--nodes: got {num_nodes} with {len(names)} hosts, expected at least as many hosts; '
                               'add hosts or lower --nodes')
         ranks_per_node = o.ranks_per_node or common_slots(o.hosts[:num_nodes]) or int(ranks or 0) or 1
+        check_ranks(o.hosts[:num_nodes], ranks_per_node)
         hosts = tuple(names[:num_nodes]) if names else ('localhost',) * num_nodes
         return RunPlace(Path(run_dir), hosts, ranks_per_node), float(start_limit_s), device
 

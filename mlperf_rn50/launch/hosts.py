@@ -4,7 +4,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
@@ -13,15 +13,19 @@ from mlperf_rn50.files import read_text
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 _SSH_LIMIT_S = 10
 _MAX_BYTES = 1 << 20  # maximum size of a hostfile
+_ANY = range(1, 10**6)  # numbers of ranks
+# Word of a line in a hostfile of Open MPI, in which cpu and count mean slots.
+_WORD = re.compile(r'(?:slots|cpu|count|(max[_-]slots|slots[_-]max))=([1-9][0-9]{0,5})')
 _MAX_CONNECTIONS = 64  # maximum number of simultaneous ssh connections
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host name as the user gave it, and the number of ranks on the host; None if not given."""
+    """A host name as the user gave it, the number of ranks on the host (None if not given), and the allowed numbers."""
 
     name: str
     slots: int | None = None
+    allowed: range = _ANY
 
 
 def parse_host(name: str) -> str:
@@ -29,41 +33,53 @@ def parse_host(name: str) -> str:
     if '@' in name:
         raise ConfigError(f'host: got {name}, expected a host name or an address; set the user in ~/.ssh/config')
     if ':' in name:
-        raise ConfigError(f'host: got {name}, expected a host name or an IPv4 address; give an IPv6 address a name in '
-                          '/etc/hosts')
+        raise ConfigError(f'host: got {name}, expected a host name or an IPv4 address, or NAME:RANKS; give an IPv6 '
+                          'address a name in /etc/hosts, and set ports in ~/.ssh/config')
     if not _NAME.fullmatch(name):
         shown = name if name and name.isprintable() else repr(name)
-        raise ConfigError(f'host: got {shown}, expected a host name or an address')
+        raise ConfigError(f'host: got {shown}, expected a host name or an address' + "; list the hosts of a range with "
+                          f"scontrol show hostnames '{shown}'" * ('[' in name))
     return name
 
 
+def _parse_host_and_ranks(word: str) -> Host:
+    """Parse 'h1' or 'h1:4', which has exactly 4 ranks."""
+    m = re.fullmatch(r'([^:]+):([1-9][0-9]{0,5})', word)
+    return Host(parse_host(m[1]), (n := int(m[2])), range(n, n + 1)) if m else Host(parse_host(word))
+
+
 def parse_hosts(text: str) -> list[Host]:
-    """Parse 'h1,h2'; raise ConfigError for an empty list, an invalid host name or a duplicate."""
-    names = [parse_host(word.strip()) for word in text.split(',')] if text.strip() else []
+    """Parse 'h1,h2' or 'h1:4,h2:4'; raise ConfigError for an empty list, an invalid host name or a duplicate."""
+    words = re.split(r',(?![^\[]*\])', text) if text.strip() else []  # not at a comma within brackets
+    hosts = [_parse_host_and_ranks(word.strip()) for word in words]
+    names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f'--hosts: got {name} twice, expected each host once; set its number of ranks with '
                               '--ranks-per-node')
     if not names:
         raise ConfigError('--hosts: got nothing, expected host names such as h1,h2')
-    return [Host(name) for name in names]
+    return hosts
 
 
 def parse_hostfile(text: str, where: str) -> list[Host]:
     """Parse one host per line, optionally with slots=N; the slots of repeated hosts add up, as with PBS."""
-    slots_of: dict[str, list[int | None]] = {}
+    hosts: dict[str, list[Host]] = {}
     for line in text.splitlines():
-        words = line.partition('#')[0].split()
+        words = re.sub(r'\s*=\s*', '=', line.partition('#')[0]).split()
         if not words:
             continue
-        slots = [word.partition('=')[2] for word in words[1:] if word.startswith('slots=')]
-        if slots and not re.fullmatch(r'[1-9]\d{0,5}', slots[-1]):
-            raise ConfigError(f'--hostfile: {where}: got {line.strip()!r}, expected slots=N with N of 1 or more')
-        slots_of.setdefault(parse_host(words[0]), []).append(int(slots[-1]) if slots else None)
-    if not slots_of:
+        host = _parse_host_and_ranks(words[0])
+        for word in words[1:]:
+            m = _WORD.fullmatch(word)
+            if not m or host.slots and not m[1]:
+                raise ConfigError(f'--hostfile: {where}: got {word!a} in {line.strip()!a}, expected a host with '
+                                  'slots=N, N of 1 or more; set ports in ~/.ssh/config, and remove other words')
+            host = replace(host, allowed=range(1, int(m[2]) + 1)) if m[1] else replace(host, slots=int(m[2]))
+        hosts.setdefault(host.name, []).append(host)
+    if not hosts:
         raise ConfigError(f'--hostfile: {where}: got no host, expected one per line')
-    return [Host(name, counts[0] if len(counts) == 1 else sum(c or 1 for c in counts))
-            for name, counts in slots_of.items()]
+    return [same[0] if len(same) == 1 else Host(name, sum(h.slots or 1 for h in same)) for name, same in hosts.items()]
 
 
 def load_hostfile(path: str) -> list[Host]:
@@ -76,12 +92,21 @@ def load_hostfile(path: str) -> list[Host]:
 
 def common_slots(hosts: Sequence[Host]) -> int | None:
     """Return the number of slots on each host; None if no host states it. Raise ConfigError if the numbers differ."""
-    counts = {h.slots for h in hosts if h.slots is not None}
+    counts = {h.slots for h in hosts}
     if len(counts) > 1:
-        first, other = (next(h for h in hosts if h.slots == n) for n in sorted(counts)[:2])
-        raise ConfigError(f'--hostfile: got slots={first.slots} for {first.name} and slots={other.slots} for '
+        first, other = (next(h for h in hosts if h.slots == n) for n in sorted(counts, key=lambda n: n or 0)[:2])
+        raise ConfigError(f'hosts: got slots={first.slots or "(none)"} for {first.name} and slots={other.slots} for '
                           f'{other.name}, expected the same number on each host; set --ranks-per-node')
     return counts.pop() if counts else None
+
+
+def check_ranks(hosts: Sequence[Host], ranks_per_node: int) -> None:
+    """Raise ConfigError if a host does not allow this number of ranks."""
+    for host in hosts:
+        if ranks_per_node not in host.allowed:
+            expected = f'{"at most " * (len(host.allowed) > 1)}{host.allowed[-1]}'
+            raise ConfigError(f'{host.name}: got {ranks_per_node} ranks, expected {expected} as given with the host; '
+                              'change that or --ranks-per-node')
 
 
 def _is_reachable(name: str) -> bool:

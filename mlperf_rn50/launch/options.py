@@ -96,7 +96,7 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
     add('--nodes', metavar='N', type=count,
         help='number of nodes (default: run.num_nodes of the configuration, or all hosts given, or 1)')
     add('--ranks-per-node', metavar='R', type=count,
-        help='ranks on each node (default: slots=R of the hosts, or run.ranks_per_node of the configuration, or 1)')
+        help='ranks on each node (default: R given with the hosts, or run.ranks_per_node of the configuration, or 1)')
     add('--ranks-per-device', metavar='K', type=count, default=1,
         help='let K ranks share a GPU through NVIDIA MPS or, without GPUs, a set of cores (default 1)')
     add('--seeds', metavar='N', type=count, default=1,
@@ -109,7 +109,7 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
     add('--resume', action='store_true', help='resume the newest run in the run folder')
     add('--no-doctor', dest='doctor', action='store_false', help='do not check the nodes first')
     if has_hosts:
-        add('--hosts', metavar='h1,h2,…', action='extend', type=parse_hosts, help='hosts reached with ssh')
+        add('--hosts', metavar='h1,h2,…', action='extend', type=parse_hosts, help='hosts reached with ssh, or h1:R,…')
         add('--hostfile', dest='hosts', metavar='FILE', action='extend', type=load_hostfile,
             help='file with one host per line, optionally with slots=R')
     if image_option:

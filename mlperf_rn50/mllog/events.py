@@ -24,6 +24,7 @@ INITIAL_WEIGHTS = 'initial_weights'  # value: source of the weights; metadata: n
 LAST_STEP_LR_FACTOR = 'last_step_lr_factor'  # value: factor on the scheduled learning rate of an epoch's last step
 TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second, "learning_rate"}; metadata: epoch_num
 LOSS_SCALE = 'loss_scale'            # value: new scale after a change; metadata: step, counted from 1 (0: the warm-up)
+CLOCK_STEP = 'clock_step'            # value: seconds by which a wall clock jumped during the run; metadata: host
 
 _V05 = re.compile(r':::MLPv0\.5\.0 (?P<benchmark>[a-z]+) (?P<time>\d+\.\d+) \((?P<file>[^: ]+):(?P<line>\d+)\) '
                   r'(?P<key>[A-Za-z0-9_]+)\s?(?::\s+(?P<value>.+))?$')

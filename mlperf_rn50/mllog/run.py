@@ -161,6 +161,11 @@ class Run:
         return sum(f.grade != 'note' for f in self.findings)
 
     @property
+    def errors(self) -> tuple[str, ...]:
+        """Texts of the findings that make a number of this run invalid; every command refuses such a run."""
+        return tuple(f.text for f in self.findings if f.grade == 'error')
+
+    @property
     def curve(self) -> tuple[tuple[int, float], ...]:
         """Epochs trained, and Top-1 as a fraction, for each evaluation."""
         return tuple((e.epoch, e.accuracy) for e in self.evaluations)

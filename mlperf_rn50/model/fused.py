@@ -20,16 +20,19 @@ class NormRelu(nn.BatchNorm):
     """BatchNorm and ReLU in one operator, the BatchNorm of NVIDIA's builds."""
 
     def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
-        return F.BatchNorm(x, gamma, beta, running_mean, running_var, act_type='relu', name='fwd', **self._kwargs)
+        # The layer of NVIDIA's builds stores act_type, with None as its default.
+        keys = {**self._kwargs, 'act_type': 'relu'}
+        return F.BatchNorm(x, gamma, beta, running_mean, running_var, name='fwd', **keys)
 
 
 class NormAddRelu(nn.BatchNorm):
     """BatchNorm, addition and ReLU in one operator, NVIDIA's BatchNormAddRelu."""
 
     def hybrid_forward(self, F, x, addend, gamma, beta, running_mean, running_var):
+        keys = {key: value for key, value in self._kwargs.items() if key != 'act_type'}  # the operator has no act_type
         # Arguments are passed by name, because the position of the addend differs between NVIDIA's releases.
         return F.BatchNormAddRelu(data=x, gamma=gamma, beta=beta, addend=addend, moving_mean=running_mean,
-                                  moving_var=running_var, name='fwd', **self._kwargs)
+                                  moving_var=running_var, name='fwd', **keys)
 
 
 @dataclass(frozen=True)

@@ -180,8 +180,9 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
         net.cast('float16')
     # On a GPU, the backward pass is one segment if the exchange follows it; otherwise several, so that both overlap.
     is_own = config.train.device == 'gpu' and 'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD' not in os.environ
-    bulk_size = None if not is_own else 999 if config.comm.num_buckets == 1 else 25
-    net.hybridize(static_alloc=True, static_shape=True, backward_bulk_size=bulk_size)
+    # NVIDIA's builds pass every keyword on, and reject None.
+    bulk_size = {'backward_bulk_size': 999 if config.comm.num_buckets == 1 else 25} if is_own else {}
+    net.hybridize(static_alloc=True, static_shape=True, **bulk_size)
     return net
 
 

@@ -17,6 +17,7 @@ import mlperf_rn50
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.jsonl import decode
 from mlperf_rn50.system.cgroup import read_small
+from mlperf_rn50.system.git import git
 from mlperf_rn50.system.processor import find_processor
 
 SYS = Path('/sys')
@@ -93,7 +94,7 @@ def host_facts() -> dict[str, Any]:
 
 def dump_environment(path: Path, ranks_of_hosts: list[tuple[str, int]]) -> None:
     """Write env.json: versions, facts about this host, number of ranks per host, relevant variables, and the commit."""
-    facts = {'python': sys.version.split()[0], 'packages': package_versions(), 'git_commit': git_commit(),
+    facts = {'python': sys.version.split()[0], 'packages': package_versions(), **git_commit(),
              'host': host_facts(), 'num_nodes': len(ranks_of_hosts),
              'nodes': [{'hostname': name, 'num_ranks': num_ranks} for name, num_ranks in ranks_of_hosts],
              'variables': {k: v for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES)}}
@@ -135,15 +136,20 @@ def output_of(*command: str, timeout_s: float = 10) -> str:
     return done.stdout if done.returncode == 0 else ''
 
 
-def git_commit() -> str | None:
-    """Return the commit of the checkout, with '-dirty' for modified files; None outside a checkout."""
-    command = ['git', '-C', str(Path(mlperf_rn50.__file__).parent), 'describe', '--always', '--dirty', '--abbrev=40']
-    return output_of(*command, '--exclude=*').strip() or None
+def git_commit() -> dict[str, str | None]:
+    """Return the commit of the program, with '-dirty' for modified files, or None and the reason."""
+    folder = Path(mlperf_rn50.__file__).parent
+    try:
+        git(folder, 'ls-files', '--error-unmatch', '__init__.py')  # an installed package may be in another checkout
+        commit = git(folder, 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*').decode().strip()
+    except ValueError as e:
+        return {'git_commit': None, 'git_commit_missing': str(e)}
+    return {'git_commit': commit}
 
 
 def render_stack() -> str:
     """Render the output of --version: program, packages, Python and processor."""
-    versions, processor, commit = package_versions(), find_processor(), git_commit()
+    versions, processor, commit = package_versions(), find_processor(), git_commit()['git_commit']
     mxnet = next((n for n in versions if n.startswith('mxnet')), 'mxnet')
     names = {mxnet: f'MXNet {mxnet.partition("-")[2]}'.strip(), **_NAMES}
     limit = f', limited to {processor.uses} by DNNL_MAX_CPU_ISA' if processor.uses != processor.has else ''

@@ -1,11 +1,12 @@
 """Environment variables for ranks on GPUs; values set by the user or by NVIDIA's container are kept.
 
-The launchers set MLPERF_RN50_DEVICE; launch/bind.sh then sets each rank's missing variables, inside its container.
+Each command sets the missing variables if its device is a GPU. For other programs, the launchers set
+MLPERF_RN50_DEVICE, and launch/bind.sh then sets each rank's missing variables, inside its container.
 """
 from collections.abc import Mapping, Sequence
 
 DEVICE_VARIABLE = 'MLPERF_RN50_DEVICE'
-SET_VARIABLE = 'MLPERF_RN50_SET_FOR_GPU'  # names of the variables set by launch/bind.sh
+SET_VARIABLE = 'MLPERF_RN50_SET_FOR_GPU'  # names of the variables set by the program or by launch/bind.sh
 NVIDIA_VARIABLE = 'NVIDIA_MXNET_VERSION'  # set in NVIDIA's container only
 
 # Values without a source come from NVIDIA's MLPerf submissions with MXNet in v0.6 and v0.7.
@@ -47,7 +48,7 @@ def missing_settings(env: Mapping[str, str]) -> dict[str, str]:
         return {}
     settings = settings_of(is_nvidias=bool(env.get(NVIDIA_VARIABLE)))
     added = {name: value for name, value in settings.items() if name not in env}
-    return {**added, SET_VARIABLE: ','.join(added)}
+    return {**added, SET_VARIABLE: ','.join([*filter(None, env.get(SET_VARIABLE, '').split(',')), *added])}
 
 
 def device_of_words(words: Sequence[str]) -> str:

@@ -90,6 +90,7 @@ class View:
     host: str
     uuids: tuple[str, ...]  # in CUDA's order; placeholders with numbers if unknown
     visible: str | None = None  # value of CUDA_VISIBLE_DEVICES
+    cards: tuple[str, ...] = ()  # PCI address of each device's card; empty if unknown
 
     @property
     def shown(self) -> str:
@@ -101,7 +102,7 @@ def make_view(host: str, gpus: Sequence[Gpu], num_gpus: int, visible: str | None
     """Make a rank's view; if NVML does not find as many GPUs as CUDA (num_gpus), numbers replace their UUIDs."""
     uuids = tuple(g.uuid for g in gpus)
     if len(uuids) == num_gpus and all(uuids):
-        return View(host, uuids, visible)
+        return View(host, uuids, visible, tuple(g.bus_id for g in gpus))
     words = (visible or '').split(',')
     has_numbers = len(words) >= num_gpus and all(re.fullmatch('[0-9]{1,3}', w) for w in words)
     numbers = map(int, words) if has_numbers else range(num_gpus)
@@ -123,7 +124,9 @@ def choose_gpus(views: Sequence[View], ranks_per_device: int) -> list[int]:
         if number >= len(view.uuids):
             raise ConfigError(_too_many(rank, view, sizes[key], ranks_per_device))
         numbers.append(number)
-    _check_shared([v.uuids[n] for v, n in zip(views, numbers)], views, ranks_per_device)
+    uuids = [v.uuids[n] for v, n in zip(views, numbers)]
+    _check_shared(uuids, views, ranks_per_device)
+    _check_instances(uuids, [v.cards[n] if v.cards else '' for v, n in zip(views, numbers)], views, ranks_per_device)
     return numbers
 
 
@@ -154,3 +157,15 @@ def _check_shared(uuids: Sequence[str], views: Sequence[View], ranks_per_device:
         if len(leaders) > 1:  # NCCL rejects two ranks on one GPU
             raise ConfigError(f'{got} {leaders[0]} and {leaders[1]} on {hosts}, which are not consecutive, use GPU '
                               f'{uuid}; expected consecutive ranks on a GPU')
+
+
+def _check_instances(uuids: Sequence[str], cards: Sequence[str], views: Sequence[View], ranks_per_device: int) -> None:
+    """Raise ConfigError if NCCL would have to connect two instances of one card, which have the card's PCI address."""
+    leaders: dict[tuple[str, str], int] = {}
+    for rank in range(0, len(uuids), ranks_per_device):
+        host, card = views[rank].host, cards[rank]
+        first = leaders.setdefault((host, card), rank)
+        if card and uuids[first] != uuids[rank]:
+            raise ConfigError(f'run.ranks_per_device: got {ranks_per_device}, but ranks {first} and {rank} on {host} '
+                              f'use {uuids[first]} and {uuids[rank]}, two instances of the card {card}, which NCCL '
+                              'refuses; expected one rank per card, or the number of consecutive ranks on each card')

@@ -149,6 +149,13 @@ class RanksTimed(Event, frozen=True):
     stragglers: Sequence[str]
 
 
+class ClockStepped(Event, frozen=True):
+    """The wall clock of a host jumped by step_s against the monotonic clock."""
+
+    host: str
+    step_s: float
+
+
 class Saving(Event, frozen=True):
     """A checkpoint is being taken."""
 

@@ -183,6 +183,7 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> Accuracy:
         run.best_weights.update(run.progress.step, result, is_better, trainer.copy_network)
     run.progress.best_top1 = max(run.progress.best_top1, result.top1)
     report_rank_times(run, epoch)
+    run.report_clock_steps()
     return result
 
 
@@ -234,6 +235,7 @@ def end(run: TrainingRun, status: str, epochs_to_converge: int | None) -> Outcom
     with ExitStack() as cleanup:  # calls these in reverse order, even if one fails
         cleanup.callback(write_networks, run, status)
         cleanup.callback(run.writer.finish)
+        run.report_clock_steps()
         run.sinks.handle(ended)
     return Outcome(ended, run.folder)
 

@@ -104,6 +104,14 @@ class Optimizer:
         arrays.update({f'master/{t.name}': t.master for t in self.tensors if t.master is not None})
         return arrays
 
+    def owners(self) -> dict[str, mx.nd.NDArray]:
+        """Return the arrays that own the memory of weights and state, by name; no two of them share memory.
+
+        An exchange of several views of one array would wait for itself in MXNet's engine, which sees one variable.
+        """
+        state = self.state() if self._state is None else {'state': self._state}
+        return {**{t.name: t.weight for t in self.tensors}, **state}
+
     def reset_masters(self) -> None:
         for tensor in self.tensors:
             if tensor.master is not None:

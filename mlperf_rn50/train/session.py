@@ -15,6 +15,7 @@ from mlperf_rn50.data.batches import Batch
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.files import writing
 from mlperf_rn50.locks import FileLock
+from mlperf_rn50.mllog.read.clock import STEP_S
 from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.system.launcher_env import say
 from mlperf_rn50.train import events
@@ -24,6 +25,7 @@ from mlperf_rn50.train.checkpoint.changes import check_changes, find_changes
 from mlperf_rn50.train.checkpoint.progress import Progress, parse_progress
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_unfinished, clear_abandoned, is_checkpoint, new_run
 from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.rank_checks import WallClock
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
 from mlperf_rn50.train.reference import Reference, ReferenceComparison, find_reference
 from mlperf_rn50.train.trainer import Trainer
@@ -76,9 +78,17 @@ class TrainingRun(Session):
     eval_data: Callable[[], Iterator[Batch]]
     comparison: ReferenceComparison
     clock_start: float
+    wall_clock: WallClock
 
     def now_s(self) -> float:
         return time.monotonic() - self.clock_start
+
+    def report_clock_steps(self) -> None:
+        """Report each host whose wall clock jumped since the last call; all ranks must call this."""
+        own = [self.hosts[self.comm.rank].name, self.wall_clock.take_step_s()]
+        steps = dict(self.comm.gather_object(own, only_on_rank_0=True))
+        for host in (h for h, step_s in steps.items() if abs(step_s) > STEP_S):
+            self.sinks.handle(events.ClockStepped(host, steps[host]))
 
 
 def on_rank_0(comm: Comm, make: Callable[[], T]) -> T | None:

@@ -13,6 +13,7 @@ from mlperf_rn50.data.records import class_names
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
+from mlperf_rn50.system.environment import git_commit
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.system.topology import leave_openmp_to_engine
 from mlperf_rn50.text import plural
@@ -23,6 +24,7 @@ from mlperf_rn50.train.checkpoint.changes import find_changes
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 from mlperf_rn50.train.comm.device import device_id_of
 from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.rank_checks import WallClock
 from mlperf_rn50.train.reference import open_comparison, reference_event
 from mlperf_rn50.train.session import Session, TrainingRun, from_rank_0, on_rank_0
 from mlperf_rn50.train.sinks.metrics import Metrics
@@ -101,6 +103,8 @@ def start(session: Session, sinks: events.Sinks) -> TrainingRun:
         sinks.handle(events.Built(plan, progress.seed, sorted(t.name for t in trainer.optimizer.tensors),
                                   count_parameters(trainer.net), count_flops(trainer.net, image_shape(config)), source,
                                   notes))
+    if comm.rank == 0 and (reason := git_commit().get('git_commit_missing')):
+        sinks.handle(events.Noted(f'the commit of the program is unknown: {reason}; keep a copy of the code'))
     for text in device_notes(config, os.environ):
         sinks.handle(events.Noted(text))
     mx.nd.waitall()
@@ -115,7 +119,8 @@ def start(session: Session, sinks: events.Sinks) -> TrainingRun:
     comm.barrier()
     run = TrainingRun(**vars(session), sinks=sinks, writer=writer, best_weights=best_weights, trainer=trainer,
                       train_data=train_data, eval_data=lambda: position.track_reading(eval_data()),
-                      comparison=comparison, clock_start=time.monotonic() - progress.clock_s)
+                      comparison=comparison, clock_start=time.monotonic() - progress.clock_s,
+                      wall_clock=WallClock())
     _log_start(run)
     return run
 

@@ -114,7 +114,7 @@ class Trainer:
 
     def broadcast(self) -> None:
         """Copy rank 0's weights, statistics and optimizer state to all ranks."""
-        self._comm.broadcast(self._live_arrays())
+        self._comm.broadcast({**self.optimizer.owners(), **self._statistics})
 
     def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, stop_requested: bool,
              with_norms: bool = False, checkpoint_due: bool = False) -> PendingStep:

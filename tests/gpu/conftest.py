@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 from helpers import return_memory
 
+from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, missing_settings
+
 IS_DRY = os.environ.get('MLPERF_RN50_TEST_GPU') == 'dry'
+if not IS_DRY:  # as every command does before it imports MXNet
+    os.environ.update(missing_settings({**os.environ, DEVICE_VARIABLE: 'gpu'}))
 # Without this, tensor cores of Ampere and later round float32 to 11 bits, which does not match the CPU.
 os.environ.setdefault('NVIDIA_TF32_OVERRIDE', '0')
 

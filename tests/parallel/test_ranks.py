@@ -41,8 +41,8 @@ def calls_of(num_ranks, data):
     calls = [['collectives', 'collectives', []], ['statistics', 'statistics', [data]]]
     calls += [[step_key(*case), 'steps', [data, case[0], case[2], FIRST_STEPS[case[1]]]] for case in STEPS[num_ranks]]
     if num_ranks == 2:
-        calls += [['background', 'background', []], ['buckets', 'buckets', [data]],
-                  ['compressed', 'compressed_steps', [data]]]
+        calls += [['background', 'background', []], ['float16_start', 'float16_start', []],
+                  ['buckets', 'buckets', [data]], ['compressed', 'compressed_steps', [data]]]
     return [*calls, ['divergence', 'divergence', [data]]] if num_ranks > 1 else calls
 
 
@@ -69,6 +69,12 @@ def collectives_of(r, n, size):
 def test_collectives(results, num_ranks):
     n = max(1, num_ranks)
     assert [got['collectives'] for got in results(num_ranks)] == [collectives_of(r, n, n) for r in range(n)]
+
+
+def test_ranks_start_float16_training_with_the_arrays_of_rank_0(results):
+    """Horovod never ends an exchange of several views of one array, such as the velocities of float16 training."""
+    first, second = (r['float16_start'] for r in results(2))
+    assert first == second and set(first['a_weight']) == {1.0} and {7.0} in map(set, first.values())
 
 
 @pytest.mark.parametrize('num_ranks, num_sharing, has_mpi', [

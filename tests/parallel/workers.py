@@ -22,6 +22,7 @@ from mlperf_rn50.model import resnet
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.train.comm.horovod import open_comm
 from mlperf_rn50.train.comm.rank_checks import check_agreement
+from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.options import CommConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
@@ -155,6 +156,20 @@ def statistics(comm, data_dir):
             # Bits may differ, because the order of ring sums depends on which gradients were fused.
             'is_learning_the_same': all(np.allclose(once[n], twice[n], rtol=1e-5, atol=1e-7) for n in learned),
             'is_restored': all((middle[n] == back[n]).all() for n in middle)}
+
+
+def float16_start(comm):
+    """Broadcast the weights and the state of float16 training, which differ between ranks; return them."""
+    params = {}
+    for name, shape in (('a_weight', (3, 2)), ('b_weight', (5,)), ('bn_gamma', (3,))):
+        dtype = 'float16' if name.endswith('weight') else 'float32'
+        params[name] = mx.gluon.Parameter(name, shape=shape, dtype=dtype)
+        params[name].initialize(mx.init.Constant(comm.rank + 1))
+    optimizer = Optimizer(params, OptimizerConfig())
+    optimizer.tensors[0].velocity[:] = 7 + comm.rank
+    comm.broadcast(optimizer.owners())
+    arrays = {**optimizer.state(), **{n: p.data() for n, p in params.items()}}
+    return {n: a.asnumpy().ravel().tolist() for n, a in arrays.items()}
 
 
 def background(comm):

@@ -1,6 +1,8 @@
 """Benchmarks: arithmetic and printed tables."""
+import mxnet as mx
 import pytest
 
+from mlperf_rn50.bench import measure
 from mlperf_rn50.bench.exchange import bus_bandwidth, predict_s
 from mlperf_rn50.bench.measure import ResultTable, parse_list, parse_numbers, render_tables, spread_of
 from mlperf_rn50.bench.operators import Convolution, convolutions
@@ -69,6 +71,25 @@ def test_convolutions_match_the_network(name, image_size):
     assert sum(c.flops(1) * n for c, n in counts.items()) + dense == count_flops(net, (3, image_size, image_size))
     assert sum(counts.values()) == {'resnet50': 53, 'resnet18': 20}[name]
     assert counts[Convolution(3, 64, image_size, 7, 2)] == 1
+
+
+@pytest.mark.parametrize('context, least_flop', [(mx.cpu(), 1e10), (mx.gpu(), 1e12)])
+def test_peak_is_measured_over_products_that_hide_the_launch(monkeypatch, context, least_flop):
+    """At the 312 TFLOP/s of an A100, 1e12 FLOP take 3 ms, and a launch takes 0.03 to 0.06 ms."""
+    done = []
+
+    def fake(side, precision, context, num=12, num_products=1):
+        done.append(2 * num_products * side**3)
+        return spread_of([2.0, 0.5, 1.0])
+    monkeypatch.setattr(measure, 'measure_gemm', fake)
+    assert measure.measure_peak('float16', context) == done[0] / 0.5 and done[0] > least_flop
+
+
+def test_every_product_of_a_measurement_is_computed(monkeypatch):
+    plain, done = mx.nd.FullyConnected, []
+    monkeypatch.setattr(mx.nd, 'FullyConnected', lambda *a, **keys: done.append(plain(*a, **keys)) or done[-1])
+    assert measure.measure_gemm(8, 'float32', mx.cpu(), 3, 4).num == 3
+    assert len(done) == (2 + 3) * 4 and {d.shape for d in done} == {(8, 8)}
 
 
 MACHINE = {'cpu': 'A CPU', 'processor': {'uses': 'AVX2'}, 'cpu_cores': 2, 'gpus': [], 'num_hosts': 1,

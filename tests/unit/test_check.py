@@ -3,19 +3,22 @@ import io
 import json
 import logging
 import os
+import shutil
 import sys
 from argparse import ArgumentTypeError
 from dataclasses import replace
 
 import pytest
-from helpers import PUBLISHED, call, run
+from helpers import PUBLISHED, ROOT, call, run
 from lines import mllog, run_lines, write_lines
 from mlperf_logging.compliance_checker import mlp_parser
-from sample_log import LARS, SGD, closed, write_run
+from sample_log import LARS, SGD, closed, shift_clock, write_run
 
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.mllog.check import check
 from mlperf_rn50.mllog.check.official import MAX_LINE, _parse, find_danger, find_long_lines, marked_lines
+from mlperf_rn50.mllog.package.package import judge_runs
 from mlperf_rn50.mllog.rulesets import parse_round, parse_ruleset
 from mlperf_rn50.train.options import ScheduleConfig
 
@@ -90,7 +93,8 @@ def test_violations_of_a_changed_log(good, change, ruleset, message):
 def test_command_lists_claims_and_notes_that_digits_are_not_imagenet(tmp_path):
     path, v06 = tmp_path / 'result_0.txt', tmp_path / 'result_0_v0.6.txt'
     write_run(path, replace(LARS, data=DataConfig(dataset='digits')), v06=v06)
-    path.write_text(path.read_text() + mllog('run_resumed', 9, 5) + '\n')
+    path.write_text(path.read_text() + mllog('run_resumed', 9, 5, epoch_num=1, clock_s=0.0) + '\n' + mllog(
+        'run_stop', 10, status='success') + '\n')
     done = call('check', path)
     assert done.returncode == 0
     assert f'can claim: v0.5 open, {", ".join(f"{r} open" for r in LATER)}\n' in done.stdout
@@ -124,6 +128,32 @@ def test_verdicts_of_published_logs(name, ruleset, passes):
     assert (violations(PUBLISHED / name, ruleset) == ()) == passes
 
 
+DIGITS = ROOT / 'logs/digits_five'  # five real runs, with their metrics.jsonl
+
+
+@pytest.mark.parametrize('seconds, reason', [
+    (600, 'run_stop is 621.2 s later than run_start, but the run took 21.2 s on its monotonic clock'),
+    (-3.5, 'run_stop is 17.7 s later than run_start, but the run took 21.2 s on its monotonic clock'),
+    (-7200, 'run_start is 7192.5 s later than block 2')])
+def test_a_step_of_the_clock_is_refused_by_every_command_with_its_reason(tmp_path, seconds, reason):
+    folder = shutil.copytree(DIGITS, tmp_path / 'five')
+    for path in folder.glob('result_*.txt'):
+        path.write_text(shift_clock(path.read_text(), 0.95, seconds))
+    checked = check.check_log(folder / 'result_0.txt')
+    assert checked.claims == () and all(any(t.startswith(reason) for t in v.violations) for v in checked.verdicts)
+    run_set = load_run_sets([folder])[0]
+    assert run_set.score_minutes is None and any(t.startswith(reason) for t in run_set.runs[0].errors)
+    with_reason = f'result_0.txt (failed: {reason}'
+    assert with_reason in judge_runs(run_set.runs, '4.0.0')[0][0]
+
+
+def test_a_clock_changed_by_less_than_a_second_is_no_contradiction(tmp_path):
+    folder = shutil.copytree(DIGITS, tmp_path / 'five')
+    path = folder / 'result_0.txt'
+    path.write_text(shift_clock(path.read_text(), 0.95, 0.9))
+    assert check.check_log(path, ['4.0.0']).passed
+
+
 # Several logs.
 @pytest.fixture
 def logs(tmp_path):
@@ -140,7 +170,7 @@ def test_folder_expands_to_its_logs_with_a_summary(logs):
     assert [line for line in done.stdout.splitlines() if 'result_' in line] == [
         f'{logs}/set_{k}/result_{k}.txt' for k in range(2)]
     assert done.stdout[done.stdout.index('\n2 logs'):].startswith(
-        '\n2 logs\n  v0.5   1 passed, 1 failed\n  0.7.0  1 passed, 1 failed\n  1.0.0  2 passed\n')
+        '\n2 logs\n  v0.5   1 passed, 1 failed\n  0.7.0  1 passed, 1 failed\n  1.0.0  1 passed, 1 failed\n')
     single = call('check', logs / 'set_0', '--ruleset', 'v0.5')
     assert single.returncode == 0 and ' logs' not in single.stdout.splitlines()[-1]
 

@@ -104,6 +104,39 @@ def assert_fits(calls, leaders):
     assert set(counting.values()) <= {1}  # the value from the leader
 
 
+@pytest.fixture
+def counted(monkeypatch):
+    """A Comm of two ranks that records the name and the array of each sum of counts and gathering of texts."""
+    calls = []
+
+    def record(array, name, **keys):
+        calls.append((name, array))
+        return array
+    world = Horovod(0, 2)
+    world.allreduce = world.allgather = record
+    install(monkeypatch, world)
+    monkeypatch.setattr(comm_module, 'launched_size', lambda: 2)
+    return open_comm('none'), calls
+
+
+def test_counts_and_texts_are_exchanged_on_the_cpu(counted):
+    """NCCL would refuse arrays of two ranks that share a GPU."""
+    comm, calls = counted
+    with mx.cpu(1):  # stands for a GPU as current context
+        assert comm.sum([1, 2**40]) == [1, 2**40] and comm.gather_object('ü') == ['ü']
+        comm.barrier()
+    assert [array.context for _, array in calls] == [mx.cpu(0)] * 3
+
+
+def test_sums_of_different_lengths_have_different_names(counted):
+    """Horovod's response cache drops a name whose shape changes, and then all ranks negotiate again."""
+    comm, calls = counted
+    for counts in ([1], [1, 2], [0, 0, 0], [3], [4, 5]):
+        comm.sum(counts)
+    shapes = {(name, array.shape) for name, array in calls}
+    assert len(shapes) == len(dict(shapes)) == 3
+
+
 def test_stages_and_sets():
     def ranks_of(sets):
         return [tuple(ranks) for ranks in sets]

@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, call
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlperf_rn50.cli.train import make_parser
 from mlperf_rn50.config import SECTIONS, Config, check_values, render_yaml, to_tree
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.options import load_yaml, resolve_config, resolve_tree
+from mlperf_rn50.options import load_yaml, parse_yaml, resolve_config, resolve_tree
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
 
@@ -67,10 +67,12 @@ def test_round_trip_of_a_resolved_configuration(tmp_path):
     ('shedule: {base_lr: 5}', 'shedule: unknown section; did you mean schedule?'),
     ('train: [' + 'x, ' * 100 + ']', "train: got ['x', 'x'"),
     ('- 1', 'got list, expected sections'),
-    ('train: !!python/object/apply:os.system [ls]', 'not a YAML file'),
+    ('train: !!python/object/apply:os.system [ls]', 'got the tag tag:yaml.org,2002:python/object/apply:os.system'),
+    ('run: {seed: !!int 010}', 'got the tag tag:yaml.org,2002:int, expected plain values'),
+    ('run: [a', 'not a valid YAML file'),
     ('run: {dir: ' + '[' * 100_000, 'nested deeper than 8'),
     (LAUGHS, 'got the alias *a, expected explicit values'),
-    ('run: {dir: 2020-99-99}', 'not a YAML file'),
+    ('run: {<<: {dir: x}}', 'run.<<: unknown key'),
     ('run: {dir: "' + 'x' * (1 << 18) + '"}', 'is larger than'),
     ('train: {seed: 1}\nrun: {dir: x}\ntrain:\n  seed: 2', 'train: occurs on line 1 and again on line 3'),
     ('run:\n  dir: x\n  seed: 1\n  dir: y', 'run.dir: occurs on line 2 and again on line 4'),
@@ -105,6 +107,8 @@ def test_errors_in_a_file(tmp_path, text, message):
     ([*BATCH, '--optimizer.name', 'lars', '--optimizer.nesterov', 'true'], 'expected false, or name=sgd'),
     ([*BATCH, '--optimizer.nesterov', 'true', '--run.submission_division', 'closed'],
      'optimizer.nesterov: got true in the closed division'),
+    ([*BATCH, '--run.submission_division', 'closed'],
+     'data.last_batch: got weight in the closed division, expected wrap, or run.submission_division=open'),
     ([*BATCH, '--data.mirror', 'alternating', '--run.submission_division', 'closed'],
      'data.mirror: got alternating in the closed division'),
     ([*BATCH, '--model.name', 'resnet51'], 'model.name'),
@@ -114,6 +118,81 @@ def test_errors_on_the_command_line_are_one_line(options, message):
     with pytest.raises(ConfigError) as e:
         resolve_config(None, options, PARSER)
     assert message in str(e.value) and '\n' not in str(e.value)
+
+
+def config_of(tmp_path, section, key, value, is_option):
+    """Return the configuration with a value in a file or in an option."""
+    (tmp_path / 'c.yaml').write_text('' if is_option else f'{section}: {{{key}: {value}}}\n')
+    words = [f'--{section}.{key}={value}'] if is_option else []
+    return resolve_config(tmp_path / 'c.yaml', [*BATCH, *words], PARSER)
+
+
+@pytest.mark.parametrize('is_option', [False, True], ids=['file', 'option'])
+@pytest.mark.parametrize('key, value, expected', [
+    ('seed', '010', 10), ('seed', '-0', 0), ('seed', '+5', 5), ('seed', '~', None), ('seed', 'null', None),
+    ('seed', '1:30', None), ('seed', '12:30:45', None), ('seed', '0o10', None), ('seed', '1_000', None),
+    ('seed', '0x10', None), ('seed', '0b11', None), ('seed', '1e3', None), ('seed', '5.0', None),
+    ('telemetry', 'true', True), ('telemetry', 'False', False), ('telemetry', 'yes', None), ('telemetry', 'on', None),
+    ('telemetry', 'no', None), ('telemetry', '1', None),
+    ('submission_org', 'no', 'no'), ('submission_org', '010', '010'), ('submission_org', '1:30', '1:30'),
+    ('submission_org', '2026-11-25', '2026-11-25'), ('submission_org', '1_000', '1_000'),
+    ('submission_org', '1e-3', '1e-3')])
+def test_scalars_are_read_as_written_or_refused_by_name(tmp_path, key, value, expected, is_option):
+    if expected is None and value not in ('~', 'null'):
+        with pytest.raises(ConfigError, match=rf'run\.{key}.*value: {re.escape(value)}'):
+            config_of(tmp_path, 'run', key, value, is_option)
+    else:
+        assert getattr(config_of(tmp_path, 'run', key, value, is_option).run, key) == expected
+
+
+@pytest.mark.parametrize('is_option', [False, True], ids=['file', 'option'])
+@pytest.mark.parametrize('value, expected', [('1e-3', 0.001), ('1e3', 1000), ('.5', 0.5), ('2', 2), ('1.0e-05', 1e-5)])
+def test_fractions_and_exponents(tmp_path, value, expected, is_option):
+    assert config_of(tmp_path, 'schedule', 'base_lr', value, is_option).schedule.base_lr == expected
+
+
+@given(st.text(st.sampled_from('0123456789.eE+-_:xobnyiaf~'), max_size=6))
+def test_written_texts_are_read_back(text):
+    config = with_text(('run', 'submission_org'), text)
+    assert parse_yaml(render_yaml(config)) == to_tree(config)
+
+
+# --- paths ---------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / 'home'
+
+
+@pytest.mark.parametrize('is_option', [False, True], ids=['file', 'option'])
+def test_home_is_expanded_and_variables_are_refused_in_paths(tmp_path, home, is_option):
+    def path(section, key, value):
+        return getattr(getattr(config_of(tmp_path, section, key, value, is_option), section), key)
+    assert path('run', 'dir', '~/runs') == f'{home}/runs' and path('run', 'reference', '[~/a, b/~]') == (
+        f'{home}/a', 'b/~') and path('data', 'dir', '~/d') == f'{home}/d'
+    assert path('train', 'init_weights', '~/w.npz') == f'{home}/w.npz'
+    for value in ('$HOME/runs', '${HOME}/runs', '/scratch/$USER/runs', 'runs_$USER'):
+        with pytest.raises(ConfigError, match=r'got the variable \$\{?(HOME|USER)\}?, expected its value'):
+            path('run', 'dir', f'"{value}"' if not is_option else value)
+    assert path('run', 'dir', '$(id) $5 a$') == '$(id) $5 a$'
+    (tmp_path / '$HOME').mkdir()
+    assert path('run', 'dir', '$HOME') == '$HOME'  # a folder of this name exists
+
+
+COMMAND_WORDS = [
+    'report X', 'report x --out=X', 'check X', 'watch X --once', 'package --check X', 'prepare digits --out=X',
+    'prepare --verify=X', 'package x --out=X --org a --system b', 'export X', 'classify x X', 'recipe --compare=X', 'evaluate X',
+    'predict X --layouts 1x1', 'train --config=X', 'train --resume X', 'doctor --config X', 'bench train --config=X']
+
+
+@pytest.mark.parametrize('words', COMMAND_WORDS)
+def test_paths_of_every_command(home, words):
+    done = call(*words.replace('X', '$HOME/x').split())
+    assert done.returncode == 2 and 'got the variable $HOME, expected its value' in done.stderr
+    done = call(*words.replace('X', '~/x').split())
+    assert '~' not in done.stderr and not (home.parent / '~').exists()
 
 
 TEXTS = [(name, f.name) for name, section in SECTIONS.items() for f in dataclasses.fields(section)

@@ -29,7 +29,8 @@ def facts(rank, host, **changes):
            'mxnet': {'kind': 'cpu', 'release': '', 'libraries': {}, 'compatibility': ''}, 'cuda_libraries': {},
            'gpus': [], 'visible': None, 'device': None, 'device_problem': '', 'trial': None,
            'gpu_environment': environment_facts({}, False),
-           'horovod': {'controllers': ['MPI', 'Gloo'], 'operations': ['MPI', 'Gloo'], 'in_use': 'MPI controller'},
+           'horovod': {'controllers': ['MPI', 'Gloo'], 'operations': ['MPI', 'Gloo'], 'in_use': 'Gloo controller',
+                       'has_gloo': True},
            'data': DATA, 'energy': {'cpu': 2, 'gpu': 8},
            'disk_free_bytes': 10**12, 'memory_available_bytes': 10**11, 'omp_num_threads': '4',
            'run_folder_problem': '',
@@ -131,6 +132,9 @@ def test_problems_of_rank_0_and_of_single_ranks():
     assert check('run folder', rows(read_only)).status == 'failed'
     assert check('run folder', rows({'run_folder_problem': None})).status == 'not needed'
     assert check('open files', rows(ulimit(open_files=None), **ulimit(open_files=None))).found.startswith('unlimited')
+    with_mpi = {'horovod': {**rows()[0]['horovod'], 'has_gloo': False}}
+    many = [facts(rank, f'h{rank // 8}', **with_mpi) for rank in range(3584)]
+    assert (check('open files', many).status, check('open files', many).found[-16:]) == ('ok', 'up to 128 needed')
     single_ranks = [facts(r, f'h{r}', local_rank=0, local_size=1, shared_memory_free_bytes=0) for r in range(2)]
     assert check('shared memory', single_ranks).status == 'not needed'
 

@@ -41,8 +41,8 @@ def gpu(card, driver=R535, uuid='GPU-a'):
 
 def row(mxnet=WHEELS, gpus=(), host='h1', device=0, libcuda='12020', **changes):
     return {'host': host, 'mxnet': mxnet, 'gpus': list(gpus), 'visible': None, 'device': device, 'device_problem': '',
-            'packages': {'nvidia-dali-cuda120': '2.4.0'}, 'cuda_libraries': {'libcuda.so.1': libcuda}, 'trial': None,
-            **changes}
+            'num_open_gpus': 8, 'packages': {'nvidia-dali-cuda120': '2.4.0'}, 'trial': None,
+            'cuda_libraries': {'libcuda.so.1': libcuda}, **changes}
 
 
 def test_kind_of_mxnet_build():
@@ -78,6 +78,16 @@ def test_kind_of_mxnet_build():
 def test_cards_and_drivers(mxnet, card, driver, libcuda, status, found, fix):
     check = check_gpus([row(mxnet, [gpu(card, driver)], libcuda=libcuda)], 'gpu')
     assert (check.status, found in check.found, fix in check.fix) == (status, True, True), check
+
+
+@pytest.mark.parametrize('num_open, uuids, hosts, is_warned', [
+    (1, 'ab', ['h1', 'h1'], True), (8, 'ab', ['h1', 'h1'], False),  # the latter with CUDA_VISIBLE_DEVICES
+    (1, 'ab', ['h1', 'h2'], False), (1, 'aa', ['h1', 'h1'], False), (1, 'a', ['h1'], False)])
+def test_ranks_that_cannot_open_the_other_gpus_do_not_use_nvlink(num_open, uuids, hosts, is_warned):
+    gathered = [row(gpus=[gpu(A100, uuid=u)], host=h, num_open_gpus=num_open) for u, h in zip(uuids, hosts)]
+    check = check_gpus(gathered, 'gpu')
+    assert (check.status, check.found.startswith('NVLink is not used on h1, because each rank')) == (
+        ('warning', True) if is_warned else ('ok', False))
 
 
 def test_driver_without_dali_needs_only_mxnets_minimum():

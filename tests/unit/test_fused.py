@@ -38,14 +38,26 @@ def with_model(**keys) -> Config:
 
 @pytest.fixture
 def nvidia(monkeypatch):
-    """MXNet with NVIDIA's two operators built from plain ones, including one more BatchNorm key."""
+    """MXNet with NVIDIA's layer and its two operators, built from plain ones, which refuse unknown keys.
+
+    Source: _BatchNorm of basic_layers.py, BatchNormParam of batch_norm-inl.h and BatchNormAddReluParam of
+    batch_norm_add_relu-inl.h in NVIDIA's MXNet.
+    """
+    plain_layer = nn.BatchNorm.__init__
+
+    def layer(self, *arguments, act_type=None, bn_group=1, xbuf_ptr=0, **keys):
+        plain_layer(self, *arguments, **keys)
+        self._kwargs |= {'act_type': act_type, 'bn_group': bn_group, 'xbuf_ptr': xbuf_ptr}
+    monkeypatch.setattr(nn.BatchNorm, '__init__', layer)
     for space in (mx.nd, mx.sym):
-        def batch_norm(*arrays, act_type=None, plain=space.BatchNorm, relu=space.Activation, **keys):
+        def batch_norm(*arrays, act_type=None, bn_group=1, xbuf_ptr=0, plain=space.BatchNorm, relu=space.Activation,
+                       **keys):
             y = plain(*arrays, **keys)
             return relu(y, act_type=act_type) if act_type else y
 
         # The position of the addend differs between releases, so all arguments are keywords.
-        def batch_norm_add_relu(*, addend, plain=space.BatchNorm, relu=space.Activation, **keys):
+        def batch_norm_add_relu(*, addend, bn_group=1, xbuf_ptr=0, plain=space.BatchNorm, relu=space.Activation,
+                                **keys):
             return relu(plain(**keys) + addend, act_type='relu')
         monkeypatch.setattr(space, 'BatchNorm', batch_norm)
         monkeypatch.setattr(space, 'BatchNormAddRelu', batch_norm_add_relu, raising=False)
@@ -131,6 +143,16 @@ def trained(net, is_hybrid):
     grads = {n: p.grad().asnumpy() for n, p in params.items() if p.grad_req != 'null'}
     return {'out': out.asnumpy(), 'images': images.grad.asnumpy(), **grads,
             **{n: p.data().asnumpy() for n, p in params.items() if p.grad_req == 'null'}}
+
+
+@pytest.mark.parametrize('space', [mx.nd, mx.sym])
+def test_operators_of_the_stand_in_refuse_what_those_of_nvidia_refuse(nvidia, space):
+    arrays = {n: mx.sym.var(n) if space is mx.sym else mx.nd.ones((2,))
+              for n in ('data', 'gamma', 'beta', 'moving_mean', 'moving_var')}
+    for operator, keys in ((space.BatchNorm, {'other': 1}), (space.BatchNormAddRelu, {'act_type': 'relu'}),
+                           (space.BatchNormAddRelu, {'act_type': None})):
+        with pytest.raises((TypeError, mx.MXNetError)):
+            operator(**arrays, **({'addend': arrays['data']} if operator is space.BatchNormAddRelu else {}), **keys)
 
 
 @pytest.mark.parametrize('name, is_hybrid, num_norms, fusion', [

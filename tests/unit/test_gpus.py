@@ -101,6 +101,23 @@ def test_unintended_sharing_is_refused(rank_views, per_device, message):
         choose_gpus(rank_views, per_device)
 
 
+def instances(*cards, host='h1'):
+    """Return views of ranks that each see one MIG instance, by the card of the instance."""
+    return [View(host, (f'MIG-{host}-{rank}',), None, (card,)) for rank, card in enumerate(cards)]
+
+
+def test_two_instances_of_a_card_are_refused_before_training():
+    with pytest.raises(ConfigError) as e:
+        choose_gpus(instances('0000:0b:00.0', '0000:1b:00.0', '0000:0b:00.0'), 1)
+    assert str(e.value).startswith('run.ranks_per_device: got 1, but ranks 0 and 2 on h1 use MIG-h1-0 and MIG-h1-2, '
+                                   'two instances of the card 0000:0b:00.0, which NCCL refuses; expected one rank per ')
+    for allowed, per_device in ((instances('a', 'b', 'c'), 1), (instances('', ''), 1), (instances('a', 'a'), 2),
+                                (instances('a', 'a', 'b', 'b'), 2), (instances('a') + instances('a', host='h2'), 1)):
+        assert choose_gpus(allowed, per_device) == [0] * len(allowed)
+    with pytest.raises(ConfigError, match='ranks 0 and 2 on h1 use'):
+        choose_gpus(instances('a', 'a', 'a', 'a'), 2)
+
+
 def test_variable_in_a_message_is_escaped_and_shortened():
     with pytest.raises(ConfigError) as e:
         choose_gpus(numbered(*['\x1b[2J0\n' + '0' * 100_000] * 2), 1)
@@ -113,7 +130,8 @@ def test_variable_in_a_message_is_escaped_and_shortened():
     ([], 1, 'GPU-a', ('number 0 of h1',)),
     ([gpu(0), gpu(1)], 1, None, ('number 0 of h1',))])  # CUDA reports a different number of GPUs
 def test_without_uuids_devices_are_identified_by_number_and_host(gpus, num_gpus, visible, uuids):
-    assert make_view('h1', gpus, num_gpus, visible).uuids == uuids
+    view = make_view('h1', gpus, num_gpus, visible)
+    assert view.uuids == uuids and view.cards == (('0000:0b:00.0',) if uuids == ('GPU-a0',) else ())
 
 
 def take(monkeypatch, seen, num_gpus):

@@ -8,7 +8,9 @@ from mlperf_rn50.cli import ranks as _ranks
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.cgroup import Limits
+from mlperf_rn50.system.gpu_env import NVIDIA_VARIABLE, SET_VARIABLE, SETTINGS, settings_of
 from mlperf_rn50.train.comm.horovod import check_controller
+from mlperf_rn50.train.options import TrainConfig
 
 
 @pytest.mark.parametrize('given, threads', [(None, '1'), ('', '1'), ('3,2', '3,2')])
@@ -21,6 +23,20 @@ def test_threads_follow_the_quota_unless_set(monkeypatch, given, threads):
     with own_signals():
         assert _ranks.in_rank(lambda _: seen.append(os.environ['OMP_NUM_THREADS']) or 0, Config()) == 0
     assert seen == [threads]
+
+
+@pytest.mark.parametrize('device, given, expected', [
+    ('gpu', {}, {**SETTINGS, SET_VARIABLE: ','.join(SETTINGS)}),
+    ('gpu', {NVIDIA_VARIABLE: '24.06'}, settings_of(True)),
+    ('gpu', {'HOROVOD_CYCLE_TIME': '2'}, {**SETTINGS, 'HOROVOD_CYCLE_TIME': '2'}),
+    ('cpu', {}, {'HOROVOD_CYCLE_TIME': '5'})])
+def test_settings_for_gpus_need_no_launcher(monkeypatch, device, given, expected):
+    names = {*settings_of(True), SET_VARIABLE, NVIDIA_VARIABLE}
+    monkeypatch.setattr(os, 'environ', {**{k: v for k, v in os.environ.items() if k not in names}, **given})
+    with own_signals():
+        assert _ranks.in_rank(lambda _: 0, Config(train=TrainConfig(device=device, local_batch_size=1))) == 0
+    set_here = {k: v for k, v in os.environ.items() if k in names}
+    assert {k: set_here.get(k) for k in expected} == expected and set_here.keys() <= {*expected, *given, SET_VARIABLE}
 
 
 @pytest.mark.parametrize('env, has_mpi, has_gloo, message', [

@@ -23,7 +23,7 @@ from mlperf_rn50.launch import attempts, process, supervisor
 from mlperf_rn50.launch.__main__ import Launcher, check_room, folder_lock, main, remove_leftovers
 from mlperf_rn50.launch.attempts import Attempt, judge, read_attempt, read_progress
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
-from mlperf_rn50.launch.hosts import Host, common_slots, parse_hostfile, parse_hosts, silent_hosts
+from mlperf_rn50.launch.hosts import Host, check_ranks, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.options import make_parser, parse_options
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, EngineEvent, Stage, next_event, processes_of, react, run_engine
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
@@ -41,18 +41,52 @@ def options(*words, script='mpirun'):
 
 def test_hosts_of_an_option_and_of_a_file_and_their_common_slots():
     assert parse_hosts('h1, h2') == [Host('h1'), Host('h2')]
-    assert parse_hostfile('# all\nh1 slots=4 # big\n\nh2 max_slots=9 slots=4\n', 'f') == [Host('h1', 4), Host('h2', 4)]
+    assert parse_hostfile('# all\nh1 slots=4 # big\n\nh2 slots=4\n', 'f') == [Host('h1', 4), Host('h2', 4)]
     assert parse_hostfile('h1\nh1\nh2\nh2\n', 'f') == [Host('h1', 2), Host('h2', 2)]  # a line per rank, as in PBS
     assert common_slots([Host('h1', 4), Host('h2', 4)]) == 4
     assert common_slots([Host('h1'), Host('h2')]) is None
-    with pytest.raises(ConfigError, match=r'slots=2 for h2 and slots=4 for h1, .* set --ranks-per-node'):
-        common_slots([Host('h1', 4), Host('h2', 2)])
+    for other, text in ((2, '2'), (None, r'\(none\)')):
+        with pytest.raises(ConfigError, match=rf'slots={text} for h2 and slots=4 for h1, .* set --ranks-per-node'):
+            common_slots([Host('h1', 4), Host('h2', other)])
+
+
+@pytest.mark.parametrize('line, host', [
+    ('h1:2', Host('h1', 2, range(2, 3))), ('h1 slots = 2', Host('h1', 2)), ('h1 slots =2 # x', Host('h1', 2)),
+    ('h1 cpu=2', Host('h1', 2)), ('h1 count=2', Host('h1', 2)), ('h1 max_slots=4', Host('h1', None, range(1, 5))),
+    ('h1 slots=2 max_slots=4', Host('h1', 2, range(1, 5))), ('h1 max-slots=4 slots=2', Host('h1', 2, range(1, 5))),
+    ('10.0.0.1\tslots=2\r', Host('10.0.0.1', 2))])
+def test_line_of_a_hostfile_as_other_tools_read_it(line, host):
+    assert parse_hostfile(f'{line}\n', 'f') == [host]
+
+
+@pytest.mark.parametrize('line, word', [
+    ('h1 slots=2 port=2222', 'port=2222'), ('h1 port = 2222', 'port=2222'), ('h1 user=me', 'user=me'), ('h1 h2', 'h2'),
+    ('h1 4', '4'), ('h1 sockets=2', 'sockets=2'), ('h1 slots=2 slots=3', 'slots=3'), ('h1:2 slots=3', 'slots=3'),
+    ('h1 slots=', 'slots='), ('h1 slots=04', 'slots=04'), ('h1 slots=٤', r'slots=\\u0664'), ('h1 SLOTS=2', 'SLOTS=2'),
+    ('h1 slots', 'slots'), ('rank 0=h1 slot=0-3', '0=h1')])
+def test_word_of_a_hostfile_that_is_not_used_is_refused_by_name(line, word):
+    with pytest.raises(ConfigError, match=rf"f: got '{word}' in .* expected a host with slots=N.* remove other words"):
+        parse_hostfile(f'h0\n{line}\n', 'f')
+
+
+def test_ranks_of_a_host_list_agree_with_the_layout():
+    exact = Host('h1', 4, range(4, 5))
+    assert parse_hosts('h1:4, 10.0.0.1:4') == [exact, Host('10.0.0.1', 4, range(4, 5))]
+    check_ranks([exact, Host('h2'), *parse_hostfile('h3 max_slots=4', 'f'), *parse_hostfile('h4 slots=8', 'f')], 4)
+    for ranks in (2, 8):
+        with pytest.raises(ConfigError, match=f'h1: got {ranks} ranks, expected 4 as given with the host; change'):
+            check_ranks([exact], ranks)
+    with pytest.raises(ConfigError, match='h3: got 5 ranks, expected at most 4 as given with the host'):
+        check_ranks(parse_hostfile('h3 max_slots=4', 'f'), 5)
 
 
 @pytest.mark.parametrize('text, message', [
     ('', 'got nothing, expected host names'), ('h1,,h2', "got '', expected"), ('h1,h1', 'got h1 twice'),
     ('-oProxyCommand=x', 'expected a host name or an address'), ('me@h1', 'set the user in ~/.ssh/config'),
-    ('fe80::1', 'give an IPv6 address a name in /etc/hosts'), ('h1\nh2', r"got 'h1\\nh2'")])
+    ('fe80::1', 'give an IPv6 address a name in /etc/hosts'), ('h1:', 'or NAME:RANKS; .* ports in ~/.ssh/config'),
+    ('h1:0', 'or NAME:RANKS'), ('h1:x', 'or NAME:RANKS'), ('h1:4,h1:2', 'got h1 twice'),
+    ('h0,n[01-03,7],h2', r"got n\[01-03,7\], .* list .* scontrol show hostnames 'n\[01-03,7\]'"),
+    ('h1\nh2', r"got 'h1\\nh2'")])
 def test_invalid_hosts_are_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         parse_hosts(text)
@@ -405,6 +439,8 @@ CONFIG = ['/r', '2', '3', '7.5', 'cpu']  # run.dir, nodes, ranks per node, start
     (['--config', 'c', '--hosts', 'h1'], CONFIG, '--nodes: got 2 with 1 hosts'),
     (['--resume', '--run-dir', '/r'], CONFIG[1:], (['localhost'] * 2, 3)),
     (['--resume', '--run-dir', '/r', '--hosts', 'h1'], CONFIG[1:], (['h1'], 3)),
+    (['--config', 'c', '--hosts', 'h1:4,h2:4'], CONFIG, (['h1', 'h2'], 4)),
+    (['--config', 'c', '--hosts', 'h1:4,h2:4', '--ranks-per-node', '2'], CONFIG, 'h1: got 2 ranks, expected 4'),
     (['--resume'], CONFIG, 'got no --run-dir'), ([], CONFIG, '--config: got nothing')])
 def test_layout_of_options_hosts_and_configuration(words, config, expected, monkeypatch, tmp_path):
     calls = []

@@ -1,4 +1,5 @@
 """The training loop with a made-up trainer: stops, checkpoints, changes of the loss scale, bytes read by each host."""
+import time
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -9,10 +10,11 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.train import events, loop
 from mlperf_rn50.train.checkpoint.progress import Progress
+from mlperf_rn50.train.comm.rank_checks import WallClock
 from mlperf_rn50.train.options import CheckpointConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.schedule import LossScale
-from mlperf_rn50.train.session import RankPlace
+from mlperf_rn50.train.session import RankPlace, TrainingRun
 
 
 class MadeUpTrainer:
@@ -108,3 +110,18 @@ def test_change_of_the_loss_scale_is_reported_once_with_its_step(monkeypatch):
 def test_checkpoint_is_saved_once_per_period_in_seconds(monkeypatch, period_s, period_steps, expected):
     is_stopped, _, saved = train_epoch(monkeypatch, 99, period_steps, period_s)
     assert not is_stopped and saved == [(step, step) for step in expected]
+
+
+def test_jump_of_a_hosts_wall_clock_is_reported_once(monkeypatch):
+    now_s = 1.6e9
+    monkeypatch.setattr(time, 'time', lambda: now_s + time.monotonic())
+    handled: list[events.Event] = []
+    hosts = [RankPlace(name, 0, 1, '0') for name in ('h0', 'h1')]
+    run: Any = SimpleNamespace(
+        hosts=hosts, wall_clock=WallClock(), sinks=SimpleNamespace(handle=handled.append),
+        comm=SimpleNamespace(rank=0, gather_object=lambda own, only_on_rank_0: [own, ['h1', 0.9]]))
+    TrainingRun.report_clock_steps(run)
+    now_s -= 3.0
+    for _ in range(2):
+        TrainingRun.report_clock_steps(run)
+    assert [(e.host, round(e.step_s, 3)) for e in handled if isinstance(e, events.ClockStepped)] == [('h0', -3.0)]

@@ -235,4 +235,4 @@ def test_missing_batch_is_named(tmp_path):
 def test_damaged_part_is_named(tmp_path):
     (tmp_path / 'train_00000.json').write_text('[1]')
     with pytest.raises(DataError, match=rf'train_00000.json: damaged; remove {tmp_path} and run prepare again'):
-        packing._damaged_images([tmp_path / 'train_00000'])
+        packing._read_part(tmp_path / 'train_00000')

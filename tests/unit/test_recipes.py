@@ -16,7 +16,7 @@ from mlperf_rn50.analysis.recipe.differences import find_deviations
 from mlperf_rn50.analysis.recipe.tables import render_config
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.cli.parsers import config_parser
-from mlperf_rn50.data.prepare.command import _JPEG_QUALITY
+from mlperf_rn50.data.pictures import JPEG_QUALITY
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mllog.run import Evaluation
 from mlperf_rn50.options import resolve_config
@@ -189,7 +189,7 @@ def test_deviation_is_one_line_with_both_values(sections, texts):
 def test_manifest_describes_the_stored_images(tmp_path):
     manifest = tmp_path / 'manifest.json'
     path = config_of(tmp_path, {**CASE, 'data': {'dir': str(tmp_path)}})
-    smaller = f'to 256 pixels on the shorter side, as JPEG of quality {_JPEG_QUALITY}'
+    smaller = f'to 256 pixels on the shorter side, as JPEG of quality {JPEG_QUALITY}'
     for content, message in (('{"resize_shorter": null}', 'byte for byte'), ('{"resize_shorter": 256}', smaller),
                              ('[]', 'is not a manifest'), ('{"resize_shorter": "\\u001b[31mred"}', '?[31mred')):
         manifest.write_text(content)
@@ -246,7 +246,7 @@ def test_command_reports_the_same_deviation_as_train(tmp_path):
     report = json.loads(call('recipe', '--compare', path, '--format', 'json').stdout)
     assert report['choice'] is None and len(report['deviations']) == 1 and report['version'] == mlperf_rn50.__version__
     assert {row['key'] for row in report['comparison'] if row['is_alone']} == {
-        'schedule.decay', 'schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power'}
+        'data.last_batch', 'schedule.decay', 'schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power'}
     lines = [' '.join(line.split()) for line in call('recipe', '--compare', path).stdout.splitlines()]
     assert 'A 1,664 v0.5 nvidia dgx1_ngc18.11_mxnet 1x8 74.9 % 63 63 63 63 63 5 of 5' in lines
     for row in ('schedule.base_lr 0.6 0.6', 'schedule.warmup_epochs 5 5†', 'schedule.decay poly * step†',

@@ -1,4 +1,5 @@
 """Trainer: loss, steps, reproducibility notes, warm-up."""
+import ctypes
 import os
 import sys
 from dataclasses import replace
@@ -45,6 +46,29 @@ def small_training(thin_resnets):
     config = Config(data=data, model=ModelConfig(name='resnet18'), train=TrainConfig(local_batch_size=8))
     plan = make_plan(config, 1)
     return Trainer(plan, Comm(), 0, None), synthetic_batches(config, plan.train_shard(), None)
+
+
+def memory_of(array) -> range:
+    """Return the addresses of an array."""
+    pointer = ctypes.c_void_p()
+    mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer))
+    return range(pointer.value, pointer.value + array.size * array.dtype().itemsize)
+
+
+@pytest.mark.parametrize('precision', ['float32', 'float16'])
+def test_broadcast_covers_a_checkpoint_with_arrays_that_share_no_memory(small_training, precision):
+    """Horovod never ends an exchange of two views of one array."""
+    config = small_training[0]._plan.config
+    config = replace(config, train=replace(config.train, precision=precision))
+    sent = []
+    comm = SimpleNamespace(broadcast=lambda arrays: sent.extend(arrays.values()))
+    trainer = Trainer(make_plan(config, 1), comm, 0, None)
+    trainer.broadcast()
+    owned = sorted(map(memory_of, sent), key=lambda r: r.start)
+    assert all(a.stop < b.start for a, b in zip(owned, owned[1:]))  # views would be adjacent, unlike allocations
+    for name, array in trainer._live_arrays().items():
+        part = memory_of(array)
+        assert any(part.start in r and part[-1] in r for r in owned), name
 
 
 def test_learning_rate_of_partial_last_step_is_scaled_by_its_images(small_training, monkeypatch):

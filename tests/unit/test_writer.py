@@ -12,7 +12,7 @@ from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.files import LineFile
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.read.reader import read_events
+from mlperf_rn50.mllog.read.reader import read_events, read_run
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.train.options import ScheduleConfig
 
@@ -52,6 +52,23 @@ def test_events_follow_the_rules_with_epochs_from_one_and_in_v05_from_zero(tmp_p
     assert values(path, 'run_clear_caches', 'MLPv0.5.0') == [True]
     for line_format in ('MLLOG', 'MLPv0.5.0'):
         assert {e.metadata['file'] for e in events(path, line_format)} == {'tests/sample_log.py'}
+
+
+def test_times_follow_the_monotonic_clock_when_the_wall_clock_jumps(tmp_path, monkeypatch):
+    path, wall_s = tmp_path / 'result_0.txt', 1.6e9
+    monkeypatch.setattr('time.time', lambda: wall_s)
+    log = RunLog(path, tmp_path / 'v06.txt')
+    log.init_start()
+    wall_s += 600
+    log.run_start()
+    log.clock_step('h1', 600.0)
+    log.run_stop('converged')
+    log.close()
+    times = {e.line_format: [round(e.time_s - 1.6e9) for e in events(p, e.line_format)]
+             for p in tmp_path.iterdir() for _, e in read_events(p)}
+    assert times == {'MLLOG': [0] * 4, 'MLPv0.5.0': [0] * 3, 'MLL': [0] * 4}
+    assert [(e.value, e.metadata['host']) for e in events(path) if e.key == 'clock_step'] == [(600.0, 'h1')]
+    assert "the wall clock of 'h1' jumped by 600.0 s" in [f.text for f in read_run(path).findings][1]
 
 
 def test_optimizer_keys_match_schedule(tmp_path):

@@ -88,7 +88,7 @@ BACKWARD = 'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD'
 
 
 @pytest.mark.parametrize('device, num_buckets, given, expected', [
-    ('gpu', 1, None, 999), ('gpu', 8, None, 25), ('gpu', 1, '50', None), ('cpu', 1, None, None)])
+    ('gpu', 1, None, {999}), ('gpu', 8, None, {25}), ('gpu', 1, '50', set()), ('cpu', 1, None, set())])
 def test_backward_pass_on_a_gpu_is_one_unit_unless_its_exchange_overlaps(
         thin_resnets, monkeypatch, device, num_buckets, given, expected):
     monkeypatch.delenv(BACKWARD, raising=False)
@@ -96,4 +96,5 @@ def test_backward_pass_on_a_gpu_is_one_unit_unless_its_exchange_overlaps(
         monkeypatch.setenv(BACKWARD, given)
     config = Config(model=ModelConfig(name='resnet18'), train=TrainConfig(local_batch_size=1, device=device),
                     comm=CommConfig(num_buckets=num_buckets))
-    assert dict(build_model(config, mx.cpu(), 0)._flags).get('backward_bulk_size') == expected
+    # NVIDIA's MXNet passes on every flag, and its operator does not accept None.
+    assert {v for k, v in build_model(config, mx.cpu(), 0)._flags if k == 'backward_bulk_size'} == expected

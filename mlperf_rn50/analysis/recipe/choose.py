@@ -270,7 +270,7 @@ def make_config(choice: Choice, num_nodes: int | None = None, ranks_per_node: in
     result = cfg.Config(
         run=cfg.RunConfig(dir=f'logs/recipe_{batch}{layout}', num_nodes=num_nodes, ranks_per_node=ranks_per_node,
                           clear_caches=True),
-        data=cfg.DataConfig(decoder='mixed', num_threads=6, pad_to_4_channels=True),
+        data=cfg.DataConfig(decoder='mixed', num_threads=6, pad_to_4_channels=True, last_batch='wrap'),
         optimizer=cfg.OptimizerConfig(name=recipe.opt_name,  # type: ignore[arg-type]
                                       momentum=recipe.momentum, weight_decay=recipe.weight_decay),
         schedule=cfg.ScheduleConfig(**{'decay_epochs': STEP_SCHEDULE_EPOCHS, **filled}),

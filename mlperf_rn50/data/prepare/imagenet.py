@@ -4,15 +4,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from mlperf_rn50.data.prepare.samples import PICTURES, Dataset, Sample, folder_samples, split_folder
+from mlperf_rn50.data.prepare.folders import by_role, label, read_classes, scan, unused
+from mlperf_rn50.data.prepare.samples import TAR_ERRORS, Dataset, Sample, check_name
 from mlperf_rn50.errors import DataError
+from mlperf_rn50.files import regular_file
 
 COUNTS = (1_281_167, 50_000, 1000)  # numbers of training images, validation images and classes
 
 
 def _tar_members(path: Path, is_nested: bool) -> Iterator[tuple[str, str, int, int]]:
     """Yield (inner tar's stem or '', name, offset, size) for each image in a tar or in its nested tars."""
-    with tarfile.open(path) as outer:
+    with open(path, 'rb', opener=regular_file) as file, tarfile.open(fileobj=file) as outer:
         for member in filter(tarfile.TarInfo.isfile, outer):
             if not is_nested:
                 yield '', Path(member.name).name, member.offset_data, member.size
@@ -26,9 +28,9 @@ def _tar_members(path: Path, is_nested: bool) -> Iterator[tuple[str, str, int, i
 def _tar_samples(path: Path, is_nested: bool) -> list[tuple[str, Sample]]:
     """Return (synset or '', unlabelled sample) for each image in a tar, sorted by name."""
     try:
-        samples = [(synset, Sample(-1, f'{path.name}/{name}', None, str(path), offset, size))
+        samples = [(synset, Sample(-1, check_name(f'{path.name}/{name}'), None, str(path), offset, size))
                    for synset, name, offset, size in _tar_members(path, is_nested)]
-    except (OSError, tarfile.TarError) as e:
+    except TAR_ERRORS as e:
         raise DataError(f'imagenet: {path}: not a readable tar: {" ".join(str(e).split())}; download it again') from e
     return sorted(samples, key=lambda pair: (pair[0], pair[1].name))
 
@@ -64,18 +66,21 @@ def imagenet(source: Path, ground_truth: Path | None, allow_partial: bool) -> Da
     flat val/ with a ground truth file.
     """
     train_tar, val_tar = source / 'ILSVRC2012_img_train.tar', source / 'ILSVRC2012_img_val.tar'
-    train_dir, val_dir = split_folder(source, ('train',)), split_folder(source, ('val', 'validation'))
-    if train_dir:
-        classes = sorted(p.name for p in train_dir.iterdir() if p.is_dir())
-        train = folder_samples(train_dir, classes)
+    notes: list[str] = []
+    parts = by_role(source / f for f in scan(source)[0])
+    if 'train' in parts:
+        images, notes = read_classes(parts['train'])
+        classes, train = [*images], label(images, images)
     elif train_tar.exists():
         samples = _tar_samples(train_tar, is_nested=True)
         classes = sorted({synset for synset, _ in samples})
         number = {synset: label for label, synset in enumerate(classes)}
         train = [replace(sample, label=number[synset]) for synset, sample in samples]
     else:
-        raise DataError(f'--source: {source}: expected {train_tar.name} or train/<synset>/ in it')
-    result = Dataset('imagenet', str(source), classes, train, _validation(val_dir, val_tar, ground_truth, classes))
+        raise DataError(f'--source: {source}: expected {train_tar.name} or train/<synset>/ in it; '
+                        'for .rec files, use prepare im2rec --name imagenet')
+    validation, more = _validation(parts.get('validation'), val_tar, ground_truth, classes)
+    result = Dataset('imagenet', str(source), classes, train, validation, (*notes, *more))
     counts = (len(result.train), len(result.validation), len(classes))
     if counts != COUNTS and not allow_partial:
         raise DataError(f'imagenet: got {counts[0]:,} training and {counts[1]:,} validation images of {counts[2]} '
@@ -83,12 +88,18 @@ def imagenet(source: Path, ground_truth: Path | None, allow_partial: bool) -> Da
     return result
 
 
-def _validation(val_dir: Path | None, val_tar: Path, ground_truth: Path | None, classes: list[str]) -> list[Sample]:
-    if val_dir and any((val_dir / c).is_dir() for c in classes):
-        return folder_samples(val_dir, classes)
+def _validation(val_dir: Path | None, val_tar: Path, ground_truth: Path | None,
+                classes: list[str]) -> tuple[list[Sample], list[str]]:
+    """Return the labelled validation images, and lines on what is used and what is not."""
+    notes: list[str] = []
     if val_dir:
-        flat = [Sample(-1, p.name, None, str(p), 0, p.stat().st_size)
-                for p in sorted(val_dir.iterdir()) if p.suffix.lower() in PICTURES]
+        folders, flat, others = scan(val_dir)
+        if folders:
+            images, notes = read_classes(val_dir)
+            if unknown := {*images} - {*classes}:
+                raise DataError(f'--source: {val_dir / min(unknown)}: this class has no training images; remove it')
+            return label(images, classes), notes
+        notes = unused(val_dir, others)
     elif val_tar.exists():
         flat = [sample for _, sample in _tar_samples(val_tar, is_nested=False)]
     else:
@@ -96,4 +107,4 @@ def _validation(val_dir: Path | None, val_tar: Path, ground_truth: Path | None, 
     if ground_truth is None:
         raise DataError('--ground-truth: missing; expected a file of synsets, or images in val/<synset>/')
     labels = _read_ground_truth(ground_truth, [Path(s.name).name for s in flat], classes)
-    return [replace(sample, label=label) for sample, label in zip(flat, labels)]
+    return [replace(sample, label=number) for sample, number in zip(flat, labels)], notes

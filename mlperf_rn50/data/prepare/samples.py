@@ -1,15 +1,20 @@
-"""Encoded images with labels, as returned by all sources of data, and the sources for digits and image folders."""
+"""Encoded images with labels, as returned by all sources of data, and the source for digits."""
 import io
+import lzma
 import os
+import tarfile
+import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from mlperf_rn50.errors import DataError
+from mlperf_rn50.files import regular_file
 
-PICTURES = {'.jpeg', '.jpg', '.png', '.bmp', '.webp'}
+# A damaged archive raises these; a compressed one also the errors of its format.
+TAR_ERRORS = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError)
 
 
 @dataclass(frozen=True)
@@ -22,13 +27,17 @@ class Sample:
     path: str = ''
     offset: int = 0
     size: int = 0
+    is_record: bool = False  # the image stays in its .rec file
 
     def read(self) -> bytes:
         if self.data is not None:
             return self.data
-        with open(self.path, 'rb') as f:
-            f.seek(self.offset)
-            return f.read(self.size)
+        try:
+            with open(self.path, 'rb', opener=regular_file) as f:
+                f.seek(self.offset)
+                return f.read(self.size)
+        except OSError as e:
+            raise DataError(f'--source: {self.path}: {e.strerror}; repair it, and run prepare again') from e
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,15 @@ class Dataset:
     classes: list[str]
     train: list[Sample]
     validation: list[Sample]
+    notes: tuple[str, ...] = ()  # lines that state which parts of the source are used and which are not
+    recs: dict[str, Path] = field(default_factory=dict)  # .rec files that contain the splits already
+
+
+def check_name(name: str) -> str:
+    """Return the name of a class or image; raise DataError if a line of UTF-8 text cannot contain it."""
+    if '\n' in name or name.encode(errors='replace').decode() != name:
+        raise DataError(f'--source: {os.fsencode(name)!r}: the name is not UTF-8 or has a line break; rename it')
+    return name
 
 
 def from_pixels(pixels: Iterable[np.ndarray], labels: Iterable[int], prefix: str) -> list[Sample]:
@@ -53,21 +71,6 @@ def from_pixels(pixels: Iterable[np.ndarray], labels: Iterable[int], prefix: str
     return samples
 
 
-def folder_samples(root: Path, classes: list[str]) -> list[Sample]:
-    """Return the images of each <root>/<class>/, in order of name; the label is the position in classes."""
-    samples = []
-    for label, name in enumerate(classes):
-        for entry in sorted(os.scandir(root / name), key=lambda e: e.name) if (root / name).is_dir() else []:
-            if Path(entry.name).suffix.lower() in PICTURES:
-                samples.append(Sample(label, f'{root.name}/{name}/{entry.name}', None, entry.path, 0,
-                                      entry.stat().st_size))
-    return samples
-
-
-def split_folder(source: Path, names: tuple[str, ...]) -> Path | None:
-    return next((source / n for n in names if (source / n).is_dir()), None)
-
-
 def digits() -> Dataset:
     """Return scikit-learn's 1,797 handwritten digits of 8x8 pixels, 360 of them for validation, stratified by class."""
     import sklearn
@@ -79,18 +82,3 @@ def digits() -> Dataset:
         pixels, bunch.target, test_size=360, stratify=bunch.target, random_state=0)
     return Dataset('digits', f'sklearn.datasets.load_digits, scikit-learn {sklearn.__version__}', list('0123456789'),
                    from_pixels(train, train_labels, 'train'), from_pixels(validation, validation_labels, 'validation'))
-
-
-def folder(source: Path, name: str) -> Dataset:
-    """Read images from <source>/{train,val}/<class>/. Labels number the classes in order of name."""
-    train, validation = split_folder(source, ('train',)), split_folder(source, ('val', 'validation', 'test'))
-    if train is None or validation is None:
-        raise DataError(f'--source: {source}: expected folders train/ and val/, each with a folder per class')
-    classes = sorted(p.name for p in train.iterdir() if p.is_dir())
-    result = Dataset(name, str(source), classes, folder_samples(train, classes), folder_samples(validation, classes))
-    unknown = sorted(p.name for p in validation.iterdir() if p.is_dir() and p.name not in classes)
-    if unknown:
-        raise DataError(f'--source: {validation / unknown[0]}: this class is missing in {train}')
-    if not result.train or not result.validation:
-        raise DataError(f'--source: {source}: no images ({", ".join(sorted(PICTURES))}) in train/ or val/')
-    return result

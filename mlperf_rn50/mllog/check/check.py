@@ -12,7 +12,7 @@ from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.check.official import NotInstalled, check_official, find_long_lines
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read.raw_log import number
-from mlperf_rn50.mllog.read.reader import read_events
+from mlperf_rn50.mllog.read.reader import read_events, read_run
 from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
 from mlperf_rn50.text import percent, plural
 
@@ -139,6 +139,10 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
         raise UserError(f'{path}: {reason}; expected a result_<k>.txt')
     if rulesets is None:
         rulesets = [r for name in _BY_FORMAT if name in facts.formats for r in _BY_FORMAT[name]]
+    try:
+        errors = read_run(path).errors
+    except UserError as e:  # such as a second run
+        errors = (str(e).removeprefix(f'{path}: '),)
     verdicts = []
     for ruleset in rulesets:
         violations = facts.long + facts.torn
@@ -146,7 +150,7 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
             violations += check_v05(path)
         elif not facts.long:  # the official checker would parse long lines for minutes
             violations += check_official(path, ruleset, division)
-        verdicts.append(RulesetResult(ruleset, division or facts.division or 'open', violations))
+        verdicts.append(RulesetResult(ruleset, division or facts.division or 'open', violations + errors))
     return CheckedLog(path, facts, tuple(verdicts))
 
 

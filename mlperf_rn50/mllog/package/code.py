@@ -3,6 +3,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.package.system_desc import data_note
 from mlperf_rn50.mllog.read.description import load_env, sibling, value_at
 from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.system.git import git
 
 # Files and folders of the checkout that are submitted.
 _CODE = ('mlperf_rn50', 'launch', 'setup.cfg', 'pyproject.toml', 'Dockerfile', 'README.md', 'CHANGELOG.md', 'LICENSE')
@@ -61,31 +63,24 @@ def missing_code(home: Path) -> list[str]:
     return [name for name in _CALLED if not (home / name).is_file()]
 
 
-def _git(home: Path, *arguments: str) -> bytes | None:
-    """Return the output of git in a checkout; None if it fails or is not installed."""
-    try:
-        done = subprocess.run(['git', '-c', 'core.autocrlf=false', '-C', str(home), *arguments], capture_output=True)
-    except OSError:
-        return None
-    return done.stdout if done.returncode == 0 else None
-
-
-def _archive(home: Path, commit: str) -> bytes | None:
-    """Return the code of a commit as a tar file; None if the commit is unknown or lacks files that the scripts need."""
-    names = (_git(home, 'ls-tree', '-r', '--name-only', commit) or b'').decode('utf-8', 'replace').splitlines()
-    if not set(_CALLED) <= set(names):
-        return None
+def _archive(home: Path, commit: str) -> bytes:
+    """Return the code of a commit as a tar file; raise ValueError if the commit is unknown or lacks needed files."""
+    names = git(home, 'ls-tree', '-r', '--name-only', commit).decode('utf-8', 'replace').splitlines()
+    if missing := set(_CALLED) - set(names):
+        raise ValueError(f'{commit} lacks {min(missing)}')
     tops = {name.partition('/')[0] for name in names}
-    return _git(home, 'archive', '--format=tar', commit, '--', *(name for name in _CODE if name in tops))
+    return git(home, 'archive', '--format=tar', commit, '--', *(name for name in _CODE if name in tops))
 
 
 def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
     """Copy the program at the runs' commit and return ''. If that fails, copy the checkout as it is; return a note."""
     commit = value_at(env, 'git_commit')
-    if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit) and (tar := _archive(home, commit)):
-        folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(['tar', '--extract', '--directory', str(folder)], input=tar, check=True)
-        return ''
+    with suppress(ValueError):
+        if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit):
+            tar = _archive(home, commit)
+            folder.mkdir(parents=True, exist_ok=True)
+            subprocess.run(['tar', '--extract', '--directory', str(folder)], input=tar, check=True)
+            return ''
     for name in _CODE:
         source = home / name
         if source.is_dir():

@@ -144,7 +144,7 @@ def _check_set(runs: Sequence[Run]) -> list[str]:
     refusals = []
     if len(runs) != _NUM_RESULTS:
         refusals.append(f'got {plural(len(runs), "run")}, expected {_NUM_RESULTS} for a ResNet result')
-    failed = [f'{r.path.name} ({r.status})' for r in runs if r.status != 'converged']
+    failed = [f'{r.path.name} ({": ".join([r.status, *r.errors[:1]])})' for r in runs if r.status != 'converged']
     if len(failed) > 1:
         refusals.append(f'got {len(failed)} failed runs, expected at most one: {", ".join(failed)}')
     refusals += [f'{r.path.name}: is still being written' for r in runs if r.status == 'running']

@@ -9,6 +9,7 @@ from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog, inte
 from mlperf_rn50.mllog.run import Evaluation, Finding, TrainSegment
 
 SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; a matter of milliseconds in published logs
+STEP_S = 1.0  # tolerated difference between the wall clock and the monotonic clock over a run
 _GAP_S = 60.0  # tolerated time between the last evaluation and run_stop, however short the epochs are
 _MAX_QUEUED = 0.05  # tolerated time between ends of epochs and their evaluations, as a share of the training
 _OLDEST_S = 1e9  # an earlier time was probably logged in seconds instead of milliseconds
@@ -167,6 +168,15 @@ def _check_stop(log: RawLog) -> Iterator[Finding]:
         yield Finding(stop.line, f'run_stop is {early_s:.1f} s earlier than {name} (line {last.line})')
     if final and (late_s := stop.time_s - final[0].time_s) > SKEW_S:
         yield Finding(stop.line, f'run_stop is {late_s:.1f} s later than run_final (line {final[0].line})')
+
+
+def check_duration(log: RawLog, duration_s: float | None) -> Iterator[Finding]:
+    """Yield a finding if the wall clock of the log contradicts the duration that the run itself measured."""
+    mark = log.single[keys.RUN_STOP][0] if keys.RUN_STOP in log.single else None
+    logged_s = log.clock_s(mark)
+    if mark and logged_s is not None and duration_s is not None and abs(logged_s - duration_s) > STEP_S:
+        yield Finding(mark.line, f'run_stop is {logged_s:.1f} s later than run_start, but the run took '
+                      f'{duration_s:.1f} s on its monotonic clock, so the wall clock was changed')
 
 
 def _check_order(name: str, starts: Mapping[int, tuple[LinePosition, float]]) -> Iterator[Finding]:

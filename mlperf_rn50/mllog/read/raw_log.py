@@ -141,6 +141,9 @@ class RawLog:
                 self.optimizer.setdefault(key, event.value)
             if event.key == 'opt_learning_rate' and len(self.rates) < _MAX_KEPT:  # v0.5 repeats it on every change
                 self.rates.append((mark, event.value))
+        elif key == events.CLOCK_STEP:
+            self.warn(line, f'the wall clock of {event.metadata.get("host")!r:.80} jumped by {event.value!r:.20} s '
+                      '(set, or the machine was suspended); the times of this log follow the monotonic clock')
         else:
             self._add_progress(mark, key, event)
 

@@ -6,15 +6,30 @@ inconsistent becomes a finding with a line number.
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import numbered_lines
+from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent, decode_events
-from mlperf_rn50.mllog.read.description import find_description
+from mlperf_rn50.mllog.read.description import find_description, sibling
 from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
 from mlperf_rn50.mllog.run import Findings, Run
+
+
+class _End(msgspec.Struct):
+    event: Literal['end']
+    time_to_train_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  # None after a failure
+
+
+def read_duration_s(log: Path) -> float | None:
+    """Return the time of a finished run from its metrics.jsonl, measured on the monotonic clock; None if unknown."""
+    ends = [e.time_to_train_s for _, e in read_lines(sibling(log, 'metrics', '.jsonl'), _End, b'"end"')]
+    return ends[-1] if ends else None
 
 
 def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
@@ -63,4 +78,5 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
     description, warning = find_description(path)
     if warning:
         best.note(None, warning)
-    return RunResolver(path, best, description, last_line, time.time() if now_s is None else now_s).run()
+    return RunResolver(path, best, description, last_line, time.time() if now_s is None else now_s,
+                       read_duration_s(path)).run()

@@ -61,8 +61,10 @@ def _normalized(name: str) -> str:
 class RunResolver:
     """Combines the content of a log, in its most complete line format, and a system description into a Run."""
 
-    def __init__(self, path: Path, log: RawLog, description: SystemDescription, last_line: int, now_s: float):
+    def __init__(self, path: Path, log: RawLog, description: SystemDescription, last_line: int, now_s: float,
+                 duration_s: float | None):
         self.path, self.log, self.description, self.last_line, self.now_s = path, log, description, last_line, now_s
+        self.duration_s = duration_s
         self.sources: dict[str, FactSource] = {}
         clock.join_blocks(log)
         clock.renumber(log)
@@ -114,7 +116,8 @@ class RunResolver:
 
     def _is_sound(self) -> bool:
         """Return whether the log's times give a valid time to train; add findings about inconsistent times."""
-        contradictions = clock.contradictions(self.log)
+        contradictions = [*clock.contradictions(self.log),
+                          *clock.check_duration(self.log, self.duration_s)]
         for line, text, summary, *_ in contradictions:
             self.log.error(line, f'{text}; the run has no valid time to train', summary)
         for finding in clock.misplaced(self.log):

@@ -181,13 +181,15 @@ class HorovodComm(Comm):
         return cached
 
     def sum(self, counts):
-        own = mx.nd.array(list(counts), dtype='int64')
+        own = mx.nd.array(list(counts), mx.cpu(), 'int64')  # a GPU may be the current context
+        # If a name gets a different shape, Horovod's response cache drops it on all ranks (0.28.1, response_cache.cc).
+        name = f'counts/{len(own)}'
         with self._exchange():
-            total = self._hvd.allreduce(own, op=self._hvd.Sum, process_set=self._all, name='counts').asnumpy()
+            total = self._hvd.allreduce(own, op=self._hvd.Sum, process_set=self._all, name=name).asnumpy()
         return [int(c) for c in total]
 
     def gather_object(self, value, only_on_rank_0=False):
-        own = mx.nd.array(np.frombuffer(f'{json.dumps(value)},'.encode(), np.uint8), dtype='uint8')
+        own = mx.nd.array(np.frombuffer(f'{json.dumps(value)},'.encode(), np.uint8), mx.cpu(), 'uint8')
         with self._exchange():
             texts = self._hvd.allgather(own, name='texts', process_set=self._all).asnumpy().tobytes()
         # Only rank 0 spends time on parsing the values of many ranks.

@@ -1,6 +1,7 @@
 """Agreement checks across ranks, and detection of stragglers."""
 import ctypes
 import json
+import time
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,18 @@ from mlperf_rn50.train.comm.horovod import Comm
 
 _NUM_JOINED = 4  # arrays per digest, which limits temporary memory; 95 MB with ResNet-50
 STRAGGLER_FACTOR = 1.15  # a straggler's compute time is above this multiple of the median
+
+
+class WallClock:
+    """The wall clock of this host, compared with its monotonic clock."""
+
+    def __init__(self) -> None:
+        self._ahead_s = time.time() - time.monotonic()
+
+    def take_step_s(self) -> float:
+        """Return the seconds by which the wall clock was changed since the last call."""
+        before, self._ahead_s = self._ahead_s, time.time() - time.monotonic()
+        return self._ahead_s - before
 
 
 def device_digests(arrays: Mapping[str, mx.nd.NDArray]) -> dict[str, int]:

@@ -49,6 +49,8 @@ class Metrics:
             case events.RanksTimed():
                 write(event='ranks', epoch=event.epoch + 1, time_s=event.time_s, ranks=list(event.ranks),
                       stragglers=list(event.stragglers))
+            case events.ClockStepped():
+                write(event='clock_step', host=event.host, step_s=event.step_s)
             case events.Ended(status='failed'):
                 write(event='end', status='failed', epochs_to_converge=None)
             case events.Ended():

@@ -44,6 +44,8 @@ class MlperfLog:
                 log.epoch_stop(event.epoch, event.images_per_s, event.learning_rate)
             case events.LossScaleChanged():
                 log.loss_scale(event.step, event.now)
+            case events.ClockStepped():
+                log.clock_step(event.host, event.step_s)
             case events.EvalStarted():
                 log.eval_start(event.epoch)
             case events.Evaluated():

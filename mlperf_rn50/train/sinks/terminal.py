@@ -79,6 +79,9 @@ class Terminal:
             case events.RanksTimed():
                 for text in event.stragglers:
                     self._console.warning('%s', text)
+            case events.ClockStepped():
+                self._console.warning('the wall clock of %s jumped by %+.1f s during the run (set, or the machine was '
+                                      'suspended); times follow the monotonic clock', event.host, event.step_s)
             case events.Warned():
                 self._console.warning('%s', event.text)
             case events.Ended():

@@ -1,0 +1,29 @@
+"""Reading of the git checkout that contains a folder, also if it belongs to another user."""
+import os
+import subprocess
+from pathlib import Path
+
+
+def git(folder: Path, *arguments: str) -> bytes:
+    """Return the output of a git command in a folder; raise ValueError with the reason if there is none.
+
+    Git refuses the checkout of another user, because its configuration may name programs. GIT_DIR permits it. Here, it
+    must belong to the owner of the folder, whose code is what runs or is copied, or to this user or root.
+    """
+    top = next((p for p in (folder, *folder.parents) if (p / '.git').exists()), None)
+    if not top:
+        raise ValueError(f'{folder} is not in a git checkout')
+    if (top / '.git').lstat().st_uid not in (folder.stat().st_uid, os.geteuid(), 0):
+        raise ValueError(f'{top}/.git belongs to a different user than {folder}')
+    env = {k: v for k, v in os.environ.items() if not k.startswith('GIT_')}  # which may name another checkout
+    env |= {'GIT_DIR': str(top / '.git'), 'GIT_WORK_TREE': str(top), 'GIT_OPTIONAL_LOCKS': '0'}
+    command = ['git', '-C', str(folder), '-c', 'core.fsmonitor=false', '-c', 'core.hooksPath=/dev/null',
+               '-c', 'protocol.allow=never', '-c', 'core.autocrlf=false', *arguments]
+    # These settings exclude programs and networks of the checkout, and line ends of another system in an archive.
+    try:
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise ValueError(f'git: {getattr(e, "strerror", None) or "no answer"}') from e
+    if done.returncode:
+        raise ValueError(f'git: {done.stderr.decode("utf-8", "replace").partition(chr(10))[0][:200]}')
+    return done.stdout

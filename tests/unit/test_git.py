@@ -1,0 +1,112 @@
+"""Commit of the program: checkouts of other users, unusual checkouts, and code outside a checkout."""
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import mlperf_rn50
+from mlperf_rn50.system.environment import git_commit
+from mlperf_rn50.system.git import git
+
+WHO = ('-c', 'user.name=x', '-c', 'user.email=x', '-c', 'protocol.file.allow=always')
+
+
+def shell(folder, *words):
+    done = subprocess.run(['git', '-C', folder, *WHO, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout with the package and another commit before the current one."""
+    home = tmp_path / 'checkout'
+    (home / 'mlperf_rn50').mkdir(parents=True)
+    shell(home, 'init', '-q')
+    for text in ('old', 'new'):
+        (home / 'mlperf_rn50/__init__.py').write_text(text)
+        shell(home, 'add', '-A')
+        shell(home, 'commit', '-qm', text)
+    return home
+
+
+@pytest.fixture
+def commit_in(monkeypatch):
+    """Return the function that finds the commit of the program in a folder."""
+    def commit(home):
+        monkeypatch.setattr(mlperf_rn50, '__file__', str(home / 'mlperf_rn50/__init__.py'))
+        return git_commit()
+    return commit
+
+
+def test_commit_and_modified_files(checkout, commit_in):
+    head = shell(checkout, 'rev-parse', 'HEAD')
+    assert commit_in(checkout) == {'git_commit': head}
+    (checkout / 'mlperf_rn50/__init__.py').write_text('changed')
+    assert commit_in(checkout) == {'git_commit': f'{head}-dirty'}
+
+
+def test_checkout_of_another_user(checkout, commit_in, tmp_path, monkeypatch):
+    head = shell(checkout, 'rev-parse', 'HEAD')
+    (tmp_path / 'bin').mkdir()
+    (tmp_path / 'bin/git').write_text('#!/bin/sh\nexport GIT_TEST_ASSUME_DIFFERENT_OWNER=1\n'
+                                      f'exec {shutil.which("git")} "$@"\n')
+    (tmp_path / 'bin/git').chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path / "bin"}:{os.environ["PATH"]}')
+    with pytest.raises(subprocess.CalledProcessError):  # git refuses it
+        shell(checkout, 'rev-parse', 'HEAD')
+    assert commit_in(checkout) == {'git_commit': head}
+
+
+def test_programs_in_the_configuration_of_a_checkout_are_not_run(checkout, commit_in, tmp_path):
+    (tmp_path / 'evil').write_text(f'#!/bin/sh\ntouch {tmp_path / "canary"}\n')
+    (tmp_path / 'evil').chmod(0o755)
+    (tmp_path / 'hooks').mkdir()
+    shutil.copy(tmp_path / 'evil', tmp_path / 'hooks/post-index-change')
+    shell(checkout, 'config', 'core.fsmonitor', str(tmp_path / 'evil'))
+    shell(checkout, 'config', 'core.hooksPath', str(tmp_path / 'hooks'))
+    os.utime(checkout / 'mlperf_rn50/__init__.py', (1, 1))  # git compares the file and would update its index
+    assert commit_in(checkout)['git_commit'] and not (tmp_path / 'canary').exists()
+
+
+def test_checkout_around_the_code_of_a_different_owner_is_not_read(checkout, commit_in, monkeypatch):
+    monkeypatch.setattr(Path, 'lstat', lambda path: SimpleNamespace(st_uid=54321))
+    assert 'belongs to a different user than' in commit_in(checkout)['git_commit_missing']
+
+
+def test_linked_shallow_and_nested_checkouts(checkout, commit_in, tmp_path):
+    head = shell(checkout, 'rev-parse', 'HEAD')
+    shell(checkout, 'worktree', 'add', '-q', '--detach', tmp_path / 'tree', 'HEAD~1')
+    shell(tmp_path, 'clone', '-q', '--depth', '1', f'file://{checkout}', tmp_path / 'shallow')
+    shell(tmp_path, 'init', '-q', 'outer')
+    shell(tmp_path / 'outer', 'submodule', '--quiet', 'add', checkout, 'nested')
+    assert [commit_in(tmp_path / name)['git_commit'] for name in ('tree', 'shallow', 'outer/nested')] == [
+        shell(checkout, 'rev-parse', 'HEAD~1'), head, head]
+
+
+def test_variables_of_git_do_not_name_another_checkout(checkout, commit_in, tmp_path, monkeypatch):
+    head = shell(checkout, 'rev-parse', 'HEAD')
+    shell(tmp_path, 'init', '-q', 'other')
+    monkeypatch.setenv('GIT_DIR', str(tmp_path / 'other/.git'))
+    assert commit_in(checkout) == {'git_commit': head}
+
+
+@pytest.mark.parametrize('place, path, reason', [
+    ('plain', None, 'plain/mlperf_rn50 is not in a git checkout'),  # an archive, a wheel or an image
+    ('checkout/.venv', None, "git: error: pathspec '__init__.py' did not match"),  # installed in a folder of a checkout
+    ('checkout', '', 'git: No such file or directory'), ('empty', None, 'git: ')])
+def test_missing_commit_has_a_reason(checkout, commit_in, tmp_path, monkeypatch, place, path, reason):
+    (tmp_path / place / 'mlperf_rn50').mkdir(parents=True, exist_ok=True)
+    if place == 'empty':
+        shell(tmp_path, 'init', '-q', 'empty')
+    if path is not None:
+        monkeypatch.setenv('PATH', path)
+    facts = commit_in(tmp_path / place)
+    assert facts['git_commit'] is None and reason in facts['git_commit_missing']
+
+
+def test_unknown_command_is_an_error(checkout):
+    with pytest.raises(ValueError, match='git: .*nonsense'):
+        git(checkout, 'nonsense')
