@@ -102,9 +102,11 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse untrusted JSON; raise ValueError if it is malformed or nested too deeply."""
+    """Parse untrusted JSON; raise ValueError if it is malformed, which includes NaN, or nested too deeply."""
+    def refuse(name: str) -> None:
+        raise ValueError(f'got {name}, expected a number')
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=refuse)
     except RecursionError as e:
         raise ValueError('is nested too deeply') from e
 

@@ -9,10 +9,12 @@ from helpers import ROOT, call
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlperf_rn50.analysis.watch.follower import _max_epochs
 from mlperf_rn50.cli.train import make_parser
 from mlperf_rn50.config import SECTIONS, Config, check_values, render_yaml, to_tree
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.options import load_yaml, parse_yaml, resolve_config, resolve_tree
+from mlperf_rn50.options import load_tree, load_yaml, parse_yaml, resolve_config, resolve_tree
+from mlperf_rn50.system.gpu_env import device_of_words
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
 
@@ -155,6 +157,26 @@ def test_written_texts_are_read_back(text):
     assert parse_yaml(render_yaml(config)) == to_tree(config)
 
 
+def bomb(num_levels):
+    """Return a short file whose merge keys expand by a factor of 9 per level."""
+    levels = ['a0: &a0 {k: 1}']
+    levels += [f'a{i}: &a{i} {{<<: [{", ".join([f"*a{i - 1}"] * 9)}]}}' for i in range(1, num_levels)]
+    return '\n'.join(levels)
+
+
+def test_merge_keys_do_not_expand(tmp_path):
+    (tmp_path / 'config.yaml').write_text(bomb(30))  # 9^29 keys, more than any memory
+    with pytest.raises(ConfigError, match=r'got the alias \*a0, expected explicit values'):
+        load_tree(tmp_path / 'config.yaml')
+    assert device_of_words(['--config', str(tmp_path / 'config.yaml')]) == 'cpu'
+    assert _max_epochs(tmp_path / 'config.yaml') is None
+
+
+def test_every_yaml_file_is_read_by_one_loader():
+    reading = re.compile(r'yaml\.(safe_load|load|full_load|unsafe_load|compose|parse)')
+    assert [p.name for p in (ROOT / 'mlperf_rn50').rglob('*.py') if reading.search(p.read_text())] == ['options.py']
+
+
 # --- paths ---------------------------------------------------------------------------------------------------
 
 @pytest.fixture
@@ -181,8 +203,9 @@ def test_home_is_expanded_and_variables_are_refused_in_paths(tmp_path, home, is_
 
 COMMAND_WORDS = [
     'report X', 'report x --out=X', 'check X', 'watch X --once', 'package --check X', 'prepare digits --out=X',
-    'prepare --verify=X', 'package x --out=X --org a --system b', 'export X', 'classify x X', 'recipe --compare=X', 'evaluate X',
-    'predict X --layouts 1x1', 'train --config=X', 'train --resume X', 'doctor --config X', 'bench train --config=X']
+    'prepare --verify=X', 'package x --out=X --org a --system b', 'export X', 'classify x X', 'recipe --compare=X',
+    'evaluate X', 'predict X --layouts 1x1', 'train --config=X', 'train --resume X', 'doctor --config X',
+    'bench train --config=X']
 
 
 @pytest.mark.parametrize('words', COMMAND_WORDS)

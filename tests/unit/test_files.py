@@ -89,6 +89,9 @@ def test_untrusted_text_and_json_are_bounded(tmp_path):
     for text in ('[' * 100_000, '{"a":' * 100_000):
         with pytest.raises(ValueError, match='nested too deeply'):
             files.parse_json(text)
+    for text in ('{"a": NaN}', '[-Infinity]', '9' * 5000):
+        with pytest.raises(ValueError, match='expected a number|digits'):
+            files.parse_json(text)
 
 
 class Step(msgspec.Struct):
