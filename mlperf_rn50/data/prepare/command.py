@@ -28,7 +28,7 @@ from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits, folder
 from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest, parse_index
 from mlperf_rn50.data.verify import checksum, checksums_path, dump_array, dump_manifest, print_verdict, size_problem
 from mlperf_rn50.errors import EXIT_OK, DataError
-from mlperf_rn50.files import HashedFile, read_bytes, sync, write_atomically
+from mlperf_rn50.files import HashedFile, no_link, read_bytes, replacing, write_atomically
 from mlperf_rn50.jsonl import decode
 from mlperf_rn50.text import plural, some
 
@@ -71,6 +71,8 @@ def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter:
     """Write <stem>.rec, .idx and finally .json, a list of the damaged images; return the number of samples."""
     import mxnet as mx
     damaged = []
+    for suffix in ('.idx', '.rec'):  # a link, which MXNet would follow
+        stem.with_suffix(suffix).unlink(missing_ok=True)
     record = mx.recordio.MXIndexedRecordIO(f'{stem}.idx', f'{stem}.rec', 'w')
     for sample_id, sample in enumerate(samples, start=first_id):
         try:
@@ -166,22 +168,19 @@ def _checksums(part: Path) -> list[int]:
 def _join(stems: list[Path], target: Path) -> dict:
     """Join parts into target.rec with indexes and checksums; return the manifest entry of the split."""
     offset, lines, checksums = 0, [], []
-    temporary = target.with_suffix('.rec.tmp')
-    with open(temporary, 'wb') as rec:
+    rec_path = target.with_suffix('.rec')
+    with replacing(rec_path) as rec:
         hashed = HashedFile(rec)
         for stem in stems:
             for line in stem.with_suffix('.idx').read_text().splitlines():
                 key, start = line.split()
                 lines.append(f'{key}\t{int(start) + offset}\n')
             checksums += _checksums(stem.with_suffix('.rec'))
-            with open(stem.with_suffix('.rec'), 'rb') as part:
+            with open(stem.with_suffix('.rec'), 'rb', opener=no_link) as part:
                 shutil.copyfileobj(part, hashed, _COPY_BYTES)
             offset = rec.tell()
-        sync(rec)
-    index = ''.join(lines)
-    write_atomically(target.with_suffix('.idx'), index)
-    rec_path = target.with_suffix('.rec')
-    temporary.replace(rec_path)
+        index = ''.join(lines)
+        write_atomically(target.with_suffix('.idx'), index)
     return {'num_images': len(lines), 'rec_bytes': offset, 'rec_sha256': hashed.hexdigest(),
             'crc_sha256': dump_array(checksums_path(rec_path), np.array(checksums, np.uint32)),
             'idx_sha256': hashlib.sha256(index.encode()).hexdigest(), 'index_sha256': _write_index(rec_path)}
