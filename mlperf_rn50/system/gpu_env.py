@@ -4,6 +4,10 @@ Each command sets the missing variables if its device is a GPU. For other progra
 MLPERF_RN50_DEVICE, and launch/bind.sh then sets each rank's missing variables, inside its container.
 """
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from mlperf_rn50.errors import ConfigError
 
 DEVICE_VARIABLE = 'MLPERF_RN50_DEVICE'
 SET_VARIABLE = 'MLPERF_RN50_SET_FOR_GPU'  # names of the variables set by the program or by launch/bind.sh
@@ -57,13 +61,10 @@ def device_of_words(words: Sequence[str]) -> str:
         values = [words[i + 1] if word == option else word.partition('=')[2] for i, word in enumerate(words)
                   if word.startswith(f'{option}=') or word == option and i + 1 < len(words)]
         return values[-1] if values else None
-    import yaml  # imported late because every rank loads this module but does not need yaml
+    from mlperf_rn50.options import load_tree  # imported late, as ranks do not need it
     device, config, run_dir = value_of('--train.device'), value_of('--config'), value_of('--resume')
     config = f'{run_dir}/config.yaml' if config is None and run_dir is not None else config
     if device is None and config is not None:
-        try:
-            with open(config, encoding='utf-8') as f:
-                device = yaml.safe_load(f)['train']['device']
-        except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError):
-            pass  # the program reports the error
+        with suppress(ConfigError, LookupError, TypeError):  # the program reports the error
+            device = load_tree(Path(config))['train']['device']
     return 'gpu' if device == 'gpu' else 'cpu'
