@@ -3,6 +3,7 @@
 # Usage: launch/lint.sh
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+. launch/engines/isolate.sh
 export PATH="$PWD/.venv/bin:$PATH"
 ruff check mlperf_rn50 tests benchmarks docs
 mypy mlperf_rn50
