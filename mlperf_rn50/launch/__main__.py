@@ -80,7 +80,7 @@ class Launcher:
             return True
         code = self.start_ranks(layout, job, [*program_of_ranks(self.here, self.script.stem, self.options), *words],
                                 device, limit_s, is_overdue)
-        if code == EXIT_FAILED and not has_begun():
+        if (code == EXIT_FAILED or code > 128 + signal.NSIG) and not has_begun():  # codes of signals are lower
             self.try_mpi(layout, f'{job}m', device)
         return code
 
@@ -92,13 +92,14 @@ class Launcher:
         *prefix, _, program = program_of_ranks(self.here, self.script.stem, self.options)
         top, settings = Path(program).parents[2], mpi_settings(os.environ, self.here / '.venv')
         command = [*prefix, f'{top}/.venv/bin/python', '-I', f'{top}/launch/engines/try_mpi.py']
+        place = replace(layout, ranks_per_node=min(2, layout.ranks_per_node))
 
         def reason_with(names: Collection[str]) -> str:
             env = {k: v for k, v in os.environ.items() if k not in settings} | {n: settings[n] for n in names}
             env |= {SETTING_FILES: os.devnull, 'MLPERF_RN50_MPI_HELP': '1'}
             with TemporaryFile('w+') as output:
-                code = self.start_ranks(replace(layout, ranks_per_node=min(2, layout.ranks_per_node)), job, command,
-                                        device, _GRACE_S, env=env, output=output.fileno())
+                name = job + secrets.token_hex(4)  # the guards of an earlier job may still end its processes
+                code = self.start_ranks(place, name, command, device, _GRACE_S, env=env, output=output.fileno())
                 output.seek(0)
                 return reason_of(output.read()) if code else ''
         if not (reason := reason_with(settings)):
@@ -253,9 +254,8 @@ def run_ranks(here: Path, script: Path, argv: Sequence[str], signals: SignalQueu
     per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
     options = parse_options(make_parser(script, False, None), ['--ranks-per-device', per_device])
     launcher = Launcher(here, script, ENGINES['local'], options, signals)
-    layout = RunPlace(Path(), ('localhost',), int(argv[0]))
-    job, command = f'{os.getpid()}-{secrets.token_hex(4)}', [str(here / 'launch/bind.sh'), *argv[1:]]
-    if (code := launcher.start_ranks(layout, job, command, device)) == EXIT_FAILED:
+    layout, job = RunPlace(Path(), ('localhost',), int(argv[0])), f'{os.getpid()}-{secrets.token_hex(4)}'
+    if (code := launcher.start_ranks(layout, job, [str(here / 'launch/bind.sh'), *argv[1:]], device)) == EXIT_FAILED:
         launcher.try_mpi(layout, f'{job}m', device)
     return code
 
