@@ -31,6 +31,7 @@ _MAX_ARGUMENT_BYTES = (128 << 10) - 1  # Linux's limit per argument, MAX_ARG_STR
 _MIN_FREE_BYTES = 16 << 20  # free space that the files of Open MPI and DALI need on this machine
 # The launcher waits _GRACE_S longer than the start limit, which ranks that already run enforce themselves.
 _START_LIMIT, _GRACE_S = 'comm.start_limit_s', 120.0
+_MPI_ERRORS = (EXIT_FAILED, *range(128 + signal.NSIG, 256))  # exit codes of mpirun's own errors
 _KEYS = ('run.num_nodes', 'run.ranks_per_node', _START_LIMIT, 'train.device')
 _LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # folder of launch/engines/openmpi.sh or bind.sh
 
@@ -80,7 +81,7 @@ class Launcher:
             return True
         code = self.start_ranks(layout, job, [*program_of_ranks(self.here, self.script.stem, self.options), *words],
                                 device, limit_s, is_overdue)
-        if (code == EXIT_FAILED or code > 128 + signal.NSIG) and not has_begun():  # codes of signals are lower
+        if code in _MPI_ERRORS and not has_begun():
             self.try_mpi(layout, f'{job}m', device)
         return code
 
@@ -92,16 +93,15 @@ class Launcher:
         *prefix, _, program = program_of_ranks(self.here, self.script.stem, self.options)
         top, settings = Path(program).parents[2], mpi_settings(os.environ, self.here / '.venv')
         command = [*prefix, f'{top}/.venv/bin/python', '-I', f'{top}/launch/engines/try_mpi.py']
-        place = replace(layout, ranks_per_node=min(2, layout.ranks_per_node))
 
         def reason_with(names: Collection[str]) -> str:
             env = {k: v for k, v in os.environ.items() if k not in settings} | {n: settings[n] for n in names}
             env |= {SETTING_FILES: os.devnull, 'MLPERF_RN50_MPI_HELP': '1'}
             with TemporaryFile('w+') as output:
                 name = job + secrets.token_hex(4)  # the guards of an earlier job may still end its processes
-                code = self.start_ranks(place, name, command, device, _GRACE_S, env=env, output=output.fileno())
+                code = self.start_ranks(layout, name, command, device, _GRACE_S, env=env, output=output.fileno())
                 output.seek(0)
-                return reason_of(output.read()) if code else ''
+                return reason_of(output.read()) if code in _MPI_ERRORS else ''
         if not (reason := reason_with(settings)):
             return
         if not settings or reason_with(()):
