@@ -4,6 +4,7 @@
 here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 script=launch/$(basename -- "$1")
 shift
+. "$here/launch/engines/isolate.sh"
 if [ ! -x "$here/.venv/bin/python" ]; then
     echo "$script: $here/.venv is missing; run launch/setup.sh there" >&2
     exit 2

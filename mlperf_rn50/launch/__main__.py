@@ -6,11 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE, ConfigError, UserError
 from mlperf_rn50.files import writing_folder
@@ -23,13 +24,14 @@ from mlperf_rn50.launch.process import HOST_LOST, LAUNCHER_SIGNALS, as_child, pr
 from mlperf_rn50.launch.supervisor import RunPlace, Supervisor, World
 from mlperf_rn50.locks import FileLock
 from mlperf_rn50.system.gpu_env import device_of_words
-from mlperf_rn50.system.mpi_session import SHARED_MEMORY, no_room, tmp_dir
+from mlperf_rn50.system.mpi_session import SETTING_FILES, SHARED_MEMORY, mpi_settings, no_room, reason_of, tmp_dir
 from mlperf_rn50.train.watchdog.signals import SignalQueue
 
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1  # Linux's limit per argument, MAX_ARG_STRLEN, less the final zero byte
 _MIN_FREE_BYTES = 16 << 20  # free space that the files of Open MPI and DALI need on this machine
 # The launcher waits _GRACE_S longer than the start limit, which ranks that already run enforce themselves.
 _START_LIMIT, _GRACE_S = 'comm.start_limit_s', 120.0
+_MPI_ERRORS = (EXIT_FAILED, *range(128 + signal.NSIG, 256))  # exit codes of mpirun's own errors
 _KEYS = ('run.num_nodes', 'run.ranks_per_node', _START_LIMIT, 'train.device')
 _LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # folder of launch/engines/openmpi.sh or bind.sh
 
@@ -78,14 +80,43 @@ class Launcher:
             say(self.script, f'{words[0]}: still starting after {limit_s:.0f} s ({_START_LIMIT} plus {_GRACE_S:.0f} '
                              's); stopped')
             return True
-        return self.start_ranks(layout, job, [*program_of_ranks(self.here, self.script.stem, self.options), *words],
+        code = self.start_ranks(layout, job, [*program_of_ranks(self.here, self.script.stem, self.options), *words],
                                 device, limit_s, is_overdue)
+        if code in _MPI_ERRORS and not has_begun():
+            self.try_mpi(layout, f'{job}m', device)
+        return code
+
+    def try_mpi(self, layout: RunPlace, job: str, device: str) -> None:
+        """Report why Open MPI cannot start ranks, if so; raise ConfigError if settings of the user prevent it."""
+        if self.engine.script != 'openmpi.sh' or self.options.image and self.engine.in_slurm or (
+                self.signals.is_requested or silent_hosts([h.name for h in self.options.hosts])):
+            return
+        *prefix, _, program = program_of_ranks(self.here, self.script.stem, self.options)
+        top, settings = Path(program).parents[2], mpi_settings(os.environ, self.here / '.venv')
+        command = [*prefix, f'{top}/.venv/bin/python', '-I', f'{top}/launch/engines/try_mpi.py']
+
+        def reason_with(names: Collection[str]) -> str:
+            env = {k: v for k, v in os.environ.items() if k not in settings} | {n: settings[n] for n in names}
+            env |= {SETTING_FILES: os.devnull, 'MLPERF_RN50_MPI_HELP': '1'}
+            with TemporaryFile('w+') as output:
+                name = job + secrets.token_hex(4)  # the guards of an earlier job may still end its processes
+                code = self.start_ranks(layout, name, command, device, _GRACE_S, env=env, output=output.fileno())
+                output.seek(0)
+                return reason_of(output.read()) if code in _MPI_ERRORS else ''
+        if not (reason := reason_with(settings)):
+            return
+        if not settings or reason_with(()):
+            return say(self.script, f'Open MPI cannot start ranks: {reason}')
+        faults = next(([name] for name in settings if not reason_with(settings.keys() - {name})), list(settings))
+        shown = ', '.join(f'{n}={settings[n]}{"" if n in os.environ else " in mca-params.conf"}' for n in faults)
+        raise ConfigError(f'{shown}: Open MPI cannot start ranks with this setting: {reason}; correct or remove it')
 
     def start_ranks(self, layout: RunPlace, job: str, command: Sequence[str], device: str, limit_s: float = 0.0,
-                    is_overdue: Callable[[], bool] = lambda: True) -> int:
+                    is_overdue: Callable[[], bool] = lambda: True, env: Mapping[str, str] = os.environ,
+                    output: int | None = None) -> int:
         """Run a program on all ranks and return its exit code; see run_engine for the limit."""
         # With Slurm's variables, mpirun would start the ranks on the nodes of the surrounding Slurm job.
-        outer = {k: v for k, v in os.environ.items() if self.engine.in_slurm or not k.startswith('SLURM_')}
+        outer = {k: v for k, v in env.items() if self.engine.in_slurm or not k.startswith('SLURM_')}
         env = environment(self.options, {**plain_output(sys.stdout, outer), **outer}, job, device)
         name = 'srun.sh' if self.engine.in_slurm and self.options.image else self.engine.script
         script = str(self.here / 'launch/engines' / name)
@@ -97,7 +128,7 @@ class Launcher:
         with self._guards(layout, job) as guards:
             code = run_engine([script, slots, *command], env, self.signals, job, limit_s, is_overdue,
                               end_signal=signal.SIGINT if self.engine.in_slurm else signal.SIGTERM,
-                              messengers=() if self.engine.forwards_stop else guards)
+                              messengers=() if self.engine.forwards_stop else guards, output=output)
         for folder in (SHARED_MEMORY, tmp_dir()):  # Open MPI does not clean up after a killed job
             shutil.rmtree(folder / f'mlperf_rn50-{job}', ignore_errors=True)
         return code
@@ -130,6 +161,8 @@ class Launcher:
         layout, start_limit_s, device = self.settle_layout()
         check_room(self.engine)
         token, report = f'{os.getpid()}-{secrets.token_hex(4)}', partial(say, self.script)
+        if self.options.doctor and mpi_settings(os.environ, self.here / '.venv'):
+            self.try_mpi(layout, f'{token}-m', device)
         world = World(partial(self.start, start_limit_s, device), silent_hosts, report, self.signals)
         batch_job = os.environ.get('SLURM_JOB_ID', token)
         with folder_lock(layout.run_dir):
@@ -173,7 +206,9 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def check_room(engine: Engine) -> None:
-    """Raise ConfigError if the disk is too full for Open MPI, which would hang."""
+    """Raise ConfigError if TMPDIR is unusable, or the disk too full for Open MPI, which would hang."""
+    if not os.access(tmp_dir(), os.W_OK | os.X_OK):
+        raise ConfigError(f'TMPDIR: {tmp_dir()} is not a writable folder; create it or set TMPDIR to another one')
     if engine.script != 'openmpi.sh':
         return
     for folder, name in ((tmp_dir(), 'TMPDIR'), (SHARED_MEMORY, str(SHARED_MEMORY))):
@@ -219,9 +254,11 @@ def run_ranks(here: Path, script: Path, argv: Sequence[str], signals: SignalQueu
         os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')  # the value that the program sets on CPUs
     per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
     options = parse_options(make_parser(script, False, None), ['--ranks-per-device', per_device])
-    return Launcher(here, script, ENGINES['local'], options, signals).start_ranks(
-        RunPlace(Path(), ('localhost',), int(argv[0])), f'{os.getpid()}-{secrets.token_hex(4)}',
-        [str(here / 'launch/bind.sh'), *argv[1:]], device)
+    launcher = Launcher(here, script, ENGINES['local'], options, signals)
+    layout, job = RunPlace(Path(), ('localhost',), int(argv[0])), f'{os.getpid()}-{secrets.token_hex(4)}'
+    if (code := launcher.start_ranks(layout, job, [str(here / 'launch/bind.sh'), *argv[1:]], device)) == EXIT_FAILED:
+        launcher.try_mpi(layout, f'{job}m', device)
+    return code
 
 
 def main(argv: Sequence[str]) -> int:

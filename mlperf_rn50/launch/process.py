@@ -74,7 +74,7 @@ def as_child() -> None:
 
 def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQueue, job: str, limit_s: float = 0.0,
                is_overdue: Callable[[], bool] = lambda: True, end_signal: signal.Signals = signal.SIGTERM,
-               messengers: Sequence[subprocess.Popen] = ()) -> int:
+               messengers: Sequence[subprocess.Popen] = (), output: int | None = None) -> int:
     """Run an engine to its end; return its exit code, 128 + N after signal N, or EXIT_FAILED if a host was lost.
 
     Args:
@@ -84,7 +84,7 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQu
         messengers: processes that forward SIGUSR1 to the ranks as a stop request; if empty, the engine forwards it.
     """
     process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True,
-                               preexec_fn=as_child)
+                               preexec_fn=as_child, stdout=output, stderr=output)
     stage, since, is_lost = Stage.RUNNING, time.monotonic(), False
     limits = {Stage.RUNNING: limit_s or float('inf'), Stage.STOPPING: STOP_LIMIT_S, Stage.TERMINATING: TERM_LIMIT_S,
               Stage.KILLING: 1.0}
@@ -127,9 +127,7 @@ def processes_of(job: str) -> list[int]:
     """Return the processes of a job on this machine, found by their environment."""
     wanted, found = f'MLPERF_RN50_JOB={job}'.encode(), []
     for path in Path('/proc').glob('[0-9]*/environ'):
-        try:
+        with suppress(OSError):  # ended, or owned by another user
             if wanted in path.read_bytes().split(b'\0'):
                 found.append(int(path.parent.name))
-        except OSError:
-            continue  # ended, or owned by another user
     return found

@@ -466,6 +466,13 @@ def test_full_tmpdir_is_refused_although_another_folder_has_space(tmp_path, monk
     check_room(ENGINES['local'])
 
 
+@pytest.mark.parametrize('name', ['local', 'horovodrun'])
+def test_missing_tmpdir_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setenv('TMPDIR', str(tmp_path / 'none'))
+    with pytest.raises(ConfigError, match=f'TMPDIR: {tmp_path}/none is not a writable folder; create it or set'):
+        check_room(ENGINES[name])
+
+
 def test_host_name_in_a_message_is_escaped(capfd):
     with own_signals():
         assert main([str(ROOT / 'launch/mpirun.sh'), '--config', 'c.yaml', '--hosts', 'me@h\x1b[31m']) == EXIT_USAGE
