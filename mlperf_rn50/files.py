@@ -77,13 +77,18 @@ def no_link(path: str, flags: int) -> int:
 
 
 def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a folder like os.walk, in order of name, to any depth; os.walk of Python 3.11 is limited by recursion."""
-    left = [os.fspath(folder)]
-    while left:
+    """Walk a folder, then linked ones, like os.walk, to any depth; os.walk of Python 3.11 is limited by recursion."""
+    left, links, walked = [os.fspath(folder)], list[str](), [Path(os.path.realpath(folder))]
+    while left or links:
+        if not left:
+            target = Path(os.path.realpath(link := links.pop(0)))
+            if not walked[0].is_relative_to(target) and not any(map(target.is_relative_to, walked)):
+                left, walked = [link], [*walked, target]
+            continue
         for place, folders, names in itertools.islice(os.walk(left.pop(), onerror=onerror), 1):
             yield place, sorted(folders), sorted(names)
-            below = (os.path.join(place, name) for name in sorted(folders, reverse=True))
-            left += [path for path in below if not os.path.islink(path)]
+            for path in (os.path.join(place, name) for name in sorted(folders, reverse=True)):
+                (links if os.path.islink(path) else left).append(path)
 
 
 def read_text(path: Path, max_bytes: int) -> str:

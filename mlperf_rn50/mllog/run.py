@@ -28,6 +28,7 @@ class FactSource:
     text: str  # name of the key, lines or file
     line: int | None = None  # line number in `path` or, if that is None, in the log
     path: Path | None = None  # file of the description; None for the log
+    numbers: tuple[int, ...] = ()  # of a count, the values from all sources
 
 
 class Finding(NamedTuple):
