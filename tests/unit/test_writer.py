@@ -1,6 +1,7 @@
 """Run log: keys, order of events, resume, and write errors."""
 import json
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from sample_log import SGD, write_run
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.files import LineFile
-from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog import keys, writer
 from mlperf_rn50.mllog.read.reader import read_events
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.train.options import ScheduleConfig
@@ -52,6 +53,25 @@ def test_events_follow_the_rules_with_epochs_from_one_and_in_v05_from_zero(tmp_p
     assert values(path, 'run_clear_caches', 'MLPv0.5.0') == [True]
     for line_format in ('MLLOG', 'MLPv0.5.0'):
         assert {e.metadata['file'] for e in events(path, line_format)} == {'tests/sample_log.py'}
+
+
+@pytest.mark.parametrize('reason', ['converged', 'aborted', 'failed'])
+def test_run_stop_of_a_converged_run_has_the_time_of_the_evaluation(tmp_path, monkeypatch, reason):
+    now_s = count(1e9)
+    monkeypatch.setattr(writer.time, 'time', lambda: float(next(now_s)))
+    log = RunLog(tmp_path / 'log', tmp_path / 'v06')
+    log.run_start()
+    log.eval_stop(3, 0.76)
+    log.block_stop(0)
+    for _ in range(9):  # the checks after the evaluation
+        writer.time.time()
+    log.run_stop(reason)
+    log.close()
+    for path, line_format in ((tmp_path / 'log', 'MLLOG'), (tmp_path / 'v06', 'MLL'), (tmp_path / 'log', 'MLPv0.5.0')):
+        times = [e.time_s for e in events(path, line_format)]
+        stop = next(e.time_s for e in events(path, line_format) if e.key == 'run_stop')
+        last = max(e.time_s for e in events(path, line_format) if e.key in ('eval_stop', 'block_stop'))
+        assert times == sorted(times) and (stop - last < 9) == (reason == 'converged'), line_format
 
 
 def test_optimizer_keys_match_schedule(tmp_path):
