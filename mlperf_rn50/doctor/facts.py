@@ -128,8 +128,8 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
         trainer.forward(next(synthetic_batches(config, plan.train_shard(rank), device_id))).backward()
         mx.nd.waitall()
         what = 'an evaluation'
-        trainer.fold()
-        trainer.eval_net(next(synthetic_batches(config, plan.eval_shard(rank), device_id)).images).wait_to_read()
+        with trainer.evaluating() as net:
+            net(next(synthetic_batches(config, plan.eval_shard(rank), device_id)).images).wait_to_read()
         if not config.data.synthetic:
             what, record = f'DALI with data.decoder={config.data.decoder}', Record(synthetic_inputs(1).images[0], 0, 0)
             records: Any = SimpleNamespace(path='synthetic records', read=lambda _: record, num_bytes=len)

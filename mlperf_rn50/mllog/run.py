@@ -142,6 +142,7 @@ class Run:
     init_s: float | None = None  # from the first init_start to init_stop
     epochs_to_converge: int | None = None
     last_epoch: int | None = None
+    is_from_0: bool = False  # whether the log counts epochs from 0, contrary to the rules, so that it has lower numbers
     # From run_start to run_stop, without the gaps before resumes; None if logged times contradict each other.
     time_to_train_s: float | None = None
     age_s: float | None = None  # time since the last write to the log of a running run

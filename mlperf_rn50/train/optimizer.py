@@ -92,7 +92,9 @@ class Optimizer:
                            [np.dtype(t.weight.dtype).name for t in self.tensors], num_buckets)
         self.buckets = [Bucket([self.tensors[i] for i in cut]) for cut in cuts]
         # Made once, because reshaping all weights takes the host longer than updating them.
-        self._flat_weights = _by_dtype([t.weight.reshape((-1,)) for t in self.tensors])
+        flat = [t.weight.reshape((-1,)) for t in self.tensors]
+        groups = [[w for w in flat if (w.dtype == np.float16) == is_half] for is_half in (True, False)]
+        self._flat_weights = [g for g in groups if g]  # the float16 weights, then the others
         self.group_size = group_size(self.tensors[0].weight.context.device_type, config.name)
         self.last_lr: float | None = None
         self.is_batch_new = False
@@ -100,9 +102,8 @@ class Optimizer:
 
     def state(self) -> dict[str, mx.nd.NDArray]:
         """Return the arrays that a resumed run needs, by name, without copying them."""
-        arrays = {f'velocity/{t.name}': t.velocity for t in self.tensors}
-        arrays.update({f'master/{t.name}': t.master for t in self.tensors if t.master is not None})
-        return arrays
+        masters = {f'master/{t.name}': t.master for t in self.tensors if t.master is not None}
+        return {**{f'velocity/{t.name}': t.velocity for t in self.tensors}, **masters}
 
     def owners(self) -> dict[str, mx.nd.NDArray]:
         """Return the arrays that own the memory of weights and state, by name; no two of them share memory.
@@ -170,7 +171,7 @@ class Optimizer:
 
     def squared_norms(self) -> mx.nd.NDArray:
         """Return the sum of squares of each current gradient, in bucket order, as an array of shape (tensors,)."""
-        return mx.nd.concat(*(mx.nd.multi_sum_sq(*b.grads, num_arrays=len(b.grads)) for b in self.buckets), dim=0)
+        return mx.nd.concat(*(_sums_of_squares(b.grads) for b in self.buckets), dim=0)
 
     def trust_ratios(self) -> list[tuple[list[str], mx.nd.NDArray]]:
         """Return the names of each bucket's weights and LARS's factors on their learning rates in the last step."""
@@ -203,8 +204,7 @@ class Optimizer:
         """Return the learning rate of every tensor: lr, times eta |w| / (|g| + wd |w| + eps) for weights."""
         n, rates = bucket.num_adapted, bucket.ones * lr
         if n:
-            arrays = [t.weight for t in bucket.tensors[:n]], bucket.grads[:n]
-            sums = [mx.nd.multi_sum_sq(*a, num_arrays=n) for a in arrays]
+            sums = [_sums_of_squares(a) for a in ([t.weight for t in bucket.tensors[:n]], bucket.grads[:n])]
             mx.nd.multi_lars(rates[:n], *sums, bucket.decays[:n], eta=self._config.lars_eta,
                              eps=self._config.lars_epsilon, rescale_grad=rescale, out=rates[:n])
         return rates
@@ -220,17 +220,20 @@ class Optimizer:
                    out=[t.updated for t in tensors], num_weights=len(tensors), momentum=momentum, rescale_grad=rescale)
 
 
+def _sums_of_squares(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return the sum of squares of each array; float32, shape (arrays,)."""
+    if arrays[0].context.device_type == 'gpu':
+        return mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays))
+    # On a CPU, it squares in float16 and adds one by one, which is wrong for large tensors; products of rows are exact.
+    rows = [a.astype('float32', copy=False).reshape((a.shape[0], 1, -1)) for a in arrays]
+    return mx.nd.concat(*(mx.nd.batch_dot(r, r, transpose_b=True).sum() for r in rows), dim=0)
+
+
 def _split(joined: mx.nd.NDArray, arrays: Sequence[mx.nd.NDArray]) -> None:
     """Copy consecutive parts of a 1-D array into 1-D arrays of the same dtype."""
     starts = [0, *accumulate(a.size for a in arrays)][:-1]
     # split_v2 would allocate new arrays.
     mx.nd._internal._split_v2(joined, starts, axis=0, out=list(arrays))
-
-
-def _by_dtype(weights: Sequence[mx.nd.NDArray]) -> list[list[mx.nd.NDArray]]:
-    """Return the float16 weights and the other weights, each group only if it has weights."""
-    groups = [[w for w in weights if (w.dtype == np.float16) == is_half] for is_half in (True, False)]
-    return [g for g in groups if g]
 
 
 def _make_tensors(params: Sequence[tuple[str, mx.gluon.Parameter]],

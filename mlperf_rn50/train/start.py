@@ -147,7 +147,7 @@ def _initial_weights(session: Session, trainer: Trainer) -> tuple[str, list[str]
 
     def take() -> list[Any]:
         description, arrays = load_weights(Path(path))
-        notes = set_weights(trainer.net, arrays)
+        notes = set_weights(trainer.net, trainer.corrected(arrays, -1))
         trainer.optimizer.reset_masters()
         return [f'{path} ({description.model["name"]}, {description.epoch} epochs on '
                 f'{description.data["dataset"]}, SHA-256 {description.sha256[:12]}…)', notes]

@@ -1,16 +1,20 @@
 """The training loop with a made-up trainer: stops, checkpoints, changes of the loss scale, bytes read by each host."""
 import time
+from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.train import events, loop
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.comm.rank_checks import WallClock
+from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.options import CheckpointConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.schedule import LossScale
@@ -76,6 +80,37 @@ def test_complete_epoch_counts_each_image_and_reports_applied_rates(monkeypatch,
     assert run.progress.images == images and run.progress.images_per_s > 0
     rates = [e.learning_rate for e in run.handled if isinstance(e, events.StepDone)]
     assert rates == pytest.approx([run.plan.learning_rate(s) * (factor if s == 9 else 1) for s in range(10)])
+
+
+@pytest.mark.parametrize('problem', [None, 'differing ranks', 'a weight that is not finite'])
+def test_clock_stops_when_the_target_is_detected_and_checks_still_decide(monkeypatch, problem):
+    clock_s, handled = count(), []
+
+    def check(*_, is_failing=False):
+        if is_failing:
+            raise RunFailed(problem)
+    for name, function in {
+            'train_epoch': lambda *_, is_block_start: False, 'report_reads': check,
+            'evaluate': lambda *_: Accuracy(8, 8, 10), 'find_stragglers': lambda ranks: [],
+            'check_agreement': partial(check, is_failing=problem == 'differing ranks'),
+            'check_finite': partial(check, is_failing=bool(problem and 'finite' in problem)),
+            'write_networks': check}.items():
+        monkeypatch.setattr(loop, name, function)
+    config = Config(data=DataConfig(num_train=80, num_val=10), train=TrainConfig(local_batch_size=8))
+    run: Any = Mock(plan=make_plan(config, 1), progress=Mock(step=0, best_top1=0.0, images_per_s=1.0),
+                    sinks=SimpleNamespace(handle=handled.append), now_s=lambda: float(next(clock_s)))
+    run.trainer = MagicMock(timer=Mock(take=partial(LossScale, 1.0)))
+    run.comm.rank, run.comm.gather_object.return_value = 0, []
+    run.comparison.compare.side_effect = lambda *_: handled.append(run.now_s())
+    if problem:
+        with pytest.raises(RunFailed, match=problem):
+            loop.train_to_target(run)
+    else:
+        loop.train_to_target(run)
+    evaluated, = (e for e in handled if isinstance(e, events.Evaluated))
+    ended = handled[-1]
+    assert ended.status == ('failed' if problem else 'converged')
+    assert problem or (ended.time_s, ended.epochs_to_converge) == (evaluated.time_s, evaluated.epoch + 1)
 
 
 def report_reads(rank, num_bytes, total):

@@ -105,6 +105,30 @@ def test_lars_trust_ratios_are_reported():
         sum((g.astype(float)**2).sum() for g in grads.values()), rel=1e-5)
 
 
+@pytest.mark.parametrize('dtype, shape, scale', [
+    ('float32', (512, 512, 3, 3), 0.01), ('float32', (1, 2**21), 1e-6), ('float16', (4, 9), 5000.0)])
+def test_norms_of_large_tensors_and_values_match_float64(dtype, shape, scale):
+    random, params = np.random.default_rng(0), {}
+    for name in ('a_weight', 'b_weight'):
+        param = mx.gluon.Parameter(name, shape=shape, dtype=dtype)
+        param.initialize(mx.init.Zero())
+        values = np.full(shape, scale / 3) if name == 'b_weight' else random.normal(size=shape) * scale
+        param.set_data(mx.nd.array(random.permuted(values) * (random.random(shape) < 0.1), dtype=dtype))
+        param.grad()[:] = mx.nd.array(values, dtype=dtype)
+        params[name] = param
+
+    def norms(arrays):
+        return np.array([np.linalg.norm(arrays[t.name].asnumpy().astype(float)) for t in optimizer.tensors])
+    config = OptimizerConfig('lars', lars_eta=1.0, weight_decay=0.0, lars_epsilon=0.0)
+    optimizer = Optimizer(params, config)
+    grads, weights = norms({n: p.grad() for n, p in params.items()}), norms({n: p.data() for n, p in params.items()})
+    np.testing.assert_allclose(np.sqrt(optimizer.squared_norms().asnumpy()), grads[::-1], rtol=1e-5)
+    optimizer.step(1e-9, is_finite=mx.nd.ones((1,)) if dtype == 'float16' else None)
+    (names, ratios), = optimizer.trust_ratios()
+    np.testing.assert_allclose(ratios.asnumpy(), (weights / grads)[::-1], rtol=1e-5)
+    assert names == [t.name for t in optimizer.tensors[::-1]]
+
+
 def test_bucket_boundaries():
     for sizes, kinds, num, expected in [
             ([4], 'a', 8, [[0]]), ([1, 1, 1, 1], 'aaaa', 2, [[0, 1], [2, 3]]),

@@ -65,7 +65,7 @@ class RunResolver:
         self.description = replace(description, **{name: fact for name, fact in in_log.items() if fact is not None})
         self.sources: dict[str, FactSource] = {}
         clock.join_blocks(log)
-        clock.renumber(log)
+        self.is_from_0 = clock.renumber(log)
         self.evaluations = clock.evaluations(log)
 
     def _org(self) -> str | None:
@@ -268,7 +268,7 @@ class RunResolver:
             seed=integer(log.seed[1].value, -2**63, 2**64) if log.seed else None,
             target_accuracy=target, train_samples=num_train, eval_samples=num_val,
             epochs_to_converge=self.evaluations[-1].epoch if status == 'converged' else None,
-            age_s=age_s(self.path, self.now_s) if status == 'running' else None,
+            is_from_0=self.is_from_0, age_s=age_s(self.path, self.now_s) if status == 'running' else None,
             sources=MappingProxyType(self.sources),
             lines=MappingProxyType({key: mark.line for key, (mark, _) in log.single.items()}),
             findings=log.findings.of(self.path), **times)
