@@ -192,7 +192,9 @@ def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
     try:
         mount = next(p for p in (path.resolve(), *path.resolve().parents) if os.path.ismount(p))
         free = os.statvfs(mount)
-        disk = f'the disk at {mount} has {free.f_bavail * free.f_frsize} bytes free'
+        left = 'no inodes left; remove files' if free.f_files and not free.f_favail else \
+            f'{free.f_bavail * free.f_frsize} bytes free'
+        disk = f'the disk at {mount} has {left}'
     except OSError as e:
         disk = f'the disk does not respond ({e.strerror})'
     return StorageError(f'{path}: cannot write{" " * bool(what)}{what}: {error.strerror}; {disk}; free space or repair '

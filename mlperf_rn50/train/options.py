@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mlperf_rn50.bounds import ABOVE_0, ACCURACY, FRACTION_BELOW_1, FROM_0, option, require
+from mlperf_rn50.bounds import ABOVE_0, ACCURACY, EPOCHS, FRACTION_BELOW_1, FROM_0, option, require
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ScheduleConfig:
     base_lr: float = option(0.1, ABOVE_0)
     warmup_epochs: float = option(5.0, FROM_0, 'epochs')
     decay: Literal['poly', 'cosine', 'step'] = 'poly'
-    decay_epochs: float = option(90.0, ABOVE_0, 'epochs')
+    decay_epochs: float = option(90.0, EPOCHS, 'epochs')
     end_lr: float = option(1e-4, FROM_0)
     poly_power: float = option(2.0, FROM_0)
     step_epochs: tuple[float, ...] = option((30.0, 60.0, 80.0), ABOVE_0, 'epochs')
@@ -83,7 +83,7 @@ class TrainConfig:
     loss_scale: float = option(65536.0, ABOVE_0)
     device: Literal['cpu', 'gpu'] = 'cpu'
     target_accuracy: float = option(0.749, ACCURACY, 'fraction')
-    max_epochs: int | None = option(None, ABOVE_0, 'epochs')
+    max_epochs: int | None = option(None, EPOCHS, 'epochs')
     eval_period: int = option(4, ABOVE_0, 'epochs')
     eval_offset: int = option(0, FROM_0, 'epochs')
     eval_batch_size: int | None = option(None, ABOVE_0, 'images')
