@@ -16,7 +16,15 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data import shards
 from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.pipeline import Inputs, build_warm, keeps_outputs, run_pipeline, to_mxnet, whole_images
+from mlperf_rn50.data.pipeline import (
+    Inputs,
+    build_warm,
+    has_async_engine,
+    keeps_outputs,
+    run_pipeline,
+    to_mxnet,
+    whole_images,
+)
 from mlperf_rn50.data.records import Record, RecordCache, RecordFile, find_split
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import DataError
@@ -177,6 +185,9 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
     context, is_kept = device_context(device_id), keeps_outputs(pipe)
 
     cut: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque()  # batches of the last run that are not used yet
+    # With the asynchronous engine, MXNet waits until freed memory is unused before it returns it again. So the last
+    # runs are kept until the steps that read them have ended, as the training loop is two steps ahead.
+    recent: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque(maxlen=4 if has_async_engine() else 0)
 
     def batches(num_valid: Iterable[int]) -> Iterator[Batch]:
         for _ in left_over:  # the first call discards the remaining synthetic batches
@@ -184,6 +195,7 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
         for valid in num_valid:
             if not cut:
                 images, labels = (to_mxnet(output, is_kept, context) for output in run_pipeline(pipe))
+                recent.append((images, labels))
                 cut.extend((images[i:i + size], labels[i:i + size]) for i in range(0, num_joined * size, size))
             images, labels = cut.popleft()
             yield Batch(images, labels.reshape((-1,)), valid, *sizes.popleft())

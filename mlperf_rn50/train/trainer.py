@@ -264,7 +264,7 @@ class Trainer:
         self.average_statistics()
         self.fold()
         logits = self.eval_net(eval_batch.images)
-        correct_counts(logits, eval_batch.labels, eval_batch.num_valid).wait_to_read()
+        correct_counts(logits, eval_batch.labels, eval_batch.num_valid)
         self.digests()
         self.settle()
         self._set(before)
