@@ -20,6 +20,7 @@ from mlperf_rn50.data.pipeline import (
     DecoderTest,
     Inputs,
     build_warm,
+    has_async_engine,
     keeps_outputs,
     run_pipeline,
     to_mxnet,
@@ -186,6 +187,9 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
     context, is_kept = device_context(device_id), keeps_outputs(pipe)
 
     cut: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque()  # batches of the last run that are not used yet
+    # With the asynchronous engine, MXNet waits until freed memory is unused before it returns it again. So the last
+    # runs are kept until the steps that read them have ended, as the training loop is two steps ahead.
+    recent: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque(maxlen=4 if has_async_engine() else 0)
 
     def run() -> Any:
         try:
@@ -204,6 +208,7 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
         for valid in num_valid:
             if not cut:
                 images, labels = (to_mxnet(output, is_kept, context) for output in run())
+                recent.append((images, labels))
                 cut.extend((images[i:i + size], labels[i:i + size]) for i in range(0, num_joined * size, size))
             images, labels = cut.popleft()
             part = inside.popleft()

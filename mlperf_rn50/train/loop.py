@@ -271,9 +271,12 @@ class StepReporter:
             run.sinks.handle(events.LossScaleChanged(step + 1, scale, run.trainer.loss_scale.value))
         if not math.isfinite(loss):
             run.trainer.settle()  # raises a different error if the cause is a lost rank
+            train = plan.config.train
+            advice = (f'set train.loss_scale_policy to dynamic, lower train.loss_scale={train.loss_scale:g}, '
+                      if (train.precision, train.loss_scale_policy) == ('float16', 'static') else '')
             raise RunFailed(f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), and '
-                            f'all earlier losses were finite; lower schedule.base_lr={plan.config.schedule.base_lr} or '
-                            'lengthen schedule.warmup_epochs')
+                            f'all earlier losses were finite; {advice}lower schedule.base_lr='
+                            f'{plan.config.schedule.base_lr} or lengthen schedule.warmup_epochs')
         self._losses.append(loss)
         self._num_steps += 1
         is_due = self._is_due(step + 1)

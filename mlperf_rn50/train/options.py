@@ -63,7 +63,9 @@ class TrainConfig:
         gradient_accumulation_steps: forward passes per optimizer step.
         label_smoothing: part of a label's probability that is spread evenly over all classes.
         precision: float32, bfloat16 (CPU only), or float16 with float32 master weights (GPU only).
-        loss_scale: initial factor on the loss in float16; halved after an overflow, doubled after 2,000 finite steps.
+        loss_scale: factor on the loss in float16; the initial one of loss_scale_policy=dynamic.
+        loss_scale_policy: dynamic skips a step that overflows and halves the scale, and doubles it after 2,000 finite
+            steps; static changes and skips nothing, as in the published recipes, which saves time in each step.
         device: cpu or gpu; each visible GPU serves run.ranks_per_device consecutive ranks.
         target_accuracy: stop when Top-1 is at least this fraction.
         max_epochs: abort after this many epochs; null means schedule.decay_epochs.
@@ -81,6 +83,7 @@ class TrainConfig:
     label_smoothing: float = option(0.0, FRACTION_BELOW_1, 'fraction')
     precision: Literal['float32', 'bfloat16', 'float16'] = 'float32'
     loss_scale: float = option(65536.0, ABOVE_0)
+    loss_scale_policy: Literal['dynamic', 'static'] = 'dynamic'
     device: Literal['cpu', 'gpu'] = 'cpu'
     target_accuracy: float = option(0.749, ACCURACY, 'fraction')
     max_epochs: int | None = option(None, EPOCHS, 'epochs')

@@ -168,4 +168,5 @@ def _restore(session: Session, trainer: Trainer, loaded: checkpoint.LoadedCheckp
     loaded.arrays.clear()
     trainer.optimizer.last_lr = progress.last_lr or None
     trainer.optimizer.is_batch_new = loaded.progress.global_batch_size != progress.global_batch_size
-    trainer.loss_scale.value, trainer.loss_scale.num_finite_steps = progress.loss_scale, progress.num_finite_steps
+    if session.plan.config.train.loss_scale_policy == 'dynamic':
+        trainer.loss_scale.value, trainer.loss_scale.num_finite_steps = progress.loss_scale, progress.num_finite_steps

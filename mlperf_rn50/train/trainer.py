@@ -64,7 +64,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """Results of a step, not yet computed. sums: result of exchange(); is_finite: (1,), float16 only."""
+    """Results of a step, not yet computed. sums: result of exchange(); is_finite: (1,), if it may be skipped."""
 
     sums: mx.nd.NDArray
     loss_scale: float
@@ -106,9 +106,10 @@ class Trainer:
                     self._manual_sums.append((p.grad(), mx.nd.zeros_like(p.grad())))
                 else:
                     p.grad_req = 'add'
-        self._is_float16 = config.train.precision == 'float16'
-        self.loss_scale = LossScale(config.train.loss_scale if self._is_float16 else 1.0)
-        self.optimizer = Optimizer(trained, config.optimizer, config.comm.num_buckets)
+        is_float16 = config.train.precision == 'float16'
+        self._can_skip = is_float16 and config.train.loss_scale_policy == 'dynamic'
+        self.loss_scale = LossScale(config.train.loss_scale if is_float16 else 1.0)
+        self.optimizer = Optimizer(trained, config.optimizer, config.comm.num_buckets, self._can_skip)
         self._positions = mx.nd.arange(plan.local_batch_size, ctx=self.context)
         self.timer = StepTimer(on_exchange)
         self._num_bytes = self._num_new_bytes = 0
@@ -164,7 +165,7 @@ class Trainer:
 
     def update(self, sums: mx.nd.NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> PendingStep:
         used, rescale = self.loss_scale.value, self._rescale(step_in_epoch)
-        is_finite = self.optimizer.all_finite() if self._is_float16 else None
+        is_finite = self.optimizer.all_finite() if self._can_skip else None
         self.optimizer.step(lr, self._plan.fraction(step_in_epoch), rescale, is_finite)
         norms = Norms(rescale, self.optimizer.squared_norms(), self.optimizer.trust_ratios()) if with_norms else None
         if self._num_micro > 1:
@@ -278,7 +279,7 @@ class Trainer:
         self.loss_scale.num_finite_steps = 0
         with self.evaluating() as net:
             logits = net(eval_batch.images)
-            correct_counts(logits, eval_batch.labels, eval_batch.num_valid).wait_to_read()
+            correct_counts(logits, eval_batch.labels, eval_batch.num_valid)
         self.digests()
         self.settle()
         self._set(before)

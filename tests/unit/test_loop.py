@@ -1,4 +1,5 @@
 """The training loop with a made-up trainer: stops, checkpoints, changes of the loss scale, bytes read by each host."""
+import math
 import time
 from functools import partial
 from itertools import count
@@ -129,6 +130,19 @@ def test_bytes_read_are_summed_by_host():
     own = [report_reads(*read, [0] * 4)[0] for read in ((0, (5, 1)), (1, (7, 2)), (2, (9, 4)))]
     assert own == [[5, 1, 0, 0], [0, 0, 7, 2], [9, 4, 0, 0]]
     assert report_reads(0, (5, 1), [14, 5, 7, 2])[1] == events.RecordsRead(3, {'h2': 14, 'h1': 7}, {'h2': 5, 'h1': 2})
+
+
+@pytest.mark.parametrize('keys, named', [
+    ({}, 'finite; lower schedule.base_lr=0.1 or'), ({'precision': 'float16'}, 'finite; lower schedule.base_lr=0.1 or'),
+    ({'precision': 'float16', 'loss_scale_policy': 'static', 'loss_scale': 2048.0}, 'finite; set '
+     'train.loss_scale_policy to dynamic, lower train.loss_scale=2048, lower schedule.base_lr=0.1 or')])
+def test_lost_run_names_the_options_that_may_help(keys, named):
+    config = Config(data=DataConfig(num_train=76), train=TrainConfig(local_batch_size=8, **keys))
+    trainer = SimpleNamespace(loss_scale=LossScale(1.0), read=lambda _: (math.nan, False, False), settle=lambda: None)
+    run: Any = SimpleNamespace(plan=make_plan(config, 1), trainer=trainer)
+    with pytest.raises(RunFailed) as e:
+        loop.StepReporter(run).read(12, None)
+    assert named in str(e.value) and '\n' not in str(e.value)
 
 
 def test_change_of_the_loss_scale_is_reported_once_with_its_step(monkeypatch):

@@ -2,6 +2,7 @@
 import ctypes
 import os
 import threading
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, islice
@@ -101,6 +102,34 @@ def test_joined_batches_share_the_memory_of_their_run(numbered):
     config = with_data(numbered[24], input_batch_multiplier=3)
     addresses = [address_of(b.images) for b in islice(train_batches(config, Shard(24, 0, 1, 4), 9, 0, None), 3)]
     assert addresses[2] - addresses[1] == addresses[1] - addresses[0] == 4 * 3 * 8 * 8 * 4
+
+
+class Output:
+    """Output of a pipeline in MXNet, with a weak reference to find out whether it is held."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __getitem__(self, key):
+        return self.array[key]
+
+
+@pytest.mark.parametrize('value, num_held', [('1', 4), ('0', 0)])
+def test_asynchronous_engine_gets_copies_that_are_held_for_four_runs(numbered, monkeypatch, value, num_held):
+    """It frees a batch before the network has read it; DALI must not overwrite it, and its memory is busy for long."""
+    monkeypatch.setenv('MXNET_ASYNC_GPU_ENGINE', value)
+    assert keeps_outputs(counting_pipe()) == (IS_DALI_2 and value == '0')
+    outputs = []
+
+    def tracked(*arguments):
+        output = Output(to_mxnet(*arguments))
+        outputs.append(weakref.ref(output))
+        return output
+    monkeypatch.setattr(batches, 'to_mxnet', tracked)
+    stream = train_batches(numbered[24], Shard(24, 0, 1, 4), 9, 0, None)
+    for _ in range(7):
+        next(stream)
+    assert [ref() is not None for ref in outputs] == [False] * 2 * (7 - num_held) + [True] * 2 * num_held
 
 
 def test_building_the_pipeline_reads_no_image(numbered, monkeypatch):

@@ -116,7 +116,7 @@ def test_results_of_step_are_mean_loss_over_its_images_and_flags(small_training)
 
 def test_warm_up_keeps_the_loss_scale_that_fits_and_restores_the_rest(small_training, monkeypatch):
     trainer, batches = small_training
-    trainer.loss_scale, trainer.optimizer.last_lr, trainer._is_float16 = LossScale(1024.0), None, True
+    trainer.loss_scale, trainer.optimizer.last_lr, trainer._can_skip = LossScale(1024.0), None, True
     outcomes = [mx.nd.array([v]) for v in (0, 0, 1, 0, 1, 1)]
     monkeypatch.setattr(trainer.optimizer, 'all_finite', lambda: outcomes.pop(0))
     monkeypatch.setattr(trainer.optimizer, 'step', lambda *_: None)
@@ -205,6 +205,19 @@ def test_restored_variances_continue_to_the_bit_and_keep_their_values_at_another
     set_weights(other.net, other.corrected(loaded, -1))
     for name, values in variances_of(other.copy_network()).items():
         np.testing.assert_allclose(values, loaded[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize('policy, is_checked', [('dynamic', True), ('static', False)])
+def test_static_scale_neither_checks_nor_skips_steps(small_training, monkeypatch, policy, is_checked):
+    config = small_training[0]._plan.config
+    train = replace(config.train, precision='float16', loss_scale=512.0, loss_scale_policy=policy)
+    trainer, checks, skips = Trainer(make_plan(replace(config, train=train), 1), Comm(), 0, None), [], []
+    monkeypatch.setattr(trainer.optimizer, 'all_finite', lambda: checks.append(mx.nd.zeros((1,))) or checks[-1])
+    monkeypatch.setattr(trainer.optimizer, 'step', lambda *arguments: skips.append(arguments[3]))
+    pending = trainer.update(mx.nd.zeros((3,)), 0, 0.1)
+    trainer.read(pending)
+    assert skips == [checks[0] if is_checked else None] and len(checks) == is_checked
+    assert trainer.loss_scale.value == (256.0 if is_checked else 512.0)
 
 
 # Reads the parameters of a small graph in the main and a saver thread, and prints how many threads were started.
