@@ -131,7 +131,7 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
         trainer.eval_net(next(synthetic_batches(config, plan.eval_shard(rank), device_id)).images).wait_to_read()
         if not config.data.synthetic:
             what, record = f'DALI with data.decoder={config.data.decoder}', Record(synthetic_inputs(1).images[0], 0, 0)
-            records: Any = SimpleNamespace(path='synthetic records', read=lambda _: record, num_bytes=len)
+            records: Any = SimpleNamespace(describe='synthetic record {}'.format, read=lambda _: record, num_bytes=len)
             next(train_batches(config, plan.train_shard(rank), 0, 0, device_id, lambda: records)).images.wait_to_read()
     except (RuntimeError, UserError) as e:  # MXNet and DALI raise RuntimeError
         problem = one_line(str(e))
