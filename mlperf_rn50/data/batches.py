@@ -193,7 +193,7 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
 
     def batches(num_valid: Iterable[int]) -> Iterator[Batch]:
         for _ in left_over:  # the first call discards the remaining synthetic batches
-            run_pipeline(pipe)
+            run()
         for valid in num_valid:
             if not cut:
                 images, labels = (to_mxnet(output, is_kept, context) for output in run())
