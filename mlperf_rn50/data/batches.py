@@ -13,11 +13,10 @@ import mxnet as mx
 import numpy as np
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.data import shards
+from mlperf_rn50.data import pipeline, shards
 from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.pipeline import (
-    DecoderTest,
     Inputs,
     build_warm,
     has_async_engine,
@@ -195,16 +194,17 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
         try:
             return run_pipeline(pipe)
         except DataError as e:
-            test = DecoderTest(config.data.decoder, device_id)
-            for image, sample in ((i, s) for part in inside for i, s in zip(part.images, part.samples)):
-                if not test.passes(image):
-                    raise DataError(f'{open_records().describe(sample)}: DALI cannot decode this image; replace it '
-                                    'and prepare the data again') from e
-            raise
+            test = pipeline.DecoderTest(config.data.decoder, device_id)
+            images = ((i, s) for part in inside for i, s in zip(part.images, part.samples))
+            damaged = next((sample for image, sample in images if not test.passes(image)), None)
+            if damaged is None or not test.passes(pipeline.synthetic_inputs(1).images[0]):  # no image is at fault
+                raise
+            raise DataError(f'{open_records().describe(damaged)}: DALI cannot decode this image ({e}); replace it and '
+                            'prepare the data again') from e
 
     def batches(num_valid: Iterable[int]) -> Iterator[Batch]:
         for _ in left_over:  # the first call discards the remaining synthetic batches
-            run_pipeline(pipe)
+            run()
         for valid in num_valid:
             if not cut:
                 images, labels = (to_mxnet(output, is_kept, context) for output in run())

@@ -129,7 +129,7 @@ def run_pipeline(pipe: Pipeline) -> Any:
     try:
         return pipe.run()
     except RuntimeError as e:  # DALI puts many lines before a decoder's message
-        reason = str(e).rpartition('encountered:')[2].split()
+        reason = str(e).rpartition('encountered:')[2].partition('Current pipeline object')[0].split()
         raise DataError(f'the input pipeline failed: {" ".join(reason)[:300]}') from e
 
 

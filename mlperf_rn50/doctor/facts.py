@@ -132,7 +132,7 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
             wait_for(net(next(synthetic_batches(config, plan.eval_shard(rank), device_id)).images))
         if not config.data.synthetic:
             what, record = f'DALI with data.decoder={config.data.decoder}', Record(synthetic_inputs(1).images[0], 0, 0)
-            records: Any = SimpleNamespace(path='synthetic records', read=lambda _: record, num_bytes=len)
+            records: Any = SimpleNamespace(describe='synthetic record {}'.format, read=lambda _: record, num_bytes=len)
             wait_for(next(train_batches(config, plan.train_shard(rank), 0, 0, device_id, lambda: records)).images)
     except (RuntimeError, UserError) as e:  # MXNet and DALI raise RuntimeError
         problem = one_line(str(e))

@@ -283,7 +283,7 @@ def test_damaged_image_is_a_one_line_error(tmp_path):
     start = content.find(b'\x89PNG')
     content[start:start + 60] = b'\0' * 60
     rec.write_bytes(content)
-    with pytest.raises(DataError, match='the input pipeline failed') as e:
+    with pytest.raises(DataError, match='train.rec, record 0, from /0: DALI cannot decode this image') as e:
         for batch in islice(train_batches(config, Shard(4, 0, 1, 2), 1, 0, None), 2):
             batch.images.asnumpy()
     assert '\n' not in str(e.value)
@@ -292,8 +292,8 @@ def test_damaged_image_is_a_one_line_error(tmp_path):
 @pytest.mark.parametrize('label', [-1, 2])
 def test_label_out_of_range_is_named(label):
     record = Record(np.zeros(1, np.uint8), label, 0)
-    with pytest.raises(DataError, match=f'train.rec: got a label of {label}, expected 0 to 1'):
-        batches._fill([record], Request(np.zeros(1), np.zeros(1)), DataConfig(num_classes=2), 'train.rec')
+    with pytest.raises(DataError, match=f'record 7: got a label of {label}, expected 0 to 1'):
+        batches._fill([record], Request(np.array([7]), np.zeros(1)), DataConfig(num_classes=2), 'record {}'.format)
 
 
 # --- transfer from DALI to MXNet ------------------------------------------------------------------

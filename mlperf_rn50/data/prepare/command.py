@@ -19,20 +19,13 @@ from threading import Thread
 import msgspec
 from tqdm import tqdm
 
+from mlperf_rn50.data import verify
 from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.prepare.folders import folder, im2rec
 from mlperf_rn50.data.prepare.imagenet import imagenet
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits
 from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest
-from mlperf_rn50.data.verify import (
-    describe_records,
-    dump_manifest,
-    print_verdict,
-    record_checksums,
-    sha256_of,
-    size_problem,
-    write_index,
-)
+from mlperf_rn50.data.verify import dump_manifest, print_verdict, record_checksums, size_problem, write_index
 from mlperf_rn50.errors import EXIT_OK, DataError
 from mlperf_rn50.files import HashedFile, no_link, read_bytes, replacing, write_atomically
 from mlperf_rn50.jsonl import decode
@@ -167,7 +160,7 @@ def _join(stems: list[Path], target: Path, names: list[str]) -> dict:
                 shutil.copyfileobj(part, hashed, _COPY_BYTES)
             offset = rec.tell()
         write_atomically(target.with_suffix('.idx'), ''.join(lines))
-    return describe_records(rec_path, hashed.hexdigest(), checksums, names)
+    return verify.describe_records(rec_path, names, hashed.hexdigest(), checksums)
 
 
 def _link(rec: Path, target: Path, names: list[str]) -> dict:
@@ -177,7 +170,7 @@ def _link(rec: Path, target: Path, names: list[str]) -> dict:
         if not (link.exists() and link.samefile(path)):
             link.unlink(missing_ok=True)
             link.symlink_to(os.path.relpath(path.resolve(), link.parent.resolve()))
-    return describe_records(target.with_suffix('.rec'), sha256_of(rec), record_checksums(rec), names)
+    return verify.describe_records(target.with_suffix('.rec'), names)
 
 
 def _open_parts(parts: Path, dataset: Dataset, resize_shorter: int | None) -> None:
