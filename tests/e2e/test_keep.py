@@ -103,3 +103,12 @@ def test_different_number_of_classes_reinitialises_last_layer_on_every_rank(conv
 def test_unusable_weights_are_refused_in_one_line(converged, tiny, tmp_path, options, message):
     done = call(*arguments(tmp_path, tiny, f'--init-weights={converged}', *options))
     assert_one_line(done, 2, message)
+
+
+def test_run_without_a_commit_states_the_reason(thin, tiny, tmp_path, monkeypatch):
+    (tmp_path / 'bin').mkdir()
+    monkeypatch.setenv('PATH', str(tmp_path / 'bin'))  # no git
+    done = call(*arguments(tmp_path / 'run', tiny, '--train.max_epochs=1'))
+    reason = 'git: No such file or directory'
+    assert f'the commit of the program is unknown: {reason}; keep a copy of the code' in done.stderr
+    assert reason in (tmp_path / 'run/train.log').read_text() and reason in (tmp_path / 'run/env.json').read_text()
