@@ -104,11 +104,11 @@ class Launcher:
                 code = self.start_ranks(layout, name, command, device, _GRACE_S, env=env, output=output.fileno())
                 output.seek(0)
                 return reason_of(output.read()) if code in _MPI_ERRORS else ''
-        if not (reason := reason_with(settings)):
-            return
-        if not settings or reason_with(()):
-            return say(self.script, f'Open MPI cannot start ranks: {reason}')
+        if not (reason := reason_with(settings)) or not settings or reason_with(()):
+            return say(self.script, f'Open MPI cannot start ranks: {reason}') if reason else None
         faults = next(([name] for name in settings if not reason_with(settings.keys() - {name})), list(settings))
+        if reason == (lost := reason_of('')):  # Open MPI loses some messages of ranks
+            reason = next((r for _ in range(5) if (r := reason_with(settings)) != lost), lost)
         shown = ', '.join(f'{n}={settings[n]}{"" if n in os.environ else " in mca-params.conf"}' for n in faults)
         raise ConfigError(f'{shown}: Open MPI cannot start ranks with this setting: {reason}; correct or remove it')
 
