@@ -32,8 +32,8 @@ def with_recipe(known: RunSet) -> RunSet:
 
 def length_of(known: RunSet) -> float:
     """Return the schedule's epochs; if unknown, STEP_SCHEDULE_EPOCHS for step decay or else the longest run's."""
-    undeclared = STEP_SCHEDULE_EPOCHS if known.recipe.decay == 'step' else max(r.curve[-1][0] for r in known.readable)
-    return known.recipe.decay_epochs or undeclared
+    longest = max(r.curve[-1][0] for r in known.readable if r.curve)
+    return known.recipe.decay_epochs or (STEP_SCHEDULE_EPOCHS if known.recipe.decay == 'step' else longest)
 
 
 def faults(curve: Curve, length: float) -> dict[str, Curve]:

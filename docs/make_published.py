@@ -19,7 +19,7 @@ from mlperf_rn50.mllog.read.raw_log import number
 FILE = Path(__file__).parent.parent / 'mlperf_rn50/analysis/sets/published.json'
 SOURCE = 'MLPerf Training v0.5 to v4.0, github.com/mlcommons/training_results_v0.5 and later: all ResNet-50 sets'
 # Values of MXNet sets from the submitted settings, which are not logged (cited in launch/configs/).
-V05_WARMUP_EPOCHS = {1664: 5, 4096: 8, 16384: 15}
+V05_WARMUP_EPOCHS = {1664: 5, 4096: 8, 16384: 15, 16640: 15}
 V05_STEP_EPOCHS = [30, 60, 80]
 V06_MOMENTUM = 0.9
 LABEL_SMOOTHING = 0.1  # since v0.6

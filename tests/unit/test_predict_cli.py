@@ -38,7 +38,7 @@ def test_published_system_is_found_by_name_or_its_last_part():
     ('v2.0/Dell/XE8545x4A100-SXM-80G', 'did you mean v2.0/Dell/XE8545x4A100-SXM-80GB?'),  # v1.1 has it, too
     ('v3.0/NVIDIA/dgxa100_ngc20.06_mxnet', 'did you mean v0.7/NVIDIA/dgxa100_ngc20.06_mxnet?'),
     ('dgxa100_ngc20.06_mxnet/x', 'did you mean v0.7/NVIDIA/dgxa100_ngc20.06_mxnet?'),
-    ('xe8545x4A100-SXM-80GB', 'which names 3 published systems, expected one of v1.1/Dell/XE8545x4A100-SXM-80GB, v2.0'),
+    ('xe8545x4A100-SXM-80GB', 'which names 4 published systems, expected one of v1.0/Dell/XE8545x4A100-SXM-80GB, v1.1'),
     ('a\x1b[31mb', 'a?[31mb: not a file, folder or published system; expected a run')])
 def test_unknown_name_is_a_one_line_error_with_the_nearest_name(name, message):
     with pytest.raises(ConfigError) as e:
