@@ -19,7 +19,7 @@ from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.cli.weights import SavedWeights, load_saved
 from mlperf_rn50.config import Config, to_tree
 from mlperf_rn50.data.options import IMAGENET
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, RunFailed, option_error
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError, RunFailed, option_error
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
@@ -73,6 +73,8 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, positio
     data, device_id = config.data, device_id_of(config, comm)
     context = device_context(device_id)
     leave_openmp_to_engine()
+    if not data.synthetic and class_names(data) != list(weights.description.classes):
+        raise DataError(f'data.dir: got other classes in {data.dir} than those of {weights.path}; set data.dir')
     size = min(config.train.eval_batch_size or 1, -(-data.num_val // comm.world_size))
     batches = eval_batches(config, Shard(data.num_val, comm.rank, comm.world_size, size), device_id)
     net = eval_network(config, context, restore_model(config, context, weights.arrays, str(weights.path)))
@@ -85,9 +87,7 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, positio
                         f'{accuracy.num_top1} as counted for Top-1')
     logged = _logged_top1(weights) if _is_as_trained(config, weights) else None
     if comm.rank == 0:
-        is_same_dataset = data.dataset == weights.description.data['dataset']
-        classes = weights.description.classes if is_same_dataset else class_names(data)
-        confusions = matrix.largest(options.confusions, classes)
+        confusions = matrix.largest(options.confusions, weights.description.classes)
         print(_render(config, weights, accuracy, logged, confusions, options.format), flush=True)
     comm.barrier()
     return EXIT_OK if logged in (None, accuracy.top1) else EXIT_FAILED
@@ -95,9 +95,11 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, positio
 
 def _is_as_trained(config: Config, weights: SavedWeights) -> bool:
     """Return whether the run's own evaluations used the same images and arithmetic."""
-    if config.data.synthetic:  # the images depend on the number of ranks
-        return False
+    from mlperf_rn50.data.records import data_digest
     tree, description = to_tree(config), weights.description
+    # Synthetic images depend on the number of ranks.
+    if config.data.synthetic or description.data_sha256 not in ('', data_digest(config.data)):
+        return False
     keys = {'model': set(description.model), 'data': set(description.data) - {'dir'}, 'train': {'precision', 'device'}}
     return all(tree[s][k] == getattr(description, s)[k] for s, names in keys.items() for k in names)
 

@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from mlperf_rn50.data.records import MANIFEST_NAME, RecordFile, index_path, load_manifest, names_path, parse_index
+from mlperf_rn50.data.records import (
+    MANIFEST_NAME,
+    RecordFile,
+    checksums_path,
+    index_path,
+    load_manifest,
+    names_path,
+    parse_index,
+)
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
 from mlperf_rn50.files import regular_file, write_atomically
 from mlperf_rn50.text import some
@@ -24,11 +32,6 @@ from mlperf_rn50.text import some
 _BLOCK_BYTES = 1 << 24
 _NUM_NAMED = 10
 _REPAIR = 'copy the folder from an intact source, or prepare it again in an empty folder'
-
-
-def checksums_path(rec_path: Path) -> Path:
-    """Return the path of a .npy with the CRC-32 of each record, framing included; uint32, in the order of the index."""
-    return rec_path.with_suffix('.crc.npy')
 
 
 def checksum(file: int, start: int, length: int) -> int | None:

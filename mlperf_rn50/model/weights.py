@@ -49,6 +49,7 @@ class WeightsDescription:
     num_top5: int | None = None
     num_images: int | None = None
     sha256: str = ''
+    data_sha256: str = ''  # data_digest() of the images; '' for synthetic images and in older files
 
     def tree(self) -> dict[str, Any]:
         """Return the configuration for these weights, as sections with keys."""
@@ -57,14 +58,16 @@ class WeightsDescription:
 
 
 def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: int, epoch: int, seed: int, *,
-                     is_best: bool, is_last: bool, counts: tuple[int, int, int] | None = None) -> WeightsDescription:
+                     is_best: bool, is_last: bool, counts: tuple[int, int, int] | None = None,
+                     data_sha256: str = '') -> WeightsDescription:
     """Return the description of a run's network. counts: images correct in Top-1, correct in Top-5, and evaluated."""
     tree = to_tree(config)
     train = {**tree['train'], 'eval_batch_size': eval_batch_size}
     top1, top5, total = counts or (None, None, None)
     return WeightsDescription(__version__, tree['model'], {k: tree['data'][k] for k in DATA_KEYS},
                        {k: train[k] for k in TRAIN_KEYS}, tuple(classes), epoch, seed, is_best, is_last,
-                       top1 / total if top1 is not None and total else None, top1, top5, total)
+                       top1 / total if top1 is not None and total else None, top1, top5, total,
+                       data_sha256=data_sha256)
 
 
 def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: dict[str, np.ndarray]) -> Path:
@@ -177,8 +180,8 @@ def _with_shape(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return next((a for a in map(array.transpose, orders) if a.shape == shape), array)
 
 
-def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
-    """Copy arrays of either layout to a network; return notes; raise UserError if more than the class count differs."""
+def set_weights(net: Any, arrays: dict[str, np.ndarray], has_other_classes: bool = False) -> list[str]:
+    """Copy arrays of either layout to a network; return notes; raise UserError if more than the classes differ."""
     import mxnet as mx
     params = dict(net.collect_params().items())
     arrays = {n: _with_shape(a, params[n].shape) if n in params else a for n, a in arrays.items()}
@@ -187,18 +190,20 @@ def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
             raise UserError(f'weights: {names[0]} is missing in the {place} ({len(names)} such names); '
                             'expected the same model.name')
     fresh = _fresh_layer(params, arrays)
+    left_out = fresh or list(params)[-2:] * has_other_classes
     for name, param in params.items():
         if name not in fresh and arrays[name].shape != param.shape:
             raise UserError(f'weights: {name}: got shape {arrays[name].shape}, expected {param.shape}; use the '
                             'same model.name and data.pad_to_4_channels')
-    for name in set(params) - set(fresh):
+    for name in set(params) - set(left_out):
         for array in params[name].list_data():
             # Let MXNet copy the values, because an array that a graph has used may be in oneDNN's layout.
             mx.nd.array(arrays[name], dtype=array.dtype).copyto(array)
-    if not fresh:
+    if not left_out:
         return []
-    return [f'the weights are for {arrays[fresh[0]].shape[0]} classes, the data has {params[fresh[0]].shape[0]}; the '
-            f'last layer ({", ".join(fresh)}) is newly initialised']
+    kind, counts = '' if fresh else 'other ', [d[left_out[0]].shape[0] for d in (arrays, params)]
+    return [f'the weights are for {counts[0]} {kind}classes, the data has {counts[1]}; the last layer '
+            f'({", ".join(left_out)}) is newly initialised']
 
 
 def _fresh_layer(params: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from mlperf_rn50.config import Config, to_tree
 from mlperf_rn50.data.batches import Batch
+from mlperf_rn50.data.records import data_digest
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.files import writing
 from mlperf_rn50.locks import FileLock
@@ -154,20 +155,20 @@ def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Pr
     """Return plan and progress of a new run; rank 0 claims the run number and chooses a seed or layout that is null."""
     plan = make_plan(config, comm.world_size)
     drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
-    seed, layout, index = from_rank_0(comm, lambda: [drawn, with_layout(config).model.layout,
-                                                     new_run(Path(config.run.dir)).index])
+    digest, seed, layout, index = from_rank_0(comm, lambda: [
+        data_digest(config.data), drawn, with_layout(config).model.layout, new_run(Path(config.run.dir)).index])
     plan = replace(plan, config=replace(config, model=replace(config.model, layout=layout)))
     plan, batch = _complete(plan, seed, nodes), plan.global_batch_size
     return plan, Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index, list(nodes),
-                          config=to_tree(plan.config))
+                          config=to_tree(plan.config), data_sha256=digest)
 
 
 def plan_resumed(config: Config, world_size: int, nodes: Sequence[int], resumption: checkpoint.LoadedCheckpoint,
-                 is_elastic: bool, allowed: Sequence[str] = ()) -> tuple[Plan, Progress]:
+                 is_elastic: bool, allowed: Sequence[str] = (), digest: str = '') -> tuple[Plan, Progress]:
     """Return plan and progress of a resumed run; raise UserError if configuration, ranks or checkpoint do not match."""
     before = resumption.progress
     plan = make_elastic_plan(config, world_size, before.lr_batch_size) if is_elastic else make_plan(config, world_size)
-    _check_resumption(resumption, plan, is_elastic)
+    _check_resumption(resumption, plan, is_elastic, digest)
     step = resumed_step(plan, before.step, before.global_batch_size, before.nodes == list(nodes))
     if step >= plan.max_epochs * plan.steps_per_epoch:
         raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the run has already completed all of them; '
@@ -175,7 +176,7 @@ def plan_resumed(config: Config, world_size: int, nodes: Sequence[int], resumpti
     check_changes(find_changes(before.config, config), allowed, str(resumption.path))
     plan = _complete(plan, before.seed, nodes)
     return plan, replace(
-        before, step=step, world_size=plan.world_size, global_batch_size=plan.global_batch_size,
+        before, step=step, world_size=plan.world_size, global_batch_size=plan.global_batch_size, data_sha256=digest,
         nodes=list(nodes), num_resumes=before.num_resumes + 1, images=0, train_s=0.0, config=to_tree(plan.config))
 
 
@@ -183,10 +184,12 @@ def _complete(plan: Plan, seed: int, nodes: Sequence[int]) -> Plan:
     return replace(plan, config=replace(plan.config, run=replace(plan.config.run, seed=seed)), nodes=tuple(nodes))
 
 
-def _check_resumption(resumption: checkpoint.LoadedCheckpoint, plan: Plan, is_elastic: bool) -> None:
+def _check_resumption(resumption: checkpoint.LoadedCheckpoint, plan: Plan, is_elastic: bool, digest: str) -> None:
     before = resumption.progress
     seed = plan.config.run.seed
     facts = [('data.num_train', plan.config.data.num_train, before.num_train, 'use the same data'),
+             (f'images and classes in {plan.config.data.dir}', f'SHA-256 {digest:.12}…',
+              f'SHA-256 {before.data_sha256 or digest:.12}…', 'use the same data'),
              ('run.seed', before.seed if seed is None else seed, before.seed, 'omit run.seed')]
     if not is_elastic:
         facts += [('ranks', plan.world_size, before.world_size,
@@ -206,8 +209,9 @@ def open_session(config: Config, comm: Comm, position: Position, resume: tuple[R
     text = f'{cores[0]}-{cores[-1]}' if len(cores) == cores[-1] - cores[0] + 1 > 1 else ','.join(map(str, cores))
     hosts = [RankPlace(*row) for row in comm.gather_object([platform.node(), comm.local_rank, comm.local_size, text])]
     nodes = nodes_of(hosts)
-    plan, progress = plan_resumed(config, comm.world_size, nodes, resumption, is_elastic, allowed) if resumption else \
-        plan_new(config, comm, nodes)
+    plan, progress = plan_new(config, comm, nodes) if not resumption else plan_resumed(
+        config, comm.world_size, nodes, resumption, is_elastic, allowed,
+        from_rank_0(comm, lambda: data_digest(config.data)))
     folder = resume[0] if resume else RunFolder(Path(config.run.dir), progress.result_index)
     return Session(plan, progress, comm, hosts, position, folder, resumption, reference)
 

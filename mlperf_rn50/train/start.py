@@ -112,7 +112,8 @@ def start(session: Session, sinks: events.Sinks) -> TrainingRun:
     comparison = open_comparison(session.reference, plan, session.folder.metrics, progress.step // plan.steps_per_epoch)
     if comm.rank == 0 and (event := reference_event(comparison, config, comm.world_size)):
         sinks.handle(event)
-    best_weights = BestWeights(session.folder, plan, class_names(config.data) if comm.rank == 0 else [])
+    best_weights = BestWeights(session.folder, plan, class_names(config.data) if comm.rank == 0 else [],
+                               progress.data_sha256)
     writer = BackgroundWriter(position.now)
     if not resumption:
         sinks.handle(events.InitStopped())
@@ -134,6 +135,8 @@ def _log_start(run: TrainingRun) -> None:
         reasons = '; '.join(reason for _, reason in resumption.damaged)
         run.sinks.handle(events.Warned(f'{reasons}; renamed to damaged_step_*; the run resumes from {resumption.path}'))
     before = resumption.progress
+    if run.progress.data_sha256 and not before.data_sha256:
+        run.sinks.handle(events.Noted('the images were not compared, because the checkpoint has no digest of them'))
     run.sinks.handle(events.Resumed(
         run.plan, len(run.nodes), run.progress.step, run.progress.clock_s, str(resumption.path), before.world_size,
         before.global_batch_size, find_changes(before.config, run.plan.config)))
@@ -147,7 +150,9 @@ def _initial_weights(session: Session, trainer: Trainer) -> tuple[str, list[str]
 
     def take() -> list[Any]:
         description, arrays = load_weights(Path(path))
-        notes = set_weights(trainer.net, trainer.corrected(arrays, -1))
+        data = session.plan.config.data
+        is_other = not data.synthetic and list(description.classes) != class_names(data)
+        notes = set_weights(trainer.net, trainer.corrected(arrays, -1), is_other)
         trainer.optimizer.reset_masters()
         return [f'{path} ({description.model["name"]}, {description.epoch} epochs on '
                 f'{description.data["dataset"]}, SHA-256 {description.sha256[:12]}…)', notes]

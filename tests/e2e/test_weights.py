@@ -72,6 +72,18 @@ def test_other_images_are_evaluated_and_not_compared(kept, tmp_path):
     assert 'of 27 images of others (not ImageNet)' in done.stdout and 'not compared' in done.stdout
 
 
+@pytest.mark.parametrize('kind', ['images', 'classes'])
+def test_other_images_of_equal_count_are_not_compared_and_other_classes_refused(kept, tmp_path, kind):
+    whole, classes = digits(), [f'class {i}' for i in range(10)]
+    pack(Dataset('digits', 'digits', whole.classes if kind == 'images' else classes, whole.train,
+                 whole.validation[::-1]), tmp_path)
+    done = call('evaluate', kept / 'weights/best.npz', f'--data.dir={tmp_path}')
+    if kind == 'images':
+        assert done.returncode == 0 and 'not compared' in done.stdout, done.stderr
+    else:
+        assert done.returncode == 2 and f'got other classes in {tmp_path} than those of' in done.stderr
+
+
 @pytest.mark.parametrize('words, message', [
     ([], 'RUN|WEIGHTS: missing; see'), (['--config=x.yaml'], 'weights contain their config'),
     (['--confusions=-1'], '--confusions: got -1, expected 0 or more'), (['--data.num_val=49'], 'set data.num_val')])

@@ -8,6 +8,7 @@ import threading
 import tracemalloc
 import zipfile
 from concurrent.futures import wait
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from mlperf_rn50.train import loop
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load, load_newest, save
-from mlperf_rn50.train.checkpoint.progress import Progress
+from mlperf_rn50.train.checkpoint.progress import Progress, parse_progress
 from mlperf_rn50.train.checkpoint.run_folder import new_run
 
 ARRAYS = {'model/a': np.arange(6, dtype=np.float32).reshape(2, 3), 'optimizer/a': np.ones(3, np.float16)}
@@ -38,6 +39,13 @@ def test_round_trip_of_numeric_arrays(tmp_path):
     assert got == progress() and set(arrays) == set(given)
     for name, array in arrays.items():
         assert (array.dtype, array.shape) == (given[name].dtype, given[name].shape) and (array == given[name]).all()
+
+
+def test_state_of_an_earlier_version_has_no_digest_of_the_images():
+    tree = asdict(progress())
+    assert parse_progress({k: v for k, v in tree.items() if k != 'data_sha256'}) == progress(data_sha256='')
+    with pytest.raises(ValueError, match='the state lacks keys'):
+        parse_progress({k: v for k, v in tree.items() if k != 'seed'})
 
 
 def test_entries_of_new_folders_are_synced_by_the_first_checkpoint(tmp_path, monkeypatch):

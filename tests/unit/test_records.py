@@ -11,7 +11,16 @@ from numbered import make_config, ramp
 
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.prepare.command import add_indexes, is_prepared
-from mlperf_rn50.data.records import MAGIC, RecordFile, class_names, index_path, load_manifest, open_split, parse_index
+from mlperf_rn50.data.records import (
+    MAGIC,
+    RecordFile,
+    class_names,
+    data_digest,
+    index_path,
+    load_manifest,
+    open_split,
+    parse_index,
+)
 from mlperf_rn50.errors import DataError
 
 
@@ -148,6 +157,37 @@ def test_fractional_or_infinite_label_is_named(tmp_path, label):
 
 GOOD = {'format': 1, 'dataset': 'd', 'classes': ['a', 'b'],
         'splits': {name: {'num_images': 1, 'rec_bytes': 1} for name in ('train', 'validation')}}
+
+
+def test_digest_depends_on_contents_and_not_on_the_place(tmp_path):
+    data = {name: make_config(tmp_path / name, images).data
+            for name, images in (('a', ramp(4)), ('b', ramp(4)), ('c', ramp(4)[::-1]))}
+    digests = {name: data_digest(d) for name, d in data.items()}
+    assert digests['a'] == digests['b'] != digests['c'] and len(digests['a']) == 64
+    path = tmp_path / 'b/manifest.json'
+    manifest = {**json.loads(path.read_text()), 'source': 'another place'}
+    path.write_text(json.dumps(manifest))
+    assert data_digest(data['b']) == digests['a']
+    path.write_text(json.dumps({**manifest, 'classes': manifest['classes'][::-1]}))
+    assert data_digest(data['b']) != digests['a']
+    assert data_digest(replace(data['b'], synthetic=True, dir='none')) == ''
+
+
+def test_edited_records_are_found_as_they_are_read(tmp_path):
+    data = make_config(tmp_path, ramp(40)).data
+    records = open_split(data, 'train')
+    for position in range(len(records)):
+        records.read(position)
+    with open(tmp_path / 'train.rec', 'r+b') as f:
+        for position in range(len(records)):
+            _, start, _ = records.place(position)
+            f.seek(start + 12)
+            f.write(np.float32(1).tobytes())  # another label
+    with pytest.raises(DataError, match=r'train.rec, record \d+: does not match its checksum'):
+        for position in range(len(records)):
+            records.read(position)
+    (tmp_path / 'train.crc.npy').unlink()  # as in an older folder
+    assert open_split(data, 'train').read(0).label == 1
 
 
 def test_classes_have_names_or_numbers(tmp_path):

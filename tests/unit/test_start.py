@@ -29,7 +29,7 @@ from mlperf_rn50.train.start import _restore
 
 
 def make_config(folder, **train) -> Config:
-    return Config(run=RunConfig(dir=str(folder)), data=DataConfig(num_train=640),
+    return Config(run=RunConfig(dir=str(folder)), data=DataConfig(num_train=640, synthetic=True),
                   schedule=ScheduleConfig(base_lr=0.4, warmup_epochs=0, decay_epochs=100),
                   train=TrainConfig(**{'local_batch_size': 8, **train}))
 
@@ -57,7 +57,7 @@ def test_new_run_draws_a_seed_and_has_its_nodes(tmp_path):
 
 
 def test_all_ranks_of_a_new_run_have_the_layout_of_rank_0(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, 'from_rank_0', lambda comm, make: [5, 'NHWC', make()[-1]])
+    monkeypatch.setattr(session, 'from_rank_0', lambda comm, make: ['', 5, 'NHWC', make()[-1]])
     plan, progress = plan_new(make_config(tmp_path), Comm(), [0])
     assert plan.config.model.layout == progress.config['model']['layout'] == 'NHWC'
 
@@ -69,6 +69,21 @@ def loaded_from(before):
 def resume(before, now, num_ranks, *, is_elastic=False, allowed=(), nodes=None):
     """Return plan and progress of a run resumed with a configuration."""
     return plan_resumed(now, num_ranks, nodes or [0] * num_ranks, loaded_from(before), is_elastic, allowed)
+
+
+def test_resume_accepts_the_same_images_in_any_folder_and_no_others(tmp_path):
+    config = make_config(tmp_path)
+    before = replace(progress_of(config, 2, 10), data_sha256='a' * 64)
+
+    def resumed(before, digest, folder='elsewhere', **keys):
+        now = replace(config, data=replace(config.data, dir=folder))
+        return plan_resumed(now, 2, [0, 0], loaded_from(before), digest=digest, **keys)[1].data_sha256
+    assert resumed(before, 'a' * 64, is_elastic=False) == 'a' * 64
+    assert resumed(replace(before, data_sha256=''), 'b' * 64, is_elastic=False) == 'b' * 64  # an older checkpoint
+    for is_elastic in (False, True):
+        with pytest.raises(UserError, match='^[^\n]*images and classes in elsewhere: got SHA-256 bbbbbbbbbbbb…, the '
+                                            'checkpoint has SHA-256 aaaaaaaaaaaa…; use the same data$'):
+            resumed(before, 'b' * 64, is_elastic=is_elastic, allowed=['data.dir'])
 
 
 def restored(loaded, progress, optimizer='sgd', policy='dynamic'):

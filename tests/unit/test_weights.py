@@ -204,6 +204,18 @@ def test_other_differences_are_refused_without_changes(change, message):
         np.testing.assert_array_equal(array, before[key])
 
 
+def test_last_layer_stays_new_for_other_classes(thin_resnets):
+    nets = [build_model(CONFIG, mx.cpu(), seed) for seed in (1, 2)]
+    arrays, own = ({n: p.data().asnumpy() for n, p in net.collect_params().items()} for net in nets)
+    assert set_weights(nets[1], arrays) == []
+    nets[1] = build_model(CONFIG, mx.cpu(), 2)
+    note, = set_weights(nets[1], arrays, has_other_classes=True)
+    assert note.startswith('the weights are for 3 other classes, the data has 3; the last layer (')
+    for name, param in nets[1].collect_params().items():
+        expected = own if name.startswith(list(own)[-1].rpartition('_')[0]) else arrays
+        np.testing.assert_array_equal(param.data().asnumpy(), expected[name], err_msg=name)
+
+
 def test_portable_network_computes_the_same_in_nchw_float32():
     config = replace(CONFIG, data=replace(CONFIG.data, pad_to_4_channels=True),
                      model=replace(CONFIG.model, fused_bn_relu=True, zero_gamma=False))

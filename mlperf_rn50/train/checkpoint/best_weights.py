@@ -24,8 +24,8 @@ class Network:
 class BestWeights:
     """Best network so far, kept on rank 0; update() is safe while a thread writes the previous best network."""
 
-    def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str]):
-        self._folder, self._plan, self._classes = folder.weights, plan, classes
+    def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str], data_sha256: str = ''):
+        self._folder, self._plan, self._classes, self._data_sha256 = folder.weights, plan, classes, data_sha256
         self._best: Network | None = None
         self._written: Network | None = None
         self._last_accuracy: tuple[int, Accuracy] | None = None
@@ -58,7 +58,8 @@ class BestWeights:
         description = describe_weights(
             config, self._classes, self._plan.eval_batch_size, network.step // self._plan.steps_per_epoch,
             config.run.seed or 0, is_best=stem == BEST, is_last=is_last,
-            counts=(accuracy.num_top1, accuracy.num_top5, accuracy.num_images) if accuracy else None)
+            counts=(accuracy.num_top1, accuracy.num_top5, accuracy.num_images) if accuracy else None,
+            data_sha256=self._data_sha256)
         save_weights(self._folder, stem, description, {n: a.asnumpy() for n, a in network.arrays.items()})
 
 

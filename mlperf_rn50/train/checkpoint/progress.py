@@ -31,6 +31,7 @@ class Progress:
     images: _From0 = 0  # images and train_s count from the start or the last resume
     train_s: _Number = 0.0
     config: dict[str, dict[str, Any]] = field(default_factory=dict)
+    data_sha256: str = ''  # data_digest() of the images; '' for synthetic images and in older checkpoints
 
     @property
     def images_per_s(self) -> float:
@@ -45,7 +46,7 @@ class Progress:
 def parse_progress(tree: Any) -> Progress:
     """Return the progress in a JSON value; raise ValueError for wrong keys, types or values."""
     keys = [f.name for f in fields(Progress)]
-    if not isinstance(tree, dict) or set(tree) != set(keys):
+    if not isinstance(tree, dict) or {*tree, 'data_sha256'} != set(keys):
         raise ValueError(f'the state lacks keys, or has keys other than {", ".join(keys)}')
     progress = msgspec.convert(tree, Progress)
     if len(progress.nodes) != progress.world_size:
