@@ -184,21 +184,25 @@ class LineFile:
             self._file.close()
 
 
-def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
-    """Return the error for a failed write, with the free disk space; what: the content, such as 'the weights'."""
-    if error.errno in (errno.ELOOP, errno.EMLINK):
-        kind = 'symbolic' if error.errno == errno.ELOOP else 'hard'
-        return StorageError(f'{path}: got a {kind} link, expected a file of this run; replace the link with the file')
+def describe_disk(path: Path) -> str:
+    """Describe the free space, or the lack of inodes, of the disk with a path, which need not exist."""
     try:
         mount = next(p for p in (path.resolve(), *path.resolve().parents) if os.path.ismount(p))
         free = os.statvfs(mount)
         left = 'no inodes left; remove files' if free.f_files and not free.f_favail else \
             f'{free.f_bavail * free.f_frsize} bytes free'
-        disk = f'the disk at {mount} has {left}'
+        return f'the disk at {mount} has {left}'
     except OSError as e:
-        disk = f'the disk does not respond ({e.strerror})'
-    return StorageError(f'{path}: cannot write{" " * bool(what)}{what}: {error.strerror}; {disk}; free space or repair '
-                        'the disk, and resume from the last checkpoint')
+        return f'the disk does not respond ({e.strerror})'
+
+
+def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
+    """Return the error for a failed write, with the free disk space; what: the content, such as 'the weights'."""
+    if error.errno in (errno.ELOOP, errno.EMLINK):
+        kind = 'symbolic' if error.errno == errno.ELOOP else 'hard'
+        return StorageError(f'{path}: got a {kind} link, expected a file of this run; replace the link with the file')
+    return StorageError(f'{path}: cannot write{" " * bool(what)}{what}: {error.strerror}; {describe_disk(path)}; free '
+                        'space or repair the disk, and resume from the last checkpoint')
 
 
 @contextmanager

@@ -1,4 +1,5 @@
 """Faults of hosts, links and disks, after which the run ends on all hosts with a report, or resumes."""
+import json
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy
+import psutil
 import pytest
 from cluster.conftest import mounted, run_metrics
 from cluster.hosts import words
@@ -84,6 +86,44 @@ def test_short_link_failure_has_no_effect(start, cluster):
     code, output = job.end()
     assert code == 1 and 'aborted: the target was not reached' in output, output  # not ended by the fault
     assert len(run_metrics(job.run_dir, 'eval')) == 3
+
+
+def causes_of(job):
+    return [json.loads(line)['cause'] for line in (job.run_dir / 'attempts.jsonl').read_text().splitlines()]
+
+
+def test_host_that_answers_again_is_the_recorded_cause(start, cluster):
+    job = start(*BARE, '--restarts', 1, '--train.target_accuracy', 0.6)
+    job.wait_for_step(8)
+    cluster.set_link(cluster.hosts[1], False)
+    time.sleep(20)
+    cluster.set_link(cluster.hosts[1], True)
+    code, output = job.end()
+    assert code == 0, output
+    cause = '(had no contact to the launcher for 20 s|lost its connection to the launcher)'
+    assert re.search(rf'host h2 \(with rank 1\) {cause}; {RECORDED}', output), output
+    lost, end = causes_of(job)
+    assert re.fullmatch(f'host h2 {cause}', lost) and end == 'converged'
+
+
+def test_killed_daemon_of_the_engine_is_the_recorded_cause(start, cluster):
+    job = start(*BARE)
+    job.wait_for_step(8)
+    os.kill(next(p for p in cluster.hosts[1].pids() if words(p)[0].endswith('/orted')), signal.SIGKILL)
+    assert_ended(job, r'rank 1 on h2, .*: the engine \(mpirun, horovodrun or srun\) on this host has ended', code=1)
+    assert causes_of(job) == ['rank 1 on h2: the engine (mpirun, horovodrun or srun) on this host has ended']
+
+
+@pytest.mark.slow  # the limit is 120 s
+def test_watcher_stopped_at_the_end_of_a_run_is_named_and_the_result_kept(start, cluster):
+    job = start(*BARE, '--train.target_accuracy', 0.1)
+    watcher = psutil.Process(job.rank_pid(1)).ppid()
+    job.wait_for_step(1)
+    os.kill(watcher, signal.SIGSTOP)
+    code, output = job.end()
+    assert code == 0 and causes_of(job) == ['converged'], output
+    text = rf'the run has ended, but not its processes after 120 s; waiting for .*process {watcher} .*, which is stopped'
+    assert re.search(text, output), output
 
 
 def test_full_disk_of_the_run_folder_is_reported(start, cluster, tmp_path):

@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -35,6 +36,15 @@ def test_error_of_a_full_disk_names_file_and_disk(tmp_path):
     lines.close()
     with pytest.raises(StorageError, match='lines: cannot write: No such file or directory'):
         files.LineFile(tmp_path / 'none/lines')
+
+
+def test_error_of_a_disk_without_inodes_says_so(tmp_path, monkeypatch):
+    no_inodes = SimpleNamespace(f_files=12, f_favail=0, f_bavail=9, f_frsize=4096)
+    error = OSError(errno.ENOSPC, 'No space left on device')
+    monkeypatch.setattr(os, 'statvfs', lambda _: no_inodes)
+    assert ' has no inodes left; remove files; ' in str(files.storage_error(tmp_path / 'log', error))
+    no_inodes.f_files = 0  # as on btrfs, which has no fixed number
+    assert ' has 36864 bytes free; ' in str(files.storage_error(tmp_path / 'log', error))
 
 
 def test_line_that_does_not_fit_leaves_no_part(tmp_path):

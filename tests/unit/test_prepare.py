@@ -173,6 +173,15 @@ def test_imagenet_from_tars(imagenet_tars, tmp_path):
     assert contents(out, 'validation') == [(1, picture(91)), (0, picture(92)), (2, picture(93))]
 
 
+@pytest.mark.parametrize('name', ['ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar'])
+def test_compressed_imagenet_tar_is_refused(imagenet_tars, tmp_path, name):
+    path = imagenet_tars / name
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(DataError, match=rf'{name}: not a readable, uncompressed tar .*; decompress it or'):
+        prepare('imagenet', '--source', imagenet_tars, '--out', tmp_path / 'out', '--allow-partial', '--ground-truth',
+                imagenet_tars / 'truth.txt')
+
+
 @pytest.mark.parametrize('text, message', [
     ('1\n2\n3\n', 'got .1., expected a synset such as n01 .the class numbers of the development kit'),
     ('n01\nn02\n', 'got 2 lines, expected 3'),

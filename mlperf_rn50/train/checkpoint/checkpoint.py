@@ -62,8 +62,9 @@ def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], kee
         temporary.rename(final)
         files.sync_folder(folder)
     except OSError as e:
+        disk = files.describe_disk(folder)
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept; '
+        raise CheckpointError(f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept; {disk}; '
                               'free space or fix the permissions, then resume') from e
     for old in list_checkpoints(folder)[:-keep]:
         _remove(old)
