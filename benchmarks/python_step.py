@@ -66,8 +66,8 @@ def step_times(precision, num_buckets, num_ranks, rounds, profile=None):
         plan, comm = make_plan(config, num_ranks), comm_module.open_comm('none')
         trainer, times = Trainer(plan, comm, 0, None), []
         if precision == 'float16':
-            trainer._is_float16 = True
-            trainer.optimizer = Optimizer(float16_params(trainer.net), config.optimizer, num_buckets)
+            trainer._can_skip = True
+            trainer.optimizer = Optimizer(float16_params(trainer.net), config.optimizer, num_buckets, can_skip=True)
         trainer.optimizer.group_size = 54
         batches = synthetic_batches(config, plan.train_shard(comm.rank), None)
         for step in range(3 + rounds * STEPS):

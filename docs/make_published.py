@@ -75,6 +75,8 @@ def make_entry(run_set, previous):
              'runs': [make_run(r) for r in run_set.counted]}
     if is_mxnet(name, facts['framework']):
         entry['unlogged'] = make_unlogged(round_, facts['global_batch_size'])
+    if any(r.is_from_0 for r in run_set.counted):
+        entry['is_from_0'] = True
     if run_set.is_duplicate:
         entry['is_duplicate'] = True
     if run_set.refusal:

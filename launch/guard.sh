@@ -1,19 +1,30 @@
 #!/usr/bin/env bash
 # Guards the ranks of a job on one host; launchers that use ssh start one for each host.
-# Usage: launch/guard.sh --host HOST --launcher PID JOB    next to the launcher: prints "ready", closes its output,
-#                                                          stays connected to the host, forwards USR1, the stop
-#                                                          request, to the ranks there, and sends USR2 to the
-#                                                          launcher when the host is lost
-#        launch/guard.sh JOB                               on the host: ends the ranks when the launcher is gone
+# Usage: launch/guard.sh --host HOST --launcher PID RUN_FOLDER JOB
+#                                           next to the launcher: prints "ready", closes its output, stays connected to
+#                                           the host, forwards USR1, the stop request, to the ranks there, and sends
+#                                           USR2 to the launcher when the host is lost
+#        launch/guard.sh --here HOST RUN_FOLDER JOB
+#                                           on the host: ends the ranks when the launcher is gone or does not answer,
+#                                           and adds the latter to failures.jsonl in the run folder
+#        launch/guard.sh --list HOST... JOB
+#                                           prints the processes of the job on the hosts; on a host with stopped ones, only
+#                                           those
 
 set -u
+readonly silence_s=20
 # Stdin has a line from the launcher every 5 s; after 20 s without one, end the ranks.
-guard_here() {
-    local word signal pid
-    while read -r -t 20 word; do
+guard_here() { # HOST RUN_FOLDER
+    local word signal pid code
+    while :; do
+        read -r -t "$silence_s" word
+        code=$?
+        [ "$code" = 0 ] || break
         [ "$word" != stop ] || ask_to_stop
     done
     trap '' HUP TERM PIPE
+    # In the background, because the run folder may be on the far side of the same failed network.
+    [ "$code" -le 128 ] || note "$1" "$2" "had no contact to the launcher for $silence_s s" &
     for signal in TERM KILL; do # TERM leaves time for a checkpoint
         for pid in $(ranks); do
             kill "-$signal" "$pid" 2>/dev/null
@@ -26,6 +37,10 @@ guard_here() {
     # Open MPI does not clean up after a killed job, see launch/engines/openmpi.sh.
     rm -rf -- "/dev/shm/mlperf_rn50-$job" "${TMPDIR:-/tmp}/mlperf_rn50-$job"
 }
+note() { # HOST RUN_FOLDER CAUSE; a line as written by mlperf_rn50/train/watchdog/host_failures.py
+    printf '{"job": "%s", "host": "%s", "cause": "%s", "is_outside": true}\n' "$job" "$1" "$3" |
+        dd of="$2/failures.jsonl" oflag=append,nofollow conv=notrunc status=none
+} >/dev/null 2>&1
 ranks() {
     grep -lsz "^MLPERF_RN50_JOB=$job\$" /proc/[0-9]*/environ | cut -d/ -f3
 }
@@ -41,19 +56,39 @@ ask_to_stop() {
 catches_usr1() { # PID; signal 10 is bit 9 of the mask, see proc(5)
     [[ $(grep -s '^SigCgt:' "/proc/$1/status") =~ [2367abef]..$ ]]
 }
-reach() { # HOST JOB
+list_here() { # HOST
+    local pid rank line all=() stopped=()
+    for pid in $(ranks); do
+        rank=$(grep -hszoE '^(OMPI_COMM_WORLD_RANK|PMIX_RANK|HOROVOD_RANK)=[0-9]+' "/proc/$pid/environ" |
+            tr '\0' '\n' | sed -n '1s/.*=//p')
+        line="process $pid ($(cat "/proc/$pid/comm" 2>/dev/null)${rank:+, rank $rank}) on $1"
+        all+=("$line")
+        ! grep -qs '^State:.[Tt]' "/proc/$pid/status" || stopped+=("$line, which is stopped")
+    done
+    [ ${#stopped[@]} = 0 ] || all=("${stopped[@]}")
+    [ ${#all[@]} = 0 ] || printf '%s\n' "${all[@]}"
+}
+list_on() { # HOST...
+    local host
+    for host in "$@"; do
+        { (reach "$host" --list-here "$host" "$job" </dev/null 2>/dev/null) ||
+            echo "host $host, which does not answer"; } &
+    done
+    wait
+}
+reach() { # HOST ARGUMENTS...: runs this script on the host
     case $1 in
-        localhost | 127.0.0.1 | "$(hostname)" | "$(hostname -s)") exec "$0" "$2" ;;
+        localhost | 127.0.0.1 | "$(hostname)" | "$(hostname -s)") exec "$0" "${@:2}" ;;
     esac
     exec ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "$1" \
-        "$(printf '%q ' "$0" "$2")"
+        "$(printf '%q ' "$0" "${@:2}")"
 }
-keep_in_touch() { # HOST LAUNCHER JOB
+keep_in_touch() { # HOST LAUNCHER RUN_FOLDER
     local pipe guard word=
     trap 'word=stop' USR1
     echo ready
     exec >/dev/null # the launcher waits until all guards have closed their common output
-    exec {pipe}> >(reach "$1" "$3" >/dev/null 2>&1)
+    exec {pipe}> >(reach "$1" --here "$1" "$3" "$job" >/dev/null 2>&1)
     guard=$!
     trap 'exit 0' TERM # closes the pipe, so that the guard on the host ends
     trap '' PIPE
@@ -70,8 +105,11 @@ keep_in_touch() { # HOST LAUNCHER JOB
 if [ $# -gt 0 ] && [[ ! ${!#} =~ ^[0-9a-z-]+$ ]]; then
     set --
 fi
-case $# in
-    1) job=$1; guard_here ;;
-    5) keep_in_touch "$2" "$4" "$5" ;;
+[ $# = 0 ] || job=${!#}
+case "$#${1:-}" in
+    6--host) keep_in_touch "$2" "$4" "$5" ;;
+    4--here) guard_here "$2" "$3" ;;
+    3--list-here) list_here "$2" ;;
+    *--list) list_on "${@:2:$#-2}" ;;
     *) sed -n '2,/^$/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

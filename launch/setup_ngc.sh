@@ -2,15 +2,19 @@
 # Functions of launch/setup.sh for the variant ngc, inside NVIDIA's MXNet container: .venv uses the container's MXNet,
 # Horovod, DALI, NumPy, Open MPI and pip, and contains only additional packages.
 
+# Prints the path of a Python if it has the container's packages. It is not that of .venv, which is about to be removed.
+examine_python() { # PYTHON
+    "$1" -c 'import sys
+from importlib.util import find_spec
+not sys.prefix.endswith("/.venv") and all(map(find_spec, ("mxnet", "horovod", "nvidia.dali", "pip"))) or sys.exit(1)
+sys.version_info >= (3, 10) or sys.exit(1)
+print(sys.executable)' </dev/null 2>/dev/null
+}
 find_container_python() {
     local python
     while read -r python; do
-        "$python" -c 'import sys
-from importlib.util import find_spec
-# Not the Python of .venv, which is about to be removed.
-not sys.prefix.endswith("/.venv") and all(map(find_spec, ("mxnet", "horovod", "nvidia.dali", "pip"))) or sys.exit(1)
-sys.version_info >= (3, 10) or sys.exit(1)
-print(sys.executable)' </dev/null 2>/dev/null && return
+        examine_python "$python" || PYTHONPATH=${container_path-} examine_python "$python" || continue
+        return
     done < <(type -aP python3 python)
     fail "MLPERF_RN50_VARIANT=ngc: got no python3 in PATH with mxnet, horovod and nvidia.dali, expected NVIDIA's \
 container, such as nvcr.io/nvidia/mxnet:24.06-py3; elsewhere use cpu, cu112 or cu117"
@@ -22,9 +26,11 @@ make_container_venv() {
     rm -rf .venv
     start "$python" -m venv --without-pip .venv >&2
     wait $! || fail "$python cannot make a virtual environment" 1
-    "$python" -c 'import site
-for folder in site.getsitepackages():
-    print(f"import site; site.addsitedir({folder!r})")' >"$(echo .venv/lib/python3*/site-packages)/container.pth"
+    # Some packages of the container may be in PYTHONPATH, which is not read later.
+    [ -z "$(examine_python "$python")" ] || container_path=''
+    "$python" -c 'import site, sys
+for folder in site.getsitepackages() + [folder for folder in sys.argv[1].split(":") if folder]:
+    print(f"import site; site.addsitedir({folder!r})")' "$container_path" >"$(echo .venv/lib/python3*/site-packages)/container.pth"
     mkdir "$state"
     echo "$variant $PWD/.venv" >"$state/made"
 }

@@ -11,6 +11,7 @@
 #          tests/gpu; results to send back are in logs/gpu_<time> (or $MLPERF_RN50_GPU_RESULT)
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+. launch/engines/isolate.sh
 scope=quick
 case ${1:-} in
     --help | -h) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;

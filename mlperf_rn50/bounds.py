@@ -16,6 +16,7 @@ class Bounds:
 
 FINITE = Bounds('a finite number', lambda v: True)
 ABOVE_0 = Bounds('a number above 0', lambda v: v > 0)
+EPOCHS = Bounds('a number above 0, up to 100,000', lambda v: 0 < v <= 100_000)
 FROM_0 = Bounds('0 or more', lambda v: v >= 0)
 FROM_2 = Bounds('2 or more', lambda v: v >= 2)
 FRACTION = Bounds('a fraction from 0 to 1', lambda v: 0 <= v <= 1)

@@ -28,18 +28,26 @@ def temporaries_in(folder: Path, name: str = '*') -> list[Path]:
     return sorted(folder.glob(f'.{name}.*.tmp'))
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it always has either the old or the new content."""
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file that replaces a file, or a link but never its target, at the end of a block without an error."""
     temporary = temporary_of(path)
     try:
-        with open(temporary, 'wb', opener=no_link) as f:
-            f.write(content.encode() if isinstance(content, str) else content)
+        temporary.unlink(missing_ok=True)
+        with open(temporary, 'xb') as f:
+            yield f
             sync(f)
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that it always has either the old or the new content; a link is replaced by the file."""
+    with replacing(path) as f:
+        f.write(content.encode() if isinstance(content, str) else content)
 
 
 def dump_json(path: Path, content: dict[str, Any]) -> None:
@@ -60,18 +68,27 @@ def regular_file(path: str, flags: int) -> int:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a file, as the opener of open(); raise ELOOP for a symbolic link, which could lead out of a run folder."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    """Open a file, as the opener of open(); raise ELOOP or EMLINK for a link, which could lead out of a run folder."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    if os.fstat(descriptor).st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EMLINK, 'got a hard link, expected a file with one name', path)
+    return descriptor
 
 
 def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a folder like os.walk, in order of name, to any depth; os.walk of Python 3.11 is limited by recursion."""
-    left = [os.fspath(folder)]
-    while left:
+    """Walk a folder, then linked ones, like os.walk, to any depth; os.walk of Python 3.11 is limited by recursion."""
+    left, links, walked = [os.fspath(folder)], list[str](), [Path(os.path.realpath(folder))]
+    while left or links:
+        if not left:
+            target = Path(os.path.realpath(link := links.pop(0)))
+            if not walked[0].is_relative_to(target) and not any(map(target.is_relative_to, walked)):
+                left, walked = [link], [*walked, target]
+            continue
         for place, folders, names in itertools.islice(os.walk(left.pop(), onerror=onerror), 1):
             yield place, sorted(folders), sorted(names)
-            below = (os.path.join(place, name) for name in sorted(folders, reverse=True))
-            left += [path for path in below if not os.path.islink(path)]
+            for path in (os.path.join(place, name) for name in sorted(folders, reverse=True)):
+                (links if os.path.islink(path) else left).append(path)
 
 
 def read_text(path: Path, max_bytes: int) -> str:
@@ -102,9 +119,11 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse untrusted JSON; raise ValueError if it is malformed or nested too deeply."""
+    """Parse untrusted JSON; raise ValueError if it is malformed, which includes NaN, or nested too deeply."""
+    def refuse(name: str) -> None:
+        raise ValueError(f'got {name}, expected a number')
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=refuse)
     except RecursionError as e:
         raise ValueError('is nested too deeply') from e
 
@@ -167,12 +186,15 @@ class LineFile:
 
 def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
     """Return the error for a failed write, with the free disk space; what: the content, such as 'the weights'."""
-    if error.errno == errno.ELOOP:
-        return StorageError(f'{path}: got a symbolic link, expected a file of this run; replace the link with the file')
+    if error.errno in (errno.ELOOP, errno.EMLINK):
+        kind = 'symbolic' if error.errno == errno.ELOOP else 'hard'
+        return StorageError(f'{path}: got a {kind} link, expected a file of this run; replace the link with the file')
     try:
         mount = next(p for p in (path.resolve(), *path.resolve().parents) if os.path.ismount(p))
         free = os.statvfs(mount)
-        disk = f'the disk at {mount} has {free.f_bavail * free.f_frsize} bytes free'
+        left = 'no inodes left; remove files' if free.f_files and not free.f_favail else \
+            f'{free.f_bavail * free.f_frsize} bytes free'
+        disk = f'the disk at {mount} has {left}'
     except OSError as e:
         disk = f'the disk does not respond ({e.strerror})'
     return StorageError(f'{path}: cannot write{" " * bool(what)}{what}: {error.strerror}; {disk}; free space or repair '

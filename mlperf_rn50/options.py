@@ -42,12 +42,35 @@ def check_keys(tree: Any, where: str = '') -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader of plain scalars; in YAML 1.1, 010 is 8, 1:30 is 90, and no is false.
+    """Loader of plain values, which refuses everything that could need much time or memory.
 
-    A text that it takes for a number is one in YAML 1.1, too, so that PyYAML quotes it when it writes a file.
+    In YAML 1.1, 010 is 8, 1:30 is 90, and no is false. A text that this loader takes for a number is one in YAML 1.1,
+    too, so that PyYAML quotes it when it writes a file.
     """
 
     yaml_implicit_resolvers: dict[str, list] = {}  # without dates, merge keys and the rest of YAML 1.1
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event, self._depth = self.peek_event(), self._depth + 1
+        if isinstance(event, yaml.AliasEvent):  # aliases can expand to gigabytes
+            raise yaml.YAMLError(f'got the alias *{event.anchor}, expected explicit values')
+        if event.tag:
+            raise yaml.YAMLError(f'got the tag {event.tag}, expected plain values')
+        if self._depth > _MAX_DEPTH + 1:
+            raise yaml.YAMLError(f'is nested deeper than {_MAX_DEPTH} levels')
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:  # PyYAML would silently keep the last one
+                raise yaml.YAMLError(f'{name}: occurs on line {lines[name]} and again on line {line}, expected once')
+            lines[name] = line
+        return super().construct_mapping(node, deep)
 
 
 for _tag, _pattern, _first in (
@@ -57,41 +80,10 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f'tag:yaml.org,2002:{_tag}', re.compile(f'({_pattern})$'), list(_first))
 
 
-def _check_events(text: str) -> None:
-    """Raise ValueError for tags, for aliases, which can expand to gigabytes, and for deep nesting."""
-    depth = 0
-    for event in yaml.parse(text, _Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f'got the alias *{event.anchor}, expected explicit values')
-        if tag := getattr(event, 'tag', None):
-            raise ValueError(f'got the tag {tag}, expected plain values')
-        if depth > _MAX_DEPTH:
-            raise ValueError(f'is nested deeper than {_MAX_DEPTH} levels')
-
-
-def _check_unique(node: yaml.Node | None, prefix: str = '') -> None:
-    """Raise ValueError for a duplicate section or key, because YAML's parser would silently keep the last one."""
-    lines: dict[str, int] = {}
-    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        name, line = f'{prefix}{key.value}', key.start_mark.line + 1
-        if name in lines:
-            raise ValueError(f'{name}: occurs on line {lines[name]} and again on line {line}, expected once')
-        lines[name] = line
-        _check_unique(value, f'{name}.')
-
-
-def parse_yaml(text: str) -> Any:
-    """Parse untrusted YAML; raise ValueError or YAMLError if it is malformed or could need much time or memory."""
-    _check_events(text)
-    _check_unique(yaml.compose(text, _Loader))
-    return yaml.load(text, _Loader)
-
-
 def load_tree(path: Path, max_bytes: int = _MAX_BYTES) -> Any:
     """Return the content of a YAML file; raise ConfigError if it is unreadable or malformed."""
     try:
-        return parse_yaml(read_text(path, max_bytes))
+        return yaml.load(read_text(path, max_bytes), _Loader)
     except OSError as e:
         raise ConfigError(f'{path}: cannot read the configuration: {e.strerror}') from e
     except (yaml.YAMLError, ValueError) as e:

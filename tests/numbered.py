@@ -1,12 +1,24 @@
-"""Prepared data sets of numbered images."""
+"""Encoded images, and prepared data sets of numbered images."""
+import io
 from dataclasses import replace
 
 import numpy as np
+from PIL import Image
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.prepare.command import pack
 from mlperf_rn50.data.prepare.samples import Dataset, from_pixels
+
+_Y, _X = np.mgrid[:24, :40]
+RGB = Image.fromarray(np.stack([_X * 6, _Y * 10, _X + _Y], -1).astype(np.uint8))
+
+
+def encoded(kind, image=RGB, **keys) -> bytes:
+    """Return an image in a format of Pillow."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **keys)
+    return buffer.getvalue()
 
 
 def make_config(folder, images, num_val=1, **data) -> Config:

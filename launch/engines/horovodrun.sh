@@ -12,14 +12,19 @@ for host in ${slots//,/ }; do
 done
 folder=$(mktemp -d)
 trap 'rm -rf -- "$folder"' EXIT
+# horovodrun starts this Python on all hosts; with -I it ignores variables of the modules that are loaded there.
+start='import multiprocessing.spawn, sys; sys.executable += " -I" # after multiprocessing has read it
+from horovod.runner.launch import run_commandline; run_commandline()'
 mkfifo "$folder/out" "$folder/err"
-# Remove horovodrun's traceback, and keep its only information: the exit code of the first failed rank.
+# Remove horovodrun's traceback, and keep its only information: the exit code of the first failed rank, or the error.
 awk -v report="$folder/code" '
     /^Traceback \(most recent call last\)/ { own = 1 }
     own && /^Exit code: / { print $3 > report; close(report); own = 0; next }
-    !own { sub(/^\[[0-9]+\]<stderr>:/, ""); print; fflush() }' <"$folder/err" >&2 &
+    own && /^[A-Za-z.]+: / { error = $0 }
+    !own { sub(/^\[[0-9]+\]<stderr>:/, ""); print; fflush() }
+    END { if (own) print "horovodrun: " error }' <"$folder/err" >&2 &
 sed -u 's/^\[[0-9]*\]<stdout>://' <"$folder/out" &
-"$here/.venv/bin/horovodrun" --gloo -np "$num_ranks" -H "$slots" --disable-cache "$@" \
+"$here/.venv/bin/python" -I -c "$start" --gloo -np "$num_ranks" -H "$slots" --disable-cache "$@" \
     >"$folder/out" 2>"$folder/err" &
 horovodrun=$!
 trap 'kill -TERM "$horovodrun"' TERM # it kills the ranks 5 s later; stop requests come from launch/guard.sh

@@ -4,8 +4,14 @@
 here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 script=launch/$(basename -- "$1")
 shift
-if [ ! -x "$here/.venv/bin/python" ]; then
+. "$here/launch/engines/isolate.sh"
+python=$here/.venv/bin/python
+if [ -L "$python" ] && [ ! -x "$python" ]; then
+    echo "$script: $python: user $(id -un 2>/dev/null || id -u) cannot execute $(readlink -m -- "$python"), to which it links; give access to that Python, or run launch/setup.sh as this user in a checkout of its own" >&2
+    exit 2
+fi
+if [ ! -x "$python" ]; then
     echo "$script: $here/.venv is missing; run launch/setup.sh there" >&2
     exit 2
 fi
-exec "$here/.venv/bin/python" "$here/mlperf_rn50/launch/safe_path.py" mlperf_rn50.launch "$here/$script" "$@"
+exec "$python" "$here/mlperf_rn50/launch/safe_path.py" mlperf_rn50.launch "$here/$script" "$@"

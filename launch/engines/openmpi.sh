@@ -11,12 +11,16 @@ for host in ${slots//,/ }; do
     ((num_ranks += ${host##*:}))
 done
 [ "$(id -u)" != 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-options=(--quiet --bind-to none --oversubscribe --mca mpi_yield_when_idle 1 --mca btl_vader_single_copy_mechanism none
+options=(--bind-to none --oversubscribe --mca mpi_yield_when_idle 1 --mca btl_vader_single_copy_mechanism none
     # Detect a lost host after 25 s without an answer.
     --mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 5 --mca oob_tcp_keepalive_probes 3
     # Separate folders per job, removed by the launcher or guard at the end; launch/bind.sh creates the second one.
     --mca orte_tmpdir_base "${TMPDIR:-/tmp}/mlperf_rn50-$MLPERF_RN50_JOB"
     --mca btl_vader_backing_directory "/dev/shm/mlperf_rn50-$MLPERF_RN50_JOB")
+# Open MPI cuts host names at the first dot, but some hosts resolve only by their full names.
+[[ $slots != *.*[a-z]* ]] || options+=(--mca orte_keep_fqdn_hostnames 1)
+# Its help texts would follow every failure of a rank, so they are printed only while the launcher looks for a fault.
+[ -n "${MLPERF_RN50_MPI_HELP:-}" ] || options+=(--quiet)
 for name in $("$here/launch/engines/variables.sh"); do
     options+=(-x "$name")
 done

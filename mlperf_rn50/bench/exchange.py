@@ -12,6 +12,7 @@ from mlperf_rn50.bench.measure import BenchSession, ResultTable
 from mlperf_rn50.bench.steps import Case, case_config, measure_case
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.zoo import build_model
+from mlperf_rn50.train.comm.device import wait_for
 from mlperf_rn50.train.comm.sharing import sharing_of
 
 SIZES = tuple(4**k * 4096 for k in range(9))  # 4 KiB to 256 MiB
@@ -32,7 +33,8 @@ def _time(session: BenchSession, arrays: list[mx.nd.NDArray]) -> dict[str, float
     """Time the exchange of some arrays; return columns for a result row."""
     def exchange() -> None:
         session.comm.average_gradients(arrays)
-        mx.nd.waitall()
+        for array in arrays:  # waitall() does not wait for Horovod's stream
+            wait_for(array)
     session.comm.barrier()
     seconds, num_bytes = session.time(exchange), sum(4 * a.size for a in arrays)
     return {'bytes': num_bytes, 'time_ms': 1000 * seconds.median_s, 'spread': seconds.relative, 'num': seconds.num,

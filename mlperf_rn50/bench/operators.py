@@ -11,6 +11,7 @@ from mxnet import autograd
 from mlperf_rn50.bench.measure import BenchSession, ResultTable, cast, measure_gemm, measure_peak
 from mlperf_rn50.config import Config
 from mlperf_rn50.model.resnet import depth_of, side_after, units
+from mlperf_rn50.train.comm.device import wait_for
 
 GEMM_SIDES = (512, 1024, 2048, 4096)
 
@@ -74,14 +75,14 @@ def measure_convolution(c: Convolution, batch_size: int, precision: str, session
     def backward_s() -> float:
         with autograd.record():
             y = convolve()
-        y.wait_to_read()
+        wait_for(y)
         start = time.perf_counter()
         y.backward(out_grad)
         mx.nd.waitall()
         return time.perf_counter() - start
     out = convolve()  # reused as in a network, because allocating memory can take longer than the convolution
     with autograd.train_mode():
-        forward = session.time(lambda: convolve(out=out).wait_to_read())
+        forward = session.time(lambda: wait_for(convolve(out=out)))
     backward = [backward_s() for _ in range(session.num_warmup + session.num)][session.num_warmup:]
     return forward.median_s, statistics.median(backward)
 

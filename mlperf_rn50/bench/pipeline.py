@@ -10,6 +10,7 @@ from mlperf_rn50.data.batches import train_batches
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.model.fused import with_layout
+from mlperf_rn50.train.comm.device import wait_for
 from mlperf_rn50.train.plan import make_plan
 
 CACHES = ('cold', 'warm')
@@ -33,7 +34,7 @@ def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
 
     def read() -> None:
         for _ in range(num_joined):
-            next(batches).images.wait_to_read()
+            wait_for(next(batches).images)
     seconds = session.time(read)
     wall_s, read_bytes = time.perf_counter() - start, proc_number('io', 'read_bytes:') - before
     size, batch_s = plan.local_batch_size, seconds.mean_s / num_joined

@@ -21,6 +21,7 @@ from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape, image_size_of
+from mlperf_rn50.train.comm.device import wait_for
 from mlperf_rn50.train.loop import STEPS_AHEAD
 from mlperf_rn50.train.plan import Plan, make_plan
 from mlperf_rn50.train.trainer import PendingStep, Trainer
@@ -68,7 +69,7 @@ def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: 
     for step in range(num_steps):
         pulses.append(trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step), False))
         while len(pulses) > (STEPS_AHEAD if step < num_steps - 1 else 0):
-            pulses.popleft().sums.wait_to_read()
+            wait_for(pulses.popleft().sums)
             stamps.append(time.perf_counter())
             session.position.now('training', len(stamps))
         if step == session.num_warmup - 1:  # start the clock with an idle device

@@ -84,17 +84,13 @@ def _states(followers: Sequence[Follower], options: Namespace) -> Iterator[list[
 
 
 def _write_page(run: LiveRun, folder: Path, options: Namespace) -> None:
-    from mlperf_rn50.analysis.watch.page import NAME, dump_page
-    from mlperf_rn50.files import temporary_of
+    from mlperf_rn50.analysis.watch.page import dump_page
     try:
         dump_page(run, folder, options.every, options.price_per_node_hour)
     except FileNotFoundError:  # the folder was removed in the meantime
         pass
     except OSError as e:
         raise UserError(f'--html: cannot write to {folder}: {e.strerror}; omit --html') from e
-    except KeyboardInterrupt:
-        temporary_of(folder / NAME).unlink(missing_ok=True)
-        raise
 
 
 def _console() -> Console:

@@ -13,13 +13,13 @@ import mxnet as mx
 import numpy as np
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.data import shards
+from mlperf_rn50.data import pipeline, shards
 from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.pipeline import (
-    DecoderTest,
     Inputs,
     build_warm,
+    has_async_engine,
     keeps_outputs,
     run_pipeline,
     to_mxnet,
@@ -186,24 +186,29 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
     context, is_kept = device_context(device_id), keeps_outputs(pipe)
 
     cut: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque()  # batches of the last run that are not used yet
+    # With the asynchronous engine, MXNet waits until freed memory is unused before it returns it again. So the last
+    # runs are kept until the steps that read them have ended, as the training loop is two steps ahead.
+    recent: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque(maxlen=4 if has_async_engine() else 0)
 
     def run() -> Any:
         try:
             return run_pipeline(pipe)
         except DataError as e:
-            test = DecoderTest(config.data.decoder, device_id)
-            for image, sample in ((i, s) for part in inside for i, s in zip(part.images, part.samples)):
-                if not test.passes(image):
-                    raise DataError(f'{open_records().describe(sample)}: DALI cannot decode this image; replace it '
-                                    'and prepare the data again') from e
-            raise
+            test = pipeline.DecoderTest(config.data.decoder, device_id)
+            images = ((i, s) for part in inside for i, s in zip(part.images, part.samples))
+            damaged = next((sample for image, sample in images if not test.passes(image)), None)
+            if damaged is None or not test.passes(pipeline.synthetic_inputs(1).images[0]):  # no image is at fault
+                raise
+            raise DataError(f'{open_records().describe(damaged)}: DALI cannot decode this image ({e}); replace it and '
+                            'prepare the data again') from e
 
     def batches(num_valid: Iterable[int]) -> Iterator[Batch]:
         for _ in left_over:  # the first call discards the remaining synthetic batches
-            run_pipeline(pipe)
+            run()
         for valid in num_valid:
             if not cut:
                 images, labels = (to_mxnet(output, is_kept, context) for output in run())
+                recent.append((images, labels))
                 cut.extend((images[i:i + size], labels[i:i + size]) for i in range(0, num_joined * size, size))
             images, labels = cut.popleft()
             part = inside.popleft()

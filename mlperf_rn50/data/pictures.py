@@ -1,7 +1,6 @@
 """Conversion of images to what DALI decodes, and to network inputs by the evaluation pipeline."""
 import io
 import warnings
-from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import imagesize
 import mxnet as mx
 import numpy as np
 from nvidia.dali import backend as dali_backend
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.pipeline import DecoderTest, build_pipeline, whole_images
@@ -22,6 +21,9 @@ _NATIVE_FORMATS = ('JPEG', 'MPO', 'PNG', 'BMP', 'WEBP')
 _backend: Any = dali_backend  # DALI creates its content at run time, where type checkers cannot see it
 # Older releases of DALI ignore the EXIF orientation.
 _DALI_HAS_ORIENTATION = 'adjust_orientation' in _backend.GetSchema('decoders__Image').GetArgumentNames()
+_TURNS = dict(enumerate((Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.ROTATE_180, Image.Transpose.FLIP_TOP_BOTTOM,
+                         Image.Transpose.TRANSPOSE, Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE,
+                         Image.Transpose.ROTATE_90), start=2))  # by EXIF orientation
 JPEG_QUALITY = 95
 
 
@@ -37,31 +39,29 @@ def encode_image(encoded: bytes, test: DecoderTest, resize_shorter: int | None =
             if image.format == 'EPS':  # Pillow would run Ghostscript
                 raise ValueError('got EPS, expected pixels')
             image.load()
-            orientation = 1
-            with suppress(Exception):  # damaged metadata, as in some images of ImageNet
-                orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+            turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
             if resize_shorter not in (None, min(image.size)):
-                rgb = _upright_rgb(image, orientation)
+                rgb = _upright_rgb(image, turn)
                 scale = resize_shorter / min(rgb.size)
                 width, height = (max(resize_shorter, round(side * scale)) for side in rgb.size)
                 rgb.resize((width, height), Image.Resampling.BICUBIC).save(buffer, 'JPEG', quality=JPEG_QUALITY)
                 return buffer.getvalue()
             # The reader of sizes for training crops knows the orientation of JPEGs only.
-            is_upright = orientation == 1 or image.format in ('JPEG', 'MPO') and _DALI_HAS_ORIENTATION
+            is_upright = turn is None or image.format in ('JPEG', 'MPO') and _DALI_HAS_ORIENTATION
             has_size = sorted(imagesize.get(io.BytesIO(encoded))) == sorted(image.size)
             if (image.format in _NATIVE_FORMATS and is_upright and has_size
                     and test.passes(np.frombuffer(encoded, np.uint8))):
                 return encoded
-            _upright_rgb(image, orientation).save(buffer, 'PNG')
+            _upright_rgb(image, turn).save(buffer, 'PNG')
             return buffer.getvalue()
 
 
-def _upright_rgb(image: Image.Image, orientation: int) -> Image.Image:
+def _upright_rgb(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
     """Return an image as upright 8-bit RGB; 16-bit grey is scaled to 8 bits, not truncated."""
     if image.mode == 'F' and np.asarray(image).max() <= 1:
         raise ValueError('got floating-point pixels of at most 1, expected 0 to 255')
-    if orientation != 1:
-        image = ImageOps.exif_transpose(image)
+    if turn is not None:  # ImageOps.exif_transpose fails if other metadata is damaged
+        image = image.transpose(turn)
     if image.mode.startswith('I'):
         image = Image.fromarray(np.rint(np.clip(np.asarray(image, np.float64), 0, 65535) / 257).astype(np.uint8))
     return image.convert('RGB')

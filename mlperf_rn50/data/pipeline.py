@@ -129,7 +129,7 @@ def run_pipeline(pipe: Pipeline) -> Any:
     try:
         return pipe.run()
     except RuntimeError as e:  # DALI puts many lines before a decoder's message
-        reason = str(e).rpartition('encountered:')[2].split()
+        reason = str(e).rpartition('encountered:')[2].partition('Current pipeline object')[0].split()
         raise DataError(f'the input pipeline failed: {" ".join(reason)[:300]}') from e
 
 
@@ -179,9 +179,18 @@ def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_tra
     return pipe, iter(range(num_synthetic - 1))
 
 
+def has_async_engine() -> bool:
+    """Return whether an operator on a GPU counts as done when it is launched; only NVIDIA's MXNet does this."""
+    return os.environ.get('MXNET_ASYNC_GPU_ENGINE', '').lower() in ('1', 'true')
+
+
 def keeps_outputs(pipe: Any) -> bool:
-    """Return whether DALI leaves outputs unchanged while they are referenced, as DALI 2's dynamic executor does."""
-    return bool(getattr(pipe, 'exec_dynamic', False)) and hasattr(TensorCPU, '__dlpack__')
+    """Return whether DALI leaves outputs unchanged while MXNet uses them, as DALI 2's dynamic executor does.
+
+    With the asynchronous engine, MXNet releases shared memory before the operators that use it have ended.
+    """
+    return (bool(getattr(pipe, 'exec_dynamic', False)) and hasattr(TensorCPU, '__dlpack__')
+            and not has_async_engine())
 
 
 def to_mxnet(output: Any, is_kept: bool, context: mx.Context) -> mx.nd.NDArray:

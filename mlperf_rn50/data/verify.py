@@ -8,7 +8,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,13 @@ def record_checksums(part: Path) -> list[int]:
     return known
 
 
-def describe_records(rec_path: Path, sha256: str, checksums: list[int], names: list[str]) -> dict:
-    """Write the files that describe a .rec with its .idx; return the manifest entry of the split."""
+def describe_records(rec_path: Path, names: list[str], sha256: str = '', checksums: Sequence[int] = ()) -> dict:
+    """Write the files that describe a .rec with its .idx; return the manifest entry; compute missing digests."""
+    checksums = checksums or record_checksums(rec_path)
     lines = ''.join(f'{name}\n' for name in names)
     write_atomically(names_path(rec_path), lines)
-    return {'num_images': len(checksums), 'rec_bytes': rec_path.stat().st_size, 'rec_sha256': sha256,
+    return {'num_images': len(checksums), 'rec_bytes': rec_path.stat().st_size,
+            'rec_sha256': sha256 or sha256_of(rec_path),
             'crc_sha256': dump_array(checksums_path(rec_path), np.array(checksums, np.uint32)),
             'idx_sha256': sha256_of(rec_path.with_suffix('.idx')), 'index_sha256': write_index(rec_path),
             'names_sha256': hashlib.sha256(lines.encode()).hexdigest()}

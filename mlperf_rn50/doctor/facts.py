@@ -22,7 +22,7 @@ from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.fused import layout_warnings, with_layout
 from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.environment import package_versions
-from mlperf_rn50.train.comm.device import device_id_of
+from mlperf_rn50.train.comm.device import device_id_of, wait_for
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.sharing import describe_exchange
 from mlperf_rn50.train.plan import make_plan
@@ -83,7 +83,7 @@ def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
         comm.barrier()
         start = time.monotonic()
         comm.average_gradients([array])
-        array.wait_to_read()
+        wait_for(array)
         times.append(time.monotonic() - start)
     return sorted(times[1:])[1]
 
@@ -128,12 +128,12 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
         trainer.forward(next(synthetic_batches(config, plan.train_shard(rank), device_id))).backward()
         mx.nd.waitall()
         what = 'an evaluation'
-        trainer.fold()
-        trainer.eval_net(next(synthetic_batches(config, plan.eval_shard(rank), device_id)).images).wait_to_read()
+        with trainer.evaluating() as net:
+            wait_for(net(next(synthetic_batches(config, plan.eval_shard(rank), device_id)).images))
         if not config.data.synthetic:
             what, record = f'DALI with data.decoder={config.data.decoder}', Record(synthetic_inputs(1).images[0], 0, 0)
-            records: Any = SimpleNamespace(path='synthetic records', read=lambda _: record, num_bytes=len)
-            next(train_batches(config, plan.train_shard(rank), 0, 0, device_id, lambda: records)).images.wait_to_read()
+            records: Any = SimpleNamespace(describe='synthetic record {}'.format, read=lambda _: record, num_bytes=len)
+            wait_for(next(train_batches(config, plan.train_shard(rank), 0, 0, device_id, lambda: records)).images)
     except (RuntimeError, UserError) as e:  # MXNet and DALI raise RuntimeError
         problem = one_line(str(e))
     used = 0

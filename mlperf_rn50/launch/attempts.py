@@ -2,6 +2,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +12,7 @@ from mlperf_rn50.train.checkpoint.checkpoint import newest_step
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
 from mlperf_rn50.train.watchdog.host_failures import append_line
 
-MAX_STUCK = 3  # consecutive attempts without a newer checkpoint, after which the launcher gives up
+MAX_STUCK = 3  # failed attempts without a newer checkpoint, after which the launcher gives up
 # After this many failures of a host in such attempts, --elastic excludes it. Only values below MAX_STUCK matter.
 MAX_FAILURES = 2
 _FIRST_PAUSE_S = 5.0  # before the restart after the first such attempt; doubled after each further one
@@ -39,6 +40,10 @@ class Attempt:
     end: str | None  # converged, aborted, failed or interrupted; None if metrics.jsonl has no end event
     gained: bool  # whether the attempt wrote a newer checkpoint
     can_resume: bool
+    has_stepped: bool = False  # whether the attempt recorded a step
+    place: str = 'before a run began'  # or the last recorded step and phase
+    cause: str = ''  # of the end; '' in files of earlier versions
+    origin: Literal['', 'outside', 'program'] = ''  # of the cause; '' if unknown
 
 
 @dataclass(frozen=True)
@@ -61,12 +66,10 @@ class Line:
 
 
 @dataclass(frozen=True)
-class _Record:
-    """Relevant fields of a line in attempts.jsonl."""
+class _Record(Attempt):
+    """A line in attempts.jsonl."""
 
-    job: str
-    end: str | None = None
-    gained: bool = False
+    job: str = ''
 
 
 def read_metrics(run: RunFolder) -> list[Line]:
@@ -103,11 +106,13 @@ def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: 
     step = newest_step(run.checkpoints)
     began = next((m.step for m in lines if m.event == 'resumed' and m.step is not None),
                  before.step if run.index == before.newest else -1)
-    return Attempt(run.index, exit_code, end_of(lines), step > began, step >= 0)
+    return Attempt(run.index, exit_code, end_of(lines), step > began, step >= 0,
+                   any(m.event in ('train', 'eval') for m in lines), place_of(run), end_of(lines) or '')
 
 
-def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, num_stuck: int) -> NextStep:
-    """Decide what follows an attempt; num_stuck: attempts in a row, up to this one, without a newer checkpoint."""
+def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, past: Sequence[Attempt],
+          can_exclude: bool = False) -> NextStep:
+    """Decide what follows an attempt; past: all attempts, can_exclude: whether a failing host can be excluded."""
     if attempt.end is not None:
         return NextStep('end', _ENDS[attempt.end])
     if is_stop_requested:
@@ -116,14 +121,24 @@ def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, num_stu
         return NextStep('end', EXIT_USAGE)
     if restarts_left < 1:
         return NextStep('end', EXIT_FAILED)
-    if num_stuck >= MAX_STUCK:
-        return NextStep('end', EXIT_FAILED, reason=stuck_text(num_stuck))
-    return NextStep('restart', pause_s=pause_s(num_stuck))
+    if (reason := give_up_reason(past)) and not can_exclude:
+        return NextStep('end', EXIT_FAILED, reason=reason)
+    return NextStep('restart', pause_s=pause_s(count_stuck(past)))
 
 
-def stuck_text(num_stuck: int) -> str:
-    """Return the message that says why the launcher gives up."""
-    return f'{num_stuck} consecutive attempts wrote no newer checkpoint; not restarted'
+def count_stuck(attempts: Sequence[Attempt]) -> int:
+    """Count the failed attempts since the newest checkpoint, except those that outside causes ended before a step."""
+    recent = takewhile(lambda a: not (a.gained or a.end in OVER), reversed(attempts))
+    return sum(a.has_stepped or a.origin != 'outside' for a in recent)
+
+
+def give_up_reason(attempts: Sequence[Attempt]) -> str:
+    """Return why the run is not restarted after these attempts; '' if it is restarted."""
+    places = [(a.place, re.sub(r'\d+', '', a.cause)) for a in attempts[-2:] if a.origin == 'program']
+    if len(places) == 2 and places[0] == places[1]:
+        return f'two attempts in a row ended with the same failure ({places[0][0]}); not restarted'
+    num = count_stuck(attempts)
+    return f'{num} consecutive attempts wrote no newer checkpoint; not restarted' if num >= MAX_STUCK else ''
 
 
 def pause_s(num_stuck: int) -> float:
@@ -147,7 +162,6 @@ def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
     append_line(folder / _ATTEMPTS, {'job': job, **asdict(attempt)})
 
 
-def stuck_attempts(folder: Path, job: str) -> int:
-    """Count the most recent consecutive attempts of a job that wrote no newer checkpoint."""
-    attempts = [a for _, a in read_lines(folder / _ATTEMPTS, _Record) if a.job == job]
-    return next((i for i, a in enumerate(reversed(attempts)) if a.gained or a.end in OVER), len(attempts))
+def read_attempts(folder: Path, job: str) -> list[Attempt]:
+    """Return the attempts of a job, which may have been requeued."""
+    return [a for _, a in read_lines(folder / _ATTEMPTS, _Record) if a.job == job]

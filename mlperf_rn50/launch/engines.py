@@ -39,7 +39,10 @@ ENGINES: Mapping[str, Engine] = {
 
 def program_of_ranks(here: Path, name: str, options: Options) -> list[str]:
     """Return the program of every rank as a command line; raise ConfigError if the image or a mount is missing."""
-    folder = os.getcwd()
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError as e:
+        raise ConfigError('the current folder has been deleted; change to another one') from e
     if name == 'apptainer':
         if not options.image:
             raise ConfigError('--image: got nothing, expected an Apptainer image')

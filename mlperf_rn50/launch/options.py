@@ -104,8 +104,8 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
     add('--clear-caches', action='store_true', help='flush the page cache of every node before each run (needs root)')
     add('--restarts', metavar='N', type=count, default=0,
         help='after a failure, resume from the last checkpoint, at most N times, while restarts make progress')
-    add('--elastic', action='store_true', help='with --restarts: resume on the reachable hosts, without those that '
-        'failed twice')
+    add('--elastic', action='store_true', help='with --restarts: resume on the hosts that answer within 30 s, '
+        'without those that failed twice')
     add('--resume', action='store_true', help='resume the newest run in the run folder')
     add('--no-doctor', dest='doctor', action='store_false', help='do not check the nodes first')
     if has_hosts:

@@ -21,6 +21,8 @@ LAUNCHER_SIGNALS = (*STOP_SIGNALS, HOST_LOST, signal.SIGCHLD)
 _PR_SET_PDEATHSIG = 1
 STOP_LIMIT_S = 600.0  # time for a checkpoint after a stop request
 TERM_LIMIT_S = 10.0  # time for the engine to end after SIGTERM
+END_LIMITS_S = (120.0, 30.0)  # time to end after a run has logged its end, without and with a stop request
+_LOOK_S = 10.0  # time between two looks at the run
 
 
 class Stage(Enum):
@@ -30,6 +32,9 @@ class Stage(Enum):
     STOPPING = 'stop requested'
     TERMINATING = 'terminating'
     KILLING = 'killed'
+
+
+_WAITING = {Stage.RUNNING: 'still starting', Stage.STOPPING: 'the stop request has had no effect'}
 
 
 class EngineEvent(Enum):
@@ -73,31 +78,44 @@ def as_child() -> None:
 
 
 def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQueue, job: str, limit_s: float = 0.0,
-               is_overdue: Callable[[], bool] = lambda: True, end_signal: signal.Signals = signal.SIGTERM,
-               messengers: Sequence[subprocess.Popen] = ()) -> int:
-    """Run an engine to its end; return its exit code, 128 + N after signal N, or EXIT_FAILED if a host was lost.
+               status: Callable[[], str | None] = lambda: None, report: Callable[[str], object] = lambda _: None,
+               end_signal: signal.Signals = signal.SIGTERM, messengers: Sequence[subprocess.Popen] = (),
+               output: int | None = None) -> int:
+    """Run an engine to its end; return its exit code, 128 + N after signal N.
+
+    The exit code is EXIT_FAILED if a host was lost or if the engine exceeded limit_s.
 
     Args:
         job: value of MLPERF_RN50_JOB in the environment of every process of the job.
-        limit_s: time limit of the engine; 0 for none.
-        is_overdue: called after limit_s; if it returns False, the limit is lifted.
+        limit_s: time limit for the start of the run; 0 for none. Once it has begun, its ranks enforce their own limits.
+        status: returns the status of a run that has ended, '' before the end, None if no run has begun.
+        report: called with a limit that was exceeded, before the engine is terminated.
         messengers: processes that forward SIGUSR1 to the ranks as a stop request; if empty, the engine forwards it.
     """
     process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True,
-                               preexec_fn=as_child)
-    stage, since, is_lost = Stage.RUNNING, time.monotonic(), False
+                               preexec_fn=as_child, stdout=output, stderr=output)
+    stage, since, has_ended, is_lost = Stage.RUNNING, time.monotonic(), False, False
+    looked = since
     limits = {Stage.RUNNING: limit_s or float('inf'), Stage.STOPPING: STOP_LIMIT_S, Stage.TERMINATING: TERM_LIMIT_S,
               Stage.KILLING: 1.0}
     while process.poll() is None:
         event = next_event(signals, min(1.0, since + limits[stage] - time.monotonic()))
-        if event is None and time.monotonic() - since >= limits[stage]:
-            if stage is Stage.RUNNING and not is_overdue():
+        now = time.monotonic()
+        if stage in _WAITING and not has_ended and now - looked >= _LOOK_S:
+            looked, has_ended = now, bool(status())
+            if has_ended:
+                since, limits = now, limits | dict(zip(_WAITING, END_LIMITS_S))
+        if event is None and now - since >= limits[stage]:
+            if stage is Stage.RUNNING and not has_ended and status() is not None:
                 limits[stage] = float('inf')
             else:
                 event = EngineEvent.LATE
         if event is None:
             continue
-        is_lost |= event is EngineEvent.LOST
+        if event is EngineEvent.LATE and stage in _WAITING:
+            report(f'{"the run has ended, but not its processes" if has_ended else _WAITING[stage]} after '
+                   f'{limits[stage]:.0f} s')
+        is_lost |= event is EngineEvent.LOST or event is EngineEvent.LATE and stage is Stage.RUNNING
         after = react(stage, event)
         if after is stage and event is not EngineEvent.LATE:
             continue  # the signal of this stage was already sent
@@ -127,9 +145,7 @@ def processes_of(job: str) -> list[int]:
     """Return the processes of a job on this machine, found by their environment."""
     wanted, found = f'MLPERF_RN50_JOB={job}'.encode(), []
     for path in Path('/proc').glob('[0-9]*/environ'):
-        try:
+        with suppress(OSError):  # ended, or owned by another user
             if wanted in path.read_bytes().split(b'\0'):
                 found.append(int(path.parent.name))
-        except OSError:
-            continue  # ended, or owned by another user
     return found

@@ -16,7 +16,9 @@ from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure, read
 from mlperf_rn50.train.watchdog.signals import SignalQueue
 
 _DOCTOR = 'd'  # appended to an attempt's job name for its doctor
+_SIGNAL_CODES = 128  # exit code of an engine that a signal has ended, less the number of the signal
 _WAIT_LIMIT_S = 60.0  # maximum wait for silent hosts before a restart
+_ELASTIC_LIMIT_S = 30.0  # the same with --elastic, which then excludes them
 _RETRY_S = 2.0  # pause between checks for silent hosts
 
 
@@ -33,8 +35,8 @@ class RunPlace:
 class World:
     """Functions by which the supervisor acts on hosts, and its signals; tests pass stand-ins."""
 
-    # Run a command on all ranks, under a job name; stop it if the given function returns False at the start limit.
-    start: Callable[[RunPlace, str, Sequence[str], Callable[[], bool]], int]
+    # Run a command on all ranks, under a job name; the given function returns the status of the run, see run_engine.
+    start: Callable[[RunPlace, str, Sequence[str], Callable[[], str | None]], int]
     silent: Callable[[Sequence[str]], list[str]]  # return the hosts that do not answer
     say: Callable[[str], None]
     signals: SignalQueue
@@ -51,6 +53,7 @@ class Supervisor:
     batch_job: str  # name that is the same for all starts of a requeued job
     token: str
     _stuck: dict[str, RunPlace] = field(default_factory=dict)  # layout of each job since the newest checkpoint
+    _attempts: list[Attempt] = field(default_factory=list)  # including those before a requeue
     _num_jobs: int = 0
 
     def run_all(self) -> int:
@@ -61,30 +64,36 @@ class Supervisor:
             worst = max(worst, code)
             if self.world.signals.is_requested or code == EXIT_USAGE:
                 break
-        return EXIT_AT_ONCE if self.world.signals.is_forced else worst
+        return EXIT_AT_ONCE if self.world.signals.is_forced and worst else worst
 
     def run_to_end(self, is_resumed: bool) -> int:
         """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75 if resumable."""
-        world, restarts_left = self.world, self.options.restarts
+        world, restarts_left, is_checked = self.world, self.options.restarts, False
         self._stuck.clear()
+        self._attempts = attempts.read_attempts(self.layout.run_dir, self.batch_job)
         train_options = self.train_options(attempts.newest_run(self.layout.run_dir) if is_resumed else None)
         while True:
             self._num_jobs += 1
             job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(self.layout.run_dir)
-            code = self._run_doctor(job, train_options)
+            code = 0 if is_checked else self._run_doctor(job, train_options)
             is_fit = not code
             if not is_fit and not world.signals.is_requested and self._is_finding(job, code) and (
                     code == EXIT_USAGE or self._num_jobs == 1 or not restarts_left):
                 return code
             if is_fit and not world.signals.is_requested:
-                code = self._start(job, ['train', *train_options], partial(self._has_begun, before))
+                code = self._start(job, ['train', *train_options], partial(self._status, before))
             attempt = attempts.read_attempt(self.layout.run_dir, before, code, train_options[0] == '--resume')
-            if attempt.end == 'interrupted' and self._has_lost_host(code):
+            if attempt.end == 'interrupted' and self._has_lost_host(job, code):
                 attempt = replace(attempt, end=None)
-            num_stuck = self._record(job, attempt)
-            verdict = attempts.judge(attempt, world.signals.is_requested, restarts_left, num_stuck)
+            silent: Sequence[str] = ()
             if not attempt.end and not world.signals.is_requested:
-                self.describe_failure(job, attempt)
+                silent = world.silent(self.layout.hosts) if self.has_ssh else ()
+                attempt = self.explain_failure(job, attempt, silent)
+            self._record(job, attempt)
+            verdict = attempts.judge(attempt, world.signals.is_requested, restarts_left, self._attempts,
+                                     bool(self._bad_hosts()))
+            # A restart checks the hosts again unless they passed and the failure had nothing to do with them.
+            is_checked = is_fit and attempt.origin == 'outside' and not silent
             if verdict.reason:
                 world.say(verdict.reason)
             if verdict.action == 'end':
@@ -102,11 +111,14 @@ class Supervisor:
             world.say(f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: '
                       f'{" ".join(train_options)}')
 
-    def _has_lost_host(self, code: int) -> bool:
+    def _has_lost_host(self, job: str, code: int) -> bool:
         """Return whether a lost host, not the user, interrupted a run; guards then send a stop request to the ranks."""
         if self.world.signals.is_requested or not self.has_ssh:
             return False
-        return code == EXIT_FAILED or bool(self.world.silent(self.layout.hosts))
+        return code == EXIT_FAILED or bool(self._failures(job)) or bool(self.world.silent(self.layout.hosts))
+
+    def _failures(self, job: str) -> list[Failure]:
+        return [f for f in read_failures(self.layout.run_dir) if f.job in (job, job + _DOCTOR)]
 
     def train_options(self, run: RunFolder | None) -> list[str]:
         """Return the options of train that resume or begin a run; raise ConfigError if neither is possible."""
@@ -117,75 +129,85 @@ class Supervisor:
                               'with --config')
         return ['--config', self.options.config, '--run.dir', str(self.layout.run_dir)]
 
-    def _has_begun(self, before: attempts.RunProgress) -> bool:
-        """Return whether the ranks have written to the run folder; from then on they enforce their own limits."""
-        return attempts.read_progress(self.layout.run_dir) != before
+    def _status(self, before: attempts.RunProgress) -> str | None:
+        """Return the status of an ended run, '' once the ranks have written to the run folder, and before that None."""
+        has_begun = attempts.read_progress(self.layout.run_dir) != before
+        return (attempts.read_attempt(self.layout.run_dir, before, 0, True).end or '') if has_begun else None
 
-    def _start(self, job: str, words: Sequence[str], has_begun: Callable[[], bool]) -> int:
+    def _start(self, job: str, words: Sequence[str], status: Callable[[], str | None]) -> int:
         layout = ['--run.num_nodes', len(self.layout.hosts), '--run.ranks_per_node', self.layout.ranks_per_node,
                   '--run.ranks_per_device', self.options.ranks_per_device]
-        return self.world.start(self.layout, job, [*words, *self.options.train, *map(str, layout)], has_begun)
+        return self.world.start(self.layout, job, [*words, *self.options.train, *map(str, layout)], status)
 
     def _run_doctor(self, job: str, train_options: Sequence[str]) -> int:
         if not self.options.doctor or self.world.signals.is_requested:
             return 0
         # The doctor is a separate job, so that its guards end only its own processes.
-        return self._start(job + _DOCTOR, ['doctor', '--quiet', *train_options], lambda: False)
+        return self._start(job + _DOCTOR, ['doctor', '--quiet', *train_options], lambda: None)
 
     def _is_finding(self, job: str, code: int) -> bool:
         """Return whether the doctor found a fault; a killed rank or a lost host is a failed attempt instead."""
         if code != EXIT_FAILED:
             return code == EXIT_USAGE
-        has_failed_rank = any(f.job == job + _DOCTOR for f in read_failures(self.layout.run_dir))
-        return not has_failed_rank and not (self.has_ssh and self.world.silent(self.layout.hosts))
+        return not self._failures(job) and not (self.has_ssh and self.world.silent(self.layout.hosts))
 
-    def _record(self, job: str, attempt: Attempt) -> int:
-        """Record an attempt; return how many in a row, including those before a requeue, wrote no newer checkpoint."""
+    def _record(self, job: str, attempt: Attempt) -> None:
         if attempt.end or not self.world.signals.is_requested:  # a stop request is not a failure
             attempts.note_attempt(self.layout.run_dir, self.batch_job, attempt)
+            self._attempts.append(attempt)
         self._stuck = {} if attempt.gained else {**self._stuck, job: self.layout}
-        return max(len(self._stuck), attempts.stuck_attempts(self.layout.run_dir, self.batch_job))
 
-    def describe_failure(self, job: str, attempt: Attempt) -> None:
-        """Report where an attempt failed and which hosts do not answer."""
+    def explain_failure(self, job: str, attempt: Attempt, silent: Sequence[str]) -> Attempt:
+        """Report where an attempt failed and which hosts did not answer; return it with the first recorded cause."""
         layout = self.layout
-        where = 'before a run began' if attempt.run is None else \
-            f'last recorded: {attempts.place_of(RunFolder(layout.run_dir, attempt.run))}'
-        silent = self.world.silent(layout.hosts) if self.has_ssh else []
+        where = attempt.place if attempt.run is None else f'last recorded: {attempt.place}'
         for host in silent:
-            note_failure(layout.run_dir, Failure(job, host, 'does not answer'))
-            self.world.say(f'host {host} (with rank {ranks_of(host, layout.hosts, layout.ranks_per_node)}) does not '
-                           f'answer {platform.node()}; {where}')
-        if not silent:
+            note_failure(layout.run_dir, Failure(job, host, 'does not answer', is_outside=True))
+        lost = {f.host: f.cause for f in reversed(self._failures(job)) if f.rank is None and f.host in layout.hosts}
+        lost |= dict.fromkeys(silent, f'does not answer {platform.node()}')
+        for host, cause in lost.items():
+            self.world.say(f'host {host} (with rank {ranks_of(host, layout.hosts, layout.ranks_per_node)}) {cause}; '
+                           f'{where}')
+        if not lost:
             self.world.say(f'the ranks ended with exit code {attempt.exit_code}; {where}')
+        first = next(iter(self._failures(job)), None)
+        if not first:
+            return replace(attempt, cause=f'the ranks ended with exit code {attempt.exit_code}',
+                           origin='outside' if attempt.exit_code > _SIGNAL_CODES else '')
+        host = name_of(first, layout.hosts, layout.ranks_per_node)
+        subject = f'host {host} ' if host and first.rank is None else host and f'rank {first.rank} on {host}: '
+        return replace(attempt, cause=subject + first.cause, origin='outside' if first.is_outside else 'program')
 
     def regroup(self) -> bool:
         """Wait for silent hosts or exclude them before the next attempt; return whether an attempt is possible."""
         if not self.has_ssh:
             return True
-        if self.options.elastic:
-            # Failures in attempts that wrote no newer checkpoint, with the host names that the user gave.
-            failures = [replace(f, job=job, host=name_of(f, layout.hosts, layout.ranks_per_node))
-                        for f in read_failures(self.layout.run_dir)
-                        if (layout := self._stuck.get(job := f.job.removesuffix(_DOCTOR)))]
-            bad = bad_hosts(failures, self.layout.hosts)
-            for host, cause in bad.items():
-                self.world.say(f'excluding {host} after {attempts.MAX_FAILURES} failures in attempts without a newer '
-                               f'checkpoint ({cause})')
-            self._exclude(list(bad))
-        deadline = time.monotonic() + _WAIT_LIMIT_S
+        for host, cause in self._bad_hosts().items():
+            self.world.say(f'excluding {host} after {attempts.MAX_FAILURES} failures in attempts without a newer '
+                           f'checkpoint ({cause})')
+            self._exclude([host])
+        start = time.monotonic()
         while silent := self.world.silent(self.layout.hosts):
-            if self.options.elastic and len(silent) < len(self.layout.hosts):
-                self.world.say(f'excluding {" ".join(silent)}, which did not answer')
-                self._exclude(silent)
-                return True
             if self.world.signals.is_requested:
                 return True
-            if time.monotonic() >= deadline:
+            can_exclude = self.options.elastic and len(silent) < len(self.layout.hosts)
+            if can_exclude and time.monotonic() - start >= _ELASTIC_LIMIT_S:
+                self.world.say(f'excluding {" ".join(silent)}, which did not answer for {_ELASTIC_LIMIT_S:.0f} s')
+                self._exclude(silent)
+                return True
+            if time.monotonic() - start >= _WAIT_LIMIT_S:
                 self.world.say(f'{" ".join(silent)} did not answer for {_WAIT_LIMIT_S:.0f} s; not restarted')
                 return False
             self.world.signals.pause(_RETRY_S)
         return True
+
+    def _bad_hosts(self) -> dict[str, str]:
+        """Return the hosts to exclude, from the failures in attempts that wrote no newer checkpoint."""
+        # The host names are those that the user gave.
+        failures = [replace(f, job=job, host=name_of(f, layout.hosts, layout.ranks_per_node))
+                    for f in read_failures(self.layout.run_dir)
+                    if (layout := self._stuck.get(job := f.job.removesuffix(_DOCTOR)))]
+        return bad_hosts(failures, self.layout.hosts) if self.options.elastic and self.has_ssh else {}
 
     def _exclude(self, hosts: Sequence[str]) -> None:
         self.layout = replace(self.layout, hosts=tuple(h for h in self.layout.hosts if h not in hosts))

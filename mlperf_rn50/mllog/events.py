@@ -26,11 +26,12 @@ TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second, 
 LOSS_SCALE = 'loss_scale'            # value: new scale after a change; metadata: step, counted from 1 (0: the warm-up)
 CLOCK_STEP = 'clock_step'            # value: seconds by which a wall clock jumped during the run; metadata: host
 
-_V05 = re.compile(r':::MLPv0\.5\.0 (?P<benchmark>[a-z]+) (?P<time>\d+\.\d+) \((?P<file>[^: ]+):(?P<line>\d+)\) '
-                  r'(?P<key>[A-Za-z0-9_]+)\s?(?::\s+(?P<value>.+))?$')
-_V06 = re.compile(r':::MLL (?P<time>[\d.]+) (?P<key>[A-Za-z0-9_]+) ?:\s+(?P<value>.+)$')
+_V05 = re.compile(r':::MLPv0\.5\.0 (?P<benchmark>[a-z]+) (?P<time>[\d.]+) \((?P<file>[^: ]+):(?P<line>\d+)\) '
+                  r'(?P<key>[A-Za-z0-9_]+)(?![A-Za-z0-9_])(?:\s?:\s+(?P<value>.+)|(?!\s?:))')
+_V06 = re.compile(r':::MLL (?P<time>[\d.]+) (?P<key>[A-Za-z0-9_]+) ?:\s+(?P<value>.+)')
 _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
-_TOKEN = re.compile(r':::ML(?:Pv0\.5\.0|LOG|L) ')
+_TOKEN = re.compile(r':::ML(?:Pv\d[\d.]*|LOG|L)(?=[\s{])')
+_VITAL = ('run_start', 'run_stop', 'eval_accuracy')  # time and status of a run depend on each such line
 
 
 @dataclass(slots=True)  # never modified, but a frozen instance takes three times as long to create
@@ -60,7 +61,7 @@ def _seconds(value: Any, ticks_per_s: float = 1.0) -> float:
 
 
 def decode_events(line: str) -> list[LogEvent | ValueError]:
-    """Return the events on a line that several processes or a progress bar may share; a torn event becomes an error."""
+    """Return the events on a line that other output may share; a torn event becomes ValueError(reason, text)."""
     if line.startswith(':::MLLOG ') and '\r' not in line and line.find(':::ML', 1) < 0:  # the usual case
         return [_try_decode(line)]
     decoded = []
@@ -75,33 +76,34 @@ def _try_decode(text: str) -> LogEvent | ValueError:
     try:
         if text.startswith(':::MLLOG'):
             return _decode_mllog(text)
-        return _decode_v05(text) if text.startswith(':::MLPv0.5.0') else _decode_v06(text)
+        return _decode_v05(text) if text.startswith(':::MLP') else _decode_v06(text)
     except ValueError as e:
-        return e
+        return ValueError(str(e), text)
     except RecursionError:
-        return ValueError('nested too deeply')
+        return ValueError('nested too deeply', text)
 
 
 def _parse(text: str) -> Any:
-    """Parse a JSON value; calling the scanner directly is faster than json.loads and suffices for whole lines."""
+    """Parse a JSON value, which other output may follow: after a number, it must start with a space or control code."""
     try:
         value, end = _scan(text, 0)
+        is_whole = text[end - 1] in '"]}' or not text[end:] or text[end] == ' ' or not text[end].isprintable()
     except StopIteration:
-        end = -1
-    return value if end == len(text) else json.loads(text)
+        is_whole = False
+    return value if is_whole else json.loads(text)  # raises the error with its reason
 
 
 def _decode_v05(text: str) -> LogEvent:
     m = _V05.match(text)
-    if m is None:
-        raise ValueError('not a :::MLPv0.5.0 line')
+    if m is None or any(key != m['key'] and key.startswith(m['key']) for key in _VITAL):
+        raise ValueError('not a whole :::MLPv0.5.0 line')
     value = None if m['value'] is None else _parse(m['value'])
     return LogEvent('MLPv0.5.0', m['key'], _seconds(float(m['time'])), value,
                     {'file': m['file'], 'lineno': int(m['line']), 'benchmark': m['benchmark']})
 
 
 def _decode_mllog(text: str) -> LogEvent:
-    record = _object(_parse(text[len(':::MLLOG '):]), 'the line')
+    record = _object(_parse(text[len(':::MLLOG'):].lstrip()), 'the line')
     try:
         key, ticks, metadata = record['key'], record['time_ms'], record['metadata']
     except KeyError as e:

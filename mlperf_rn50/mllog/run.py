@@ -28,6 +28,7 @@ class FactSource:
     text: str  # name of the key, lines or file
     line: int | None = None  # line number in `path` or, if that is None, in the log
     path: Path | None = None  # file of the description; None for the log
+    numbers: tuple[int, ...] = ()  # of a count, the values from all sources
 
 
 class Finding(NamedTuple):
@@ -141,6 +142,7 @@ class Run:
     init_s: float | None = None  # from the first init_start to init_stop
     epochs_to_converge: int | None = None
     last_epoch: int | None = None
+    is_from_0: bool = False  # whether the log counts epochs from 0, contrary to the rules, so that it has lower numbers
     # From run_start to run_stop, without the gaps before resumes; None if logged times contradict each other.
     time_to_train_s: float | None = None
     age_s: float | None = None  # time since the last write to the log of a running run

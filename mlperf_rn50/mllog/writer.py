@@ -15,7 +15,6 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlperf_rn50
@@ -78,20 +77,23 @@ class RunLog:
         _make_logger('mlperf_compliance', self._sink)
         v05.ROOT_DIR_RESNET = _ROOT
         self._opened_s = time.time() - time.monotonic()
-        v05.time = SimpleNamespace(time=self._time_s)  # all that the v0.5 package uses of this module
-
-    def _time_s(self) -> float:
-        return self._opened_s + time.monotonic()
+        self._time_s, self._is_converged = 0.0, False
+        v05.time = self  # the package calls time.time() for each line
 
     def close(self) -> None:
         self._sink.close()
         self._v06.close()
 
+    def time(self) -> float:
+        """Return the time of the next line: now, but after the target was reached, that of the last line before it."""
+        self._time_s = self._time_s if self._is_converged else self._opened_s + time.monotonic()
+        return self._time_s
+
     def _event(self, key: str, value: Any = None, kind: str = keys.POINT_IN_TIME, **metadata: Any) -> None:
         """Write an event as an MLLOG line, and as a 0.6.0 line if the run has a 0.6.0 log."""
         if not self._is_open:
             return
-        now = self._time_s()
+        now = self.time()
         write = {keys.POINT_IN_TIME: self._mllog.event, keys.INTERVAL_START: self._mllog.start,
                  keys.INTERVAL_END: self._mllog.end}[kind]
         write(key, value, metadata, time_ms=int(now * 1000))
@@ -260,9 +262,9 @@ class RunLog:
         self._tag(tags.EVAL_STOP, epoch)
 
     def run_stop(self, reason: str) -> None:
-        """Log the end of the run; the reason is converged, aborted, interrupted or failed."""
-        is_success = reason == 'converged'
-        self._event(keys.RUN_STOP, kind=keys.INTERVAL_END, status=keys.SUCCESS if is_success else keys.ABORTED,
-                    reason=reason)
-        self._tag(tags.RUN_STOP, {'success': is_success})
+        """Log the end of the run. reason: converged (at the time of the last line), aborted, interrupted or failed."""
+        self._is_converged = reason == 'converged'
+        self._event(keys.RUN_STOP, kind=keys.INTERVAL_END,
+                    status=keys.SUCCESS if self._is_converged else keys.ABORTED, reason=reason)
+        self._tag(tags.RUN_STOP, {'success': self._is_converged})
         self._tag(tags.RUN_FINAL)

@@ -248,13 +248,10 @@ class FoldedResNet:
         source = {n: p.data() for n, p in trained.collect_params().items()}
         for name, param in self.net.collect_params().items():
             layer, _, kind = name.rpartition('_')
-            if layer.endswith('fc1'):
-                param.set_data(source[name])
-            else:
-                weight, bias = self._fold(layer, source)
-                param.set_data((weight if kind == 'weight' else bias).astype(param.dtype))
+            array = source[name] if layer.endswith('fc1') else self._fold(layer, source)[kind]
+            param.set_data(array.astype(param.dtype))
 
-    def _fold(self, layer: str, source: dict[str, mx.nd.NDArray]) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
+    def _fold(self, layer: str, source: dict[str, mx.nd.NDArray]) -> dict[str, mx.nd.NDArray]:
         """Return the weight and bias of a convolution with its BatchNorm folded in; both float32."""
         head, _, number = layer.rpartition('conv')
         norm = f'{head}bn{number.removeprefix("1") if number == "1sc" else number}'
@@ -262,7 +259,7 @@ class FoldedResNet:
                                   for kind in ('gamma', 'beta', 'running_mean', 'running_var'))
         factor = gamma / mx.nd.sqrt(var + self._epsilon)
         weight = source[f'{layer}_weight'].astype('float32') * factor.reshape((-1, 1, 1, 1))
-        return weight, beta - mean * factor
+        return {'weight': weight, 'bias': beta - mean * factor}
 
 
 def eval_network(config: Config, context: mx.Context, trained: mx.gluon.HybridBlock) -> mx.gluon.HybridBlock:

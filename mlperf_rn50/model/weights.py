@@ -8,7 +8,6 @@ import io
 import json
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,19 +70,14 @@ def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: in
 def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: dict[str, np.ndarray]) -> Path:
     """Write <stem>.npz and .json atomically; return the .npz path. Raise StorageError (disk fault) or UserError."""
     path = folder / f'{stem}.npz'
-    temporary = files.temporary_of(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(temporary, 'wb', opener=files.no_link) as f:
+        with files.replacing(path) as f:
             hashed = files.HashedFile(f)
             np.savez(hashed, **arrays)
-            files.sync(f)
-        temporary.replace(path)
         tree = {'format': FORMAT, **asdict(replace(description, sha256=hashed.hexdigest()))}
         files.write_atomically(path.with_suffix('.json'), json.dumps(tree, indent=1) + '\n')
     except OSError as e:
-        with suppress(OSError):
-            temporary.unlink()
         if e.errno in files.DISK_FAULTS:
             raise files.storage_error(path, e, 'the weights') from e
         raise UserError(f'{path}: cannot write the weights: {e.strerror}; free space or fix the permissions') from e

@@ -9,7 +9,7 @@ networks here have no auxiliary classifiers.
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import mxnet as mx
 import numpy as np
@@ -203,19 +203,26 @@ def count_parameters(net: nn.HybridBlock) -> int:
     return sum(p.data().size for p in net.collect_params().values() if p.grad_req != 'null')
 
 
-def count_flops(net: nn.HybridBlock, shape: tuple[int, int, int]) -> int:
-    """Return the FLOPs of one image's forward pass, two per multiply-add of convolutions and dense layers."""
+def _nodes(net: nn.HybridBlock, shape: tuple[int, ...]) -> Iterator[tuple[str, str, tuple[int, ...], tuple[int, ...]]]:
+    """Yield operator, name of the last input, and shapes of second input and output of each node with inputs."""
     symbol = net(mx.sym.var('data'))
     internals = symbol.get_internals()
-    _, shapes, _ = internals.infer_shape(data=(1, *shape))
-    shape_of = dict(zip(internals.list_outputs(), shapes))
+    shape_of = dict(zip(internals.list_outputs(), internals.infer_shape(data=shape)[1]))
     graph = json.loads(symbol.tojson())['nodes']
-    total = 0
-    for node in graph:
-        if node['op'] in ('Convolution', 'FullyConnected'):
-            given = graph[node['inputs'][1][0]]
-            weight = shape_of[given['name'] if given['op'] == 'null' else f'{given["name"]}_output']
-            output = shape_of[f'{node["name"]}_output']
-            total += 2 * math.prod(output) * math.prod(weight) // weight[0]
-    return total
+    names = [node['name'] if node['op'] == 'null' else f'{node["name"]}_output' for node in graph]
+    for node, name in zip(graph, names):
+        if len(given := [names[i] for i, *_ in node['inputs']]) > 1:
+            yield node['op'], given[-1], shape_of[given[1]], shape_of[name]
+
+
+def count_flops(net: nn.HybridBlock, shape: tuple[int, int, int]) -> int:
+    """Return the FLOPs of one image's forward pass, two per multiply-add of convolutions and dense layers."""
+    return sum(2 * math.prod(output) * math.prod(weight) // weight[0]
+               for op, _, weight, output in _nodes(net, (1, *shape)) if op in ('Convolution', 'FullyConnected'))
+
+
+def variance_corrections(net: nn.HybridBlock, shape: tuple[int, ...]) -> dict[str, float]:
+    """Return N / (N - 1) for each running variance by name; N: values per channel in a batch of this shape."""
+    counts = {var: math.prod(output) // gamma[0] for op, var, gamma, output in _nodes(net, shape) if 'BatchNorm' in op}
+    return {var: num / max(1, num - 1) for var, num in counts.items()}
 

@@ -4,6 +4,10 @@ Each command sets the missing variables if its device is a GPU. For other progra
 MLPERF_RN50_DEVICE, and launch/bind.sh then sets each rank's missing variables, inside its container.
 """
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from mlperf_rn50.errors import ConfigError
 
 DEVICE_VARIABLE = 'MLPERF_RN50_DEVICE'
 SET_VARIABLE = 'MLPERF_RN50_SET_FOR_GPU'  # names of the variables set by the program or by launch/bind.sh
@@ -14,10 +18,6 @@ SETTINGS = {
     # CUDA then numbers GPUs like nvidia-smi and NVML; by default, 0 is the fastest. Source: CUDA C++ Programming Guide.
     'CUDA_DEVICE_ORDER': 'PCI_BUS_ID',
     'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD': '999',  # the whole forward pass runs as one segment
-    # A captured graph contains its arrays' addresses; it is recaptured only if MXNet's temporary space moves (MXNet
-    # 1.9.1, src/executor/cuda_graphs.h). DALI batches and Horovod sums are created outside the graph; graphs with
-    # them are untested. 0 is MXNet's default; users may export 1, as NVIDIA's submission for v1.1 does.
-    'MXNET_ENABLE_CUDA_GRAPHS': '0',
     # cuDNN times its convolutions once and uses the fastest within a workspace of 1 GB. Source: MXNet 1.9.1.
     'MXNET_CUDNN_AUTOTUNE_DEFAULT': '1',
     'HOROVOD_CYCLE_TIME': '0.1',  # gradients wait at most 0.1 ms for their exchange (5 ms on CPUs)
@@ -26,9 +26,16 @@ SETTINGS = {
     # for v1.1; Horovod 0.28.1, runner/mpi_run.py.
     'OMPI_MCA_btl': '^openib',
 }
-# Only NVIDIA's build reads these: its BatchNorm kernels choose a tiling for each shape instead of a fixed one, and
-# ignored cuDNN flags cause no warnings. Source: NVIDIA's submission for v1.1.
+# Only for NVIDIA's build. Its BatchNorm kernels choose a tiling for each shape instead of a fixed one, and ignored
+# cuDNN flags cause no warnings. Source: NVIDIA's submission for v1.1.
 _NVIDIA_SETTINGS = {
+    # With the next three, NVIDIA measured the speeds that docs/gpu.md quotes (RN50v1.5/runner of DeepLearningExamples).
+    # Graphs omit operators that touch a network's inputs or outputs, and recapture the others if their temporary space
+    # moves; parameters and gradients stay in place (CachedOp::StaticInitExec, cuda_graphs.h of NVIDIA's MXNet 1.8).
+    'MXNET_ENABLE_CUDA_GRAPHS': '1',
+    # An operator counts as done when it is launched; see wait_for in train/comm/device.py.
+    'MXNET_ASYNC_GPU_ENGINE': '1',
+    'HOROVOD_ENABLE_ASYNC_COMPLETION': '1',  # the same for exchanges
     'MXNET_CUDNN_NHWC_BN_HEURISTIC_FWD': '1',
     'MXNET_CUDNN_NHWC_BN_HEURISTIC_BWD': '1',
     'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_FWD': '1',
@@ -57,13 +64,10 @@ def device_of_words(words: Sequence[str]) -> str:
         values = [words[i + 1] if word == option else word.partition('=')[2] for i, word in enumerate(words)
                   if word.startswith(f'{option}=') or word == option and i + 1 < len(words)]
         return values[-1] if values else None
-    import yaml  # imported late because every rank loads this module but does not need yaml
+    from mlperf_rn50.options import load_tree  # imported late, as ranks do not need it
     device, config, run_dir = value_of('--train.device'), value_of('--config'), value_of('--resume')
     config = f'{run_dir}/config.yaml' if config is None and run_dir is not None else config
     if device is None and config is not None:
-        try:
-            with open(config, encoding='utf-8') as f:
-                device = yaml.safe_load(f)['train']['device']
-        except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError):
-            pass  # the program reports the error
+        with suppress(ConfigError, LookupError, TypeError):  # the program reports the error
+            device = load_tree(Path(config))['train']['device']
     return 'gpu' if device == 'gpu' else 'cpu'

@@ -1,25 +1,30 @@
-"""Space for the files of Open MPI: its session folder in TMPDIR, and shared memory.
+"""Settings and messages of Open MPI, and space for its files: its session folder in TMPDIR, and shared memory.
 
 Measured with Open MPI 4.1.8 and 2 ranks: 8.3 MB per node in TMPDIR, and 4 MiB per rank in /dev/shm.
 """
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
 
 SHARED_MEMORY = Path('/dev/shm')
 SESSION_BYTES = 10 << 20
+SETTING_FILES = 'OMPI_MCA_mca_base_param_files'
+_SETTING = re.compile(r'^[ \t]*(\w+)[ \t]*=[ \t]*([^#\n]*)', re.MULTILINE)  # line of such a file
+_NOISE = re.compile(r'ORTE_ERROR_LOG|PMIX ERROR|\*\*\*|more process|Set MCA parameter')
+_GENERIC = ('It looks like', 'MPI_INIT has failed', 'Sorry! You were')  # starts of messages without a cause
 
 
 def free_bytes(folder: Path) -> int | None:
     """Return the free space of a file system; None if the folder does not exist."""
-    try:
+    with suppress(OSError):
         return shutil.disk_usage(folder).free
-    except OSError:
-        return None
+    return None
 
 
 def tmp_dir() -> Path:
@@ -37,12 +42,10 @@ def check_session(env: Mapping[str, str]) -> None:
     """Raise ConfigError if the disk is too full for the rest of Open MPI's session files; Open MPI would hang."""
     base = Path(env.get('OMPI_MCA_orte_tmpdir_base', ''))
     free = free_bytes(base.parent) if base.name else None
-    try:
+    with suppress(OSError):  # a file was removed in the meantime, so the job already runs
         used = sum(512 * p.lstat().st_blocks for p in base.rglob('*')) if base.name else 0
-    except OSError:  # a file was removed in the meantime, so the job already runs
-        return
-    if free is not None and free < SESSION_BYTES - used:
-        raise ConfigError(no_room('TMPDIR', base.parent, free, SESSION_BYTES))
+        if free is not None and free < SESSION_BYTES - used:
+            raise ConfigError(no_room('TMPDIR', base.parent, free, SESSION_BYTES))
 
 
 def session_problem(folder: Path) -> str:
@@ -53,3 +56,20 @@ def session_problem(folder: Path) -> str:
     except OSError as e:
         return e.strerror or type(e).__name__
     return ''
+
+
+def mpi_settings(env: Mapping[str, str], prefix: Path) -> dict[str, str]:
+    """Return the settings of Open MPI in files and, with precedence, in the environment, by variable."""
+    files = env.get(SETTING_FILES) or f'{Path.home()}/.openmpi/mca-params.conf:{prefix}/etc/openmpi-mca-params.conf'
+    found: dict[str, str] = {}
+    for file in reversed(re.split('[:,]', files)):
+        with suppress(OSError, ValueError):
+            found |= {f'OMPI_MCA_{n}': value.strip() for n, value in _SETTING.findall(Path(file).read_text())}
+    return found | {k: v for k, v in env.items() if k.startswith(('OMPI_MCA_', 'UCX_')) and k != SETTING_FILES}
+
+
+def reason_of(output: str) -> str:
+    """Return the first message in the output of mpirun that names a cause, in one line."""
+    text = '\n'.join(re.sub(r'^\[\S+:\d+\] ', '', s) for s in output.splitlines() if not _NOISE.search(s))
+    messages = [m for part in re.split(r'^-{40,}$', text, flags=re.MULTILINE) if (m := ' '.join(part.split()))]
+    return min(messages, key=lambda m: m.startswith(_GENERIC), default='no reason given')[:400].rstrip('.')

@@ -25,10 +25,11 @@ SYS = Path('/sys')
 
 @dataclass(frozen=True)
 class NumaNode:
-    """A NUMA node with its physical cores; a core is a tuple of its logical CPUs."""
+    """A NUMA node with its physical cores; a core is a tuple of its logical CPUs. socket: '' if unknown."""
 
     number: int
     cores: tuple[tuple[int, ...], ...]
+    socket: str = ''
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> 
     for path in sorted((sys / 'devices/system/node').glob('node[0-9]*'), key=lambda p: int(p.name[4:])):
         cpus = [c for c in parse_cpu_list((path / 'cpulist').read_text()) if c in allowed]
         if cpus:
-            nodes.append(NumaNode(int(path.name[4:]), _cores(sys, cpus)))
+            socket = read_small(sys / f'devices/system/cpu/cpu{cpus[0]}/topology/physical_package_id')
+            nodes.append(NumaNode(int(path.name[4:]), _cores(sys, cpus), socket))
     if not nodes:
         nodes = [NumaNode(0, _cores(sys, sorted(allowed)))]
     gpu_nodes = (read_small(sys / f'bus/pci/devices/{bus_id}/numa_node') for bus_id in bus_ids)
@@ -97,7 +99,8 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
     """Choose the binding of one rank; place: index of its GPU on the node, None to derive it from local_rank.
 
     A device is a GPU or, without GPUs, a set of cores; `ranks_per_device` consecutive ranks share one. The devices on a
-    NUMA node divide its cores evenly. Without GPUs, the devices are spread over the NUMA nodes.
+    NUMA node divide its cores evenly, and those on a socket the cores of its NUMA nodes without a GPU. Without GPUs,
+    the devices are spread over the NUMA nodes.
     """
     num_devices = -(-local_size // ranks_per_device) if place is None else len(topology.gpus)
     device = local_rank // ranks_per_device if place is None else place
@@ -112,7 +115,11 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
     if not topology.gpus and num_devices < len(topology.nodes):  # a device then spans several nodes
         cores = [c for n in _share(topology.nodes, device, num_devices) for c in n.cores]
     else:
-        cores = _share(node.cores, neighbours.index(device), len(neighbours))
+        on_socket = [d for d in range(num_devices) if topology.nodes[places[d]].socket == node.socket]
+        free = [c for i, n in enumerate(topology.nodes) if i not in places and n.socket == node.socket != ''
+                for c in n.cores]
+        cores = [*_share(node.cores, neighbours.index(device), len(neighbours)),
+                 *(_share(free, on_socket.index(device), len(on_socket)) if len(free) >= len(on_socket) else [])]
     sharers = min(ranks_per_device, local_size - local_rank // ranks_per_device * ranks_per_device)
     num_threads = max(1, len(cores) // sharers)
     first = local_rank % ranks_per_device * num_threads % len(cores)

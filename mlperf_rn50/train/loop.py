@@ -19,7 +19,7 @@ from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_present
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import check_agreement, check_finite, find_stragglers
-from mlperf_rn50.train.evaluate import Accuracy, evaluate
+from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.session import Session, TrainingRun, hold_run, open_session
 from mlperf_rn50.train.start import open_sinks, start
 from mlperf_rn50.train.trainer import Norms, PendingStep
@@ -100,23 +100,23 @@ def run_epochs(run: TrainingRun) -> Outcome:
     first_epoch = progress.step // plan.steps_per_epoch  # first epoch of a block (see Plan.block_epochs)
     for epoch in range(first_epoch, plan.max_epochs):
         if train_epoch(run, epoch, is_block_start=epoch == first_epoch):
-            return end(run, 'interrupted', None)
+            return end(run, 'interrupted')
         report_reads(run, epoch)
         if plan.is_eval_epoch(epoch):
-            accuracy = evaluate_epoch(run, epoch, first_epoch)
-            if accuracy.top1 >= plan.config.train.target_accuracy:
-                return end(run, 'converged', epoch + 1)
+            evaluated = evaluate_epoch(run, epoch, first_epoch)
+            if evaluated.accuracy.top1 >= plan.config.train.target_accuracy:
+                return end(run, 'converged', epoch + 1, evaluated.time_s)
             if plan.config.run.stop_when_behind and run.comm.sum([run.comparison.is_behind])[0] > 0:
                 save(run)
-                return end(run, 'aborted', None)
+                return end(run, 'aborted')
             first_epoch = epoch + 1
         num_stops, num_due = run.comm.sum([run.position.is_stop_requested, is_time_checkpoint_due(run)])
         is_stop_requested = num_stops > 0
         if is_stop_requested or num_due > 0 or is_checkpoint_due(run):
             save(run)
         if is_stop_requested and epoch + 1 < plan.max_epochs:
-            return end(run, 'interrupted', None)
-    return end(run, 'aborted', None)
+            return end(run, 'interrupted')
+    return end(run, 'aborted')
 
 
 def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
@@ -165,34 +165,32 @@ def report_reads(run: TrainingRun, epoch: int) -> None:
     run.sinks.handle(events.RecordsRead(epoch, dict(zip(own, sums[::2])), dict(zip(own, sums[1::2]))))
 
 
-def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> Accuracy:
+def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Evaluated:
     """Evaluate after an epoch, check that the ranks agree, and report stragglers."""
+    run.report_clock_steps()
     run.sinks.handle(events.EvalStarted(epoch))
     trainer, num_val = run.trainer, run.plan.config.data.num_val
-    trainer.average_statistics()
-    trainer.fold()
-    result = evaluate(trainer.eval_net, run.eval_data(), num_val, run.comm, lambda: run.sinks.handle(events.Alive()))
-    time_s = run.now_s()
-    run.sinks.handle(events.Evaluated(epoch, first_epoch, time_s, result))
-    if compared := run.comparison.compare(epoch + 1, result.top1, time_s):
+    with trainer.evaluating() as net:
+        result = evaluate(net, run.eval_data(), num_val, run.comm, lambda: run.sinks.handle(events.Alive()))
+    evaluated = events.Evaluated(epoch, first_epoch, run.now_s(), result)
+    run.sinks.handle(evaluated)
+    if compared := run.comparison.compare(epoch + 1, result.top1, evaluated.time_s):
         run.sinks.handle(compared)
     check_agreement(run.comm, trainer.digests(), epoch)
     check_finite(trainer.find_non_finite(), epoch)
     if run.comm.rank == 0:
-        is_better = result.top1 > run.progress.best_top1
-        run.best_weights.update(run.progress.step, result, is_better, trainer.copy_network)
+        run.best_weights.update(run.progress.step, result, result.top1 > run.progress.best_top1, trainer.copy_network)
     run.progress.best_top1 = max(run.progress.best_top1, result.top1)
-    report_rank_times(run, epoch)
-    run.report_clock_steps()
-    return result
+    report_rank_times(run, evaluated)
+    return evaluated
 
 
-def report_rank_times(run: TrainingRun, epoch: int) -> None:
+def report_rank_times(run: TrainingRun, evaluated: events.Evaluated) -> None:
     """Report each rank's step times since the last evaluation to the sinks of rank 0."""
     taken = [asdict(run.trainer.timer.take()), run.comm.rank]
     ranks = [{'rank': rank, 'host': run.hosts[rank].name, 'cores': run.hosts[rank].cores, **times}
              for times, rank in run.comm.gather_object(taken, only_on_rank_0=True)]
-    run.sinks.handle(events.RanksTimed(epoch, run.now_s(), ranks, find_stragglers(ranks)))
+    run.sinks.handle(events.RanksTimed(evaluated.epoch, evaluated.time_s, ranks, find_stragglers(ranks)))
 
 
 def is_step_checkpoint_due(run: TrainingRun) -> bool:
@@ -228,9 +226,9 @@ def save(run: TrainingRun) -> None:
     trainer.timer.start()
 
 
-def end(run: TrainingRun, status: str, epochs_to_converge: int | None) -> Outcome:
-    """Log the end of the run, which stops the clock, then write the remaining files."""
-    ended = events.Ended(status, epochs_to_converge, run.now_s(), run.progress.best_top1,
+def end(run: TrainingRun, status: str, epochs_to_converge: int | None = None, time_s: float | None = None) -> Outcome:
+    """Log the end of the run, then write the remaining files. time_s: when the clock stopped; None stops it now."""
+    ended = events.Ended(status, epochs_to_converge, run.now_s() if time_s is None else time_s, run.progress.best_top1,
                          run.progress.images_per_s)
     with ExitStack() as cleanup:  # calls these in reverse order, even if one fails
         cleanup.callback(write_networks, run, status)
@@ -273,9 +271,12 @@ class StepReporter:
             run.sinks.handle(events.LossScaleChanged(step + 1, scale, run.trainer.loss_scale.value))
         if not math.isfinite(loss):
             run.trainer.settle()  # raises a different error if the cause is a lost rank
+            train = plan.config.train
+            advice = (f'set train.loss_scale_policy to dynamic, lower train.loss_scale={train.loss_scale:g}, '
+                      if (train.precision, train.loss_scale_policy) == ('float16', 'static') else '')
             raise RunFailed(f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), and '
-                            f'all earlier losses were finite; lower schedule.base_lr={plan.config.schedule.base_lr} or '
-                            'lengthen schedule.warmup_epochs')
+                            f'all earlier losses were finite; {advice}lower schedule.base_lr='
+                            f'{plan.config.schedule.base_lr} or lengthen schedule.warmup_epochs')
         self._losses.append(loss)
         self._num_steps += 1
         is_due = self._is_due(step + 1)

@@ -4,23 +4,25 @@ mx.optimizer.LARS is not used because it corrects the momentum only for the firs
 al. 2017 (https://arxiv.org/abs/1708.03888), with the momentum scaled by lr_now / lr_previous as in Goyal et al. 2017
 (https://arxiv.org/abs/1706.02677, section 3).
 """
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
 
 from mlperf_rn50.train.options import OptimizerConfig
 
 _MAX_CHECKED = 200  # maximum number of arrays per call of multi_all_finite, which does not check this limit
+_ALIGNMENT = 128  # elements between the starts of tensors in a flat array; float16 kernels need multiples of 16 bytes
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A trained tensor and the arrays that its update uses; master: float32 copy of the weight in float16 training."""
+    """A trained tensor and the arrays that its update uses; master: float32 copy of a float16 weight."""
 
     name: str
     weight: mx.nd.NDArray
@@ -34,19 +36,34 @@ class Tensor:
         """True if LARS computes a learning rate for this tensor."""
         return self.name.endswith('_weight')
 
-    @cached_property  # cached, like the next two, because each step reads it for each tensor
-    def is_mixed(self) -> bool:
-        return self.weight.dtype == np.float16
-
-    @cached_property
-    def updated(self) -> mx.nd.NDArray:
-        """The array that an update operator returns the new weight in."""
-        return self.weight if self.master is None or self.is_mixed else self.master
-
-    @cached_property
+    @cached_property  # cached because each step reads it for each tensor
     def arrays(self) -> list[mx.nd.NDArray]:
         """The inputs of an update operator, in order."""
-        return [self.updated, self.grad, self.velocity, *([self.master] if self.is_mixed else [])]
+        return [self.weight, self.grad, self.velocity, *([] if self.master is None else [self.master])]
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Memory of all weights and their state, in one order with the float16 weights first.
+
+    state: velocities, and masters or float32 weights; float32, shape (2, elements). half: float16 weights, as many
+    elements of the start. starts: first element of each parameter, by its name.
+    """
+
+    state: mx.nd.NDArray
+    half: mx.nd.NDArray
+    starts: Mapping[str, int]
+
+    def view(self, row: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArray:
+        """Return a parameter's part of `half` or of a row of `state`."""
+        start = self.starts[param.name]
+        return row[start:start + math.prod(param.shape)].reshape(param.shape)
+
+    def keep_if(self, condition: mx.nd.NDArray, before: mx.nd.NDArray) -> None:
+        """Keep the current state if condition, of shape (1,), is 1, else restore `before`; then round the masters."""
+        now = self.state.reshape((1, -1))
+        mx.nd.where(condition, now, before.reshape((1, -1)), out=now)
+        mx.nd.cast(self.state[1][:self.half.size], dtype='float16', out=self.half)
 
 
 def group_size(device_type: str, name: str) -> int:
@@ -70,7 +87,7 @@ class Bucket:
         context = self.tensors[0].weight.context
         self.decays = mx.nd.array([t.decay for t in self.tensors], context)
         self.ones = mx.nd.ones_like(self.decays)
-        self.is_mixed = self.tensors[0].is_mixed
+        self.is_mixed = self.tensors[0].master is not None
 
     def groups(self, size: int) -> list[slice]:
         return [slice(i, min(i + size, len(self.tensors))) for i in range(0, len(self.tensors), size)]
@@ -84,15 +101,19 @@ class Optimizer:
     batch scales lr by its filled fraction, so that every image has equal weight; earlier velocity applies in full.
     """
 
-    def __init__(self, params: Mapping[str, mx.gluon.Parameter], config: OptimizerConfig, num_buckets: int = 1):
-        """Take initialised parameters by name, in forward order; backward computes their gradients in reverse."""
+    def __init__(self, params: Mapping[str, mx.gluon.Parameter], config: OptimizerConfig, num_buckets: int = 1,
+                 can_skip: bool = False):
+        """Take initialised parameters by name, in forward order; backward computes their gradients in reverse.
+
+        With can_skip, weights and state are moved to flat arrays, so that skipping a step takes a few operators.
+        """
         self._config = config
-        self.tensors, self._state = _make_tensors(list(params.items())[::-1], config)
+        backward = list(params.items())[::-1]
+        self._flat = _move_to_flat([p for _, p in backward]) if can_skip else None
+        self.tensors = _make_tensors(backward, config, self._flat)
         cuts = cut_buckets([t.weight.size * np.dtype(t.weight.dtype).itemsize for t in self.tensors],
                            [np.dtype(t.weight.dtype).name for t in self.tensors], num_buckets)
         self.buckets = [Bucket([self.tensors[i] for i in cut]) for cut in cuts]
-        # Made once, because reshaping all weights takes the host longer than updating them.
-        self._flat_weights = _by_dtype([t.weight.reshape((-1,)) for t in self.tensors])
         self.group_size = group_size(self.tensors[0].weight.context.device_type, config.name)
         self.last_lr: float | None = None
         self.is_batch_new = False
@@ -100,17 +121,17 @@ class Optimizer:
 
     def state(self) -> dict[str, mx.nd.NDArray]:
         """Return the arrays that a resumed run needs, by name, without copying them."""
-        arrays = {f'velocity/{t.name}': t.velocity for t in self.tensors}
-        arrays.update({f'master/{t.name}': t.master for t in self.tensors if t.master is not None})
-        return arrays
+        masters = {f'master/{t.name}': t.master for t in self.tensors if t.master is not None}
+        return {**{f'velocity/{t.name}': t.velocity for t in self.tensors}, **masters}
 
     def owners(self) -> dict[str, mx.nd.NDArray]:
         """Return the arrays that own the memory of weights and state, by name; no two of them share memory.
 
         An exchange of several views of one array would wait for itself in MXNet's engine, which sees one variable.
         """
-        state = self.state() if self._state is None else {'state': self._state}
-        return {**{t.name: t.weight for t in self.tensors}, **state}
+        if self._flat:
+            return {'state': self._flat.state, 'half': self._flat.half}
+        return {**{t.name: t.weight for t in self.tensors}, **self.state()}
 
     def reset_masters(self) -> None:
         for tensor in self.tensors:
@@ -124,35 +145,22 @@ class Optimizer:
         Args:
             fraction: filled fraction of the global batch, above 0 and at most 1.
             rescale: factor that converts the current gradients to those of the mean loss.
-            is_finite: shape (1,), 0 if the step must be skipped; required with float16 weights, otherwise None.
+            is_finite: shape (1,), 0 if the step must be skipped; required with can_skip, otherwise None.
         """
         correction = self._correction(lr)
         momentum = self._config.momentum * correction
         update = (self._update_with_nesterov if self._config.nesterov else
                   self._update_with_one_rate if self._config.name == 'sgd' else self._update_with_rates)
         self._applied.clear()
-        before = None if is_finite is None else self._state.copy()
+        before = self._flat.state.copy() if self._flat else None
         for bucket in self.buckets:
             update(bucket, lr * fraction, momentum, rescale)
-        if before is not None:
+        if self._flat and before is not None and is_finite is not None:
             # Correct the velocity even if the step is skipped, because only the device knows that it is.
             if correction != 1:
                 before[0] *= correction
-            self._keep_if(is_finite, before)
+            self._flat.keep_if(is_finite, before)
         self.last_lr, self.is_batch_new = lr, False
-
-    def _keep_if(self, condition: mx.nd.NDArray, before: mx.nd.NDArray) -> None:
-        """Keep the current state if condition, of shape (1,), is 1, else restore `before`; copy masters to the weights.
-
-        before: velocities and masters, shape (2, elements).
-        """
-        now = self._state.reshape((1, -1))
-        mx.nd.where(condition, now, before.reshape((1, -1)), out=now)
-        start = 0
-        for weights in self._flat_weights:
-            end = start + sum(w.size for w in weights)
-            _split(self._state[1][start:end].astype(weights[0].dtype, copy=False), weights)
-            start = end
 
     def _correction(self, lr: float) -> float:
         """Return the velocity's factor for a changed learning rate; with SGD, 1 unless the batch size changed too."""
@@ -170,7 +178,7 @@ class Optimizer:
 
     def squared_norms(self) -> mx.nd.NDArray:
         """Return the sum of squares of each current gradient, in bucket order, as an array of shape (tensors,)."""
-        return mx.nd.concat(*(mx.nd.multi_sum_sq(*b.grads, num_arrays=len(b.grads)) for b in self.buckets), dim=0)
+        return mx.nd.concat(*(_sums_of_squares(b.grads) for b in self.buckets), dim=0)
 
     def trust_ratios(self) -> list[tuple[list[str], mx.nd.NDArray]]:
         """Return the names of each bucket's weights and LARS's factors on their learning rates in the last step."""
@@ -184,7 +192,7 @@ class Optimizer:
         for tensor in bucket.tensors:
             if momentum != usual:  # the correction is for the stored velocity, not for the look-ahead step
                 tensor.velocity[:] = tensor.velocity * (momentum / usual)
-            update(*tensor.arrays, out=tensor.updated, lr=lr, wd=tensor.decay, momentum=usual, rescale_grad=rescale)
+            update(*tensor.arrays, out=tensor.weight, lr=lr, wd=tensor.decay, momentum=usual, rescale_grad=rescale)
 
     def _update_with_one_rate(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
         keys = {'momentum': momentum, 'rescale_grad': rescale}
@@ -193,18 +201,17 @@ class Optimizer:
             inputs = [a for t in tensors for a in t.arrays]
             if self.group_size == 1:
                 update = mx.nd.mp_sgd_mom_update if bucket.is_mixed else mx.nd.sgd_mom_update
-                update(*inputs, out=tensors[0].updated, lr=lr, wd=tensors[0].decay, lazy_update=False, **keys)
+                update(*inputs, out=tensors[0].weight, lr=lr, wd=tensors[0].decay, lazy_update=False, **keys)
             else:
                 update = mx.nd.multi_mp_sgd_mom_update if bucket.is_mixed else mx.nd.multi_sgd_mom_update
-                update(*inputs, out=[t.updated for t in tensors], lrs=[lr] * len(tensors),
+                update(*inputs, out=[t.weight for t in tensors], lrs=[lr] * len(tensors),
                        wds=[t.decay for t in tensors], num_weights=len(tensors), **keys)
 
     def _lars_rates(self, bucket: Bucket, lr: float, rescale: float) -> mx.nd.NDArray:
         """Return the learning rate of every tensor: lr, times eta |w| / (|g| + wd |w| + eps) for weights."""
         n, rates = bucket.num_adapted, bucket.ones * lr
         if n:
-            arrays = [t.weight for t in bucket.tensors[:n]], bucket.grads[:n]
-            sums = [mx.nd.multi_sum_sq(*a, num_arrays=n) for a in arrays]
+            sums = [_sums_of_squares(a) for a in ([t.weight for t in bucket.tensors[:n]], bucket.grads[:n])]
             mx.nd.multi_lars(rates[:n], *sums, bucket.decays[:n], eta=self._config.lars_eta,
                              eps=self._config.lars_epsilon, rescale_grad=rescale, out=rates[:n])
         return rates
@@ -217,45 +224,47 @@ class Optimizer:
         for group in bucket.groups(self.group_size):
             tensors = bucket.tensors[group]
             update(*(a for t in tensors for a in t.arrays), rates[group], bucket.decays[group],
-                   out=[t.updated for t in tensors], num_weights=len(tensors), momentum=momentum, rescale_grad=rescale)
+                   out=[t.weight for t in tensors], num_weights=len(tensors), momentum=momentum, rescale_grad=rescale)
 
 
-def _split(joined: mx.nd.NDArray, arrays: Sequence[mx.nd.NDArray]) -> None:
-    """Copy consecutive parts of a 1-D array into 1-D arrays of the same dtype."""
-    starts = [0, *accumulate(a.size for a in arrays)][:-1]
-    # split_v2 would allocate new arrays.
-    mx.nd._internal._split_v2(joined, starts, axis=0, out=list(arrays))
+def _sums_of_squares(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return the sum of squares of each array; float32, shape (arrays,)."""
+    if arrays[0].context.device_type == 'gpu':
+        return mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays))
+    # On a CPU, it squares in float16 and adds one by one, which is wrong for large tensors; products of rows are exact.
+    rows = [a.astype('float32', copy=False).reshape((a.shape[0], 1, -1)) for a in arrays]
+    return mx.nd.concat(*(mx.nd.batch_dot(r, r, transpose_b=True).sum() for r in rows), dim=0)
 
 
-def _by_dtype(weights: Sequence[mx.nd.NDArray]) -> list[list[mx.nd.NDArray]]:
-    """Return the float16 weights and the other weights, each group only if it has weights."""
-    groups = [[w for w in weights if (w.dtype == np.float16) == is_half] for is_half in (True, False)]
-    return [g for g in groups if g]
+def _move_to_flat(params: Sequence[mx.gluon.Parameter]) -> Flat:
+    """Move parameters into flat arrays, of which they become views; their gradients remain where they are."""
+    ordered = sorted(params, key=lambda p: np.dtype(p.dtype) != np.float16)
+    ends = [0, *accumulate(-(-p.data().size // _ALIGNMENT) * _ALIGNMENT for p in ordered)]
+    num_half = ends[sum(np.dtype(p.dtype) == np.float16 for p in ordered)]
+    context = ordered[0].data().context
+    state, half = mx.nd.zeros((2, ends[-1]), context), mx.nd.zeros((num_half,), context, 'float16')
+    flat = Flat(state, half, {p.name: start for p, start in zip(ordered, ends)})
+    for param in ordered:
+        weight, grad = param.data(), param.grad()
+        view = flat.view(half if weight.dtype == np.float16 else state[1], param)
+        view[:] = weight
+        param._data = [view]
+        autograd.mark_variables([view], [grad], param.grad_req)
+    return flat
 
 
-def _make_tensors(params: Sequence[tuple[str, mx.gluon.Parameter]],
-                  config: OptimizerConfig) -> tuple[list[Tensor], Any]:
-    """Return the tensors and, in float16 training, one array of all velocities and masters, (2, elements), else None.
-
-    With a single array, skipping a step takes a few operators instead of several per tensor. The float16 weights come
-    first, so that the masters of each dtype are consecutive.
-    """
-    ordered = sorted(params, key=lambda item: np.dtype(item[1].dtype) != np.float16)
-    context, has_masters = ordered[0][1].data().context, np.dtype(ordered[0][1].dtype) == np.float16
-    state = mx.nd.zeros((2, sum(p.data().size for _, p in params)), context) if has_masters else None
-    tensors, start = {}, 0
-    for name, param in ordered:
-        weight, decay = param.data(), config.weight_decay
-        if not name.endswith('_weight') and not config.decay_bn_and_bias:
-            decay = 0.0
-        if state is None:
-            velocity, master = mx.nd.zeros(weight.shape, context), None
-        else:
-            velocity, master = (row[start:start + weight.size].reshape(weight.shape) for row in (state[0], state[1]))
+def _make_tensors(params: Sequence[tuple[str, mx.gluon.Parameter]], config: OptimizerConfig,
+                  flat: Flat | None) -> list[Tensor]:
+    tensors = []
+    for name, param in params:
+        weight, master = param.data(), None
+        if weight.dtype == np.float16:
+            master = flat.view(flat.state[1], param) if flat else mx.nd.empty(weight.shape, weight.context)
             master[:] = weight.astype('float32')
-        tensors[name] = Tensor(name, weight, param.grad(), velocity, master, decay)
-        start += weight.size
-    return [tensors[n] for n, _ in params], state
+        velocity = flat.view(flat.state[0], param) if flat else mx.nd.zeros(weight.shape, weight.context)
+        has_decay = name.endswith('_weight') or config.decay_bn_and_bias
+        tensors.append(Tensor(name, weight, param.grad(), velocity, master, config.weight_decay * has_decay))
+    return tensors
 
 
 def cut_buckets(num_bytes: Sequence[int], kinds: Sequence[str], num_buckets: int) -> list[list[int]]:

@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mlperf_rn50.bounds import ABOVE_0, ACCURACY, FRACTION_BELOW_1, FROM_0, option, require
+from mlperf_rn50.bounds import ABOVE_0, ACCURACY, EPOCHS, FRACTION_BELOW_1, FROM_0, option, require
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ScheduleConfig:
     base_lr: float = option(0.1, ABOVE_0)
     warmup_epochs: float = option(5.0, FROM_0, 'epochs')
     decay: Literal['poly', 'cosine', 'step'] = 'poly'
-    decay_epochs: float = option(90.0, ABOVE_0, 'epochs')
+    decay_epochs: float = option(90.0, EPOCHS, 'epochs')
     end_lr: float = option(1e-4, FROM_0)
     poly_power: float = option(2.0, FROM_0)
     step_epochs: tuple[float, ...] = option((30.0, 60.0, 80.0), ABOVE_0, 'epochs')
@@ -63,7 +63,9 @@ class TrainConfig:
         gradient_accumulation_steps: forward passes per optimizer step.
         label_smoothing: part of a label's probability that is spread evenly over all classes.
         precision: float32, bfloat16 (CPU only), or float16 with float32 master weights (GPU only).
-        loss_scale: initial factor on the loss in float16; halved after an overflow, doubled after 2,000 finite steps.
+        loss_scale: factor on the loss in float16; the initial one of loss_scale_policy=dynamic.
+        loss_scale_policy: dynamic skips a step that overflows and halves the scale, and doubles it after 2,000 finite
+            steps; static changes and skips nothing, as in the published recipes, which saves time in each step.
         device: cpu or gpu; each visible GPU serves run.ranks_per_device consecutive ranks.
         target_accuracy: stop when Top-1 is at least this fraction.
         max_epochs: abort after this many epochs; null means schedule.decay_epochs.
@@ -81,9 +83,10 @@ class TrainConfig:
     label_smoothing: float = option(0.0, FRACTION_BELOW_1, 'fraction')
     precision: Literal['float32', 'bfloat16', 'float16'] = 'float32'
     loss_scale: float = option(65536.0, ABOVE_0)
+    loss_scale_policy: Literal['dynamic', 'static'] = 'dynamic'
     device: Literal['cpu', 'gpu'] = 'cpu'
     target_accuracy: float = option(0.749, ACCURACY, 'fraction')
-    max_epochs: int | None = option(None, ABOVE_0, 'epochs')
+    max_epochs: int | None = option(None, EPOCHS, 'epochs')
     eval_period: int = option(4, ABOVE_0, 'epochs')
     eval_offset: int = option(0, FROM_0, 'epochs')
     eval_batch_size: int | None = option(None, ABOVE_0, 'images')

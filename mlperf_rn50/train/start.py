@@ -147,7 +147,7 @@ def _initial_weights(session: Session, trainer: Trainer) -> tuple[str, list[str]
 
     def take() -> list[Any]:
         description, arrays = load_weights(Path(path))
-        notes = set_weights(trainer.net, arrays)
+        notes = set_weights(trainer.net, trainer.corrected(arrays, -1))
         trainer.optimizer.reset_masters()
         return [f'{path} ({description.model["name"]}, {description.epoch} epochs on '
                 f'{description.data["dataset"]}, SHA-256 {description.sha256[:12]}…)', notes]
@@ -168,4 +168,5 @@ def _restore(session: Session, trainer: Trainer, loaded: checkpoint.LoadedCheckp
     loaded.arrays.clear()
     trainer.optimizer.last_lr = progress.last_lr or None
     trainer.optimizer.is_batch_new = loaded.progress.global_batch_size != progress.global_batch_size
-    trainer.loss_scale.value, trainer.loss_scale.num_finite_steps = progress.loss_scale, progress.num_finite_steps
+    if session.plan.config.train.loss_scale_policy == 'dynamic':
+        trainer.loss_scale.value, trainer.loss_scale.num_finite_steps = progress.loss_scale, progress.num_finite_steps

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import mxnet as mx
 
+from mlperf_rn50.train.comm.device import wait_for
+
 
 @dataclass
 class StepTimes:
@@ -39,10 +41,10 @@ class _TimerThread(threading.Thread):
         while step := self.steps.get():
             data_at, computed, exchanged = step
             try:
-                computed.wait_to_read()
+                wait_for(computed)
                 computed_at = time.monotonic()
                 self.on_exchange(True)
-                exchanged.wait_to_read()
+                wait_for(exchanged)
                 self.on_exchange(False)
                 self.add(data_at, computed_at, time.monotonic())
             except Exception as e:  # any error must reach the training loop

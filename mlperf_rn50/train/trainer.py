@@ -1,6 +1,7 @@
 """Training step of a rank: network, optimizer and gradient exchange."""
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mxnet as mx
@@ -13,7 +14,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import Batch, device_context
 from mlperf_rn50.model.fused import fusion_text, runs_nvidias_kernels
 from mlperf_rn50.model.resnet import FoldedResNet
-from mlperf_rn50.model.zoo import build_model
+from mlperf_rn50.model.zoo import build_model, image_shape, variance_corrections
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import device_digests
 from mlperf_rn50.train.evaluate import correct_counts
@@ -63,7 +64,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """Results of a step, not yet computed. sums: result of exchange(); is_finite: (1,), float16 only."""
+    """Results of a step, not yet computed. sums: result of exchange(); is_finite: (1,), if it may be skipped."""
 
     sums: mx.nd.NDArray
     loss_scale: float
@@ -90,6 +91,11 @@ class Trainer:
         params = self.net.collect_params()
         trained = {n: p for n, p in params.items() if p.grad_req != 'null'}
         self._statistics = {n: p.data() for n, p in sorted(params.items()) if p.grad_req == 'null'}
+        # CPU operators average variances without the factor N / (N - 1). Averages are linear, so each use applies it.
+        shape = plan.local_batch_size, *image_shape(config)
+        self._corrections = variance_corrections(self.net, shape) if device_id is None else {}
+        for name, factor in self._corrections.items():
+            self._statistics[name] /= factor
         self._num_micro = config.train.gradient_accumulation_steps
         # Gradients that each pass overwrites instead of accumulating, and the arrays in which this class sums them.
         self._manual_sums: list[tuple[mx.nd.NDArray, mx.nd.NDArray]] = []
@@ -100,17 +106,13 @@ class Trainer:
                     self._manual_sums.append((p.grad(), mx.nd.zeros_like(p.grad())))
                 else:
                     p.grad_req = 'add'
-        self._is_float16 = config.train.precision == 'float16'
-        self.loss_scale = LossScale(config.train.loss_scale if self._is_float16 else 1.0)
-        self.optimizer = Optimizer(trained, config.optimizer, config.comm.num_buckets)
+        is_float16 = config.train.precision == 'float16'
+        self._can_skip = is_float16 and config.train.loss_scale_policy == 'dynamic'
+        self.loss_scale = LossScale(config.train.loss_scale if is_float16 else 1.0)
+        self.optimizer = Optimizer(trained, config.optimizer, config.comm.num_buckets, self._can_skip)
         self._positions = mx.nd.arange(plan.local_batch_size, ctx=self.context)
         self.timer = StepTimer(on_exchange)
         self._num_bytes = self._num_new_bytes = 0
-
-    @property
-    def eval_net(self) -> HybridBlock:
-        """Network for evaluations; fold() brings its weights up to date."""
-        return self._folded.net if self._folded else self.net
 
     def broadcast(self) -> None:
         """Copy rank 0's weights, statistics and optimizer state to all ranks."""
@@ -163,7 +165,7 @@ class Trainer:
 
     def update(self, sums: mx.nd.NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> PendingStep:
         used, rescale = self.loss_scale.value, self._rescale(step_in_epoch)
-        is_finite = self.optimizer.all_finite() if self._is_float16 else None
+        is_finite = self.optimizer.all_finite() if self._can_skip else None
         self.optimizer.step(lr, self._plan.fraction(step_in_epoch), rescale, is_finite)
         norms = Norms(rescale, self.optimizer.squared_norms(), self.optimizer.trust_ratios()) if with_norms else None
         if self._num_micro > 1:
@@ -193,9 +195,18 @@ class Trainer:
         if self._statistics:
             self._comm.average(list(self._statistics.values()))
 
-    def fold(self) -> None:
+    @contextmanager
+    def evaluating(self) -> Iterator[HybridBlock]:
+        """Average statistics; yield the network for evaluations, with the current weights and corrected variances."""
+        self.average_statistics()
+        before = {n: self._statistics[n].copy() for n in self._corrections}
+        for name, factor in self._corrections.items():
+            self._statistics[name] *= factor
         if self._folded:
             self._folded.copy_weights(self.net)
+        yield self._folded.net if self._folded else self.net
+        for name, array in before.items():
+            array.copyto(self._statistics[name])
 
     def settle(self) -> None:
         """Wait for every pushed step."""
@@ -216,10 +227,15 @@ class Trainer:
     def snapshot(self) -> dict[str, np.ndarray]:
         """Return copies of the arrays that a checkpoint contains; after average_statistics, they agree on all ranks."""
         self.settle()
-        return {n: a.asnumpy() for n, a in self._live_arrays().items()}
+        return self.corrected({n: a.asnumpy() for n, a in self._live_arrays().items()})
+
+    def corrected(self, arrays: Mapping[str, np.ndarray], exponent: int = 1) -> dict[str, np.ndarray]:
+        """Return arrays with corrected variances, in float64 so that exponent -1 undoes it to the bit."""
+        factors = {name: factor ** exponent for n, factor in self._corrections.items() for name in (n, f'model/{n}')}
+        return {n: a.astype(np.float64) * factors[n] if n in factors else a for n, a in arrays.items()}
 
     def copy_network(self) -> dict[str, mx.nd.NDArray]:
-        return {n: p.data().copy() for n, p in self.net.collect_params().items()}
+        return {n: p.data() * self._corrections.get(n, 1) for n, p in self.net.collect_params().items()}
 
     def digests(self) -> dict[str, int]:
         """Return the CRC-32 of every array of a snapshot, by name; on a GPU, digests that need no copy to the host."""
@@ -243,6 +259,7 @@ class Trainer:
         self.broadcast()
 
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
+        arrays = self.corrected(arrays, -1)
         for name, array in self._live_arrays().items():
             # copyto also works for an array that a graph has converted to oneDNN's layout.
             mx.nd.array(arrays[name], self.context, array.dtype).copyto(array)
@@ -260,10 +277,9 @@ class Trainer:
             self.read(self.step(batches, 0, 1e-3, False))
             num_steps -= self.loss_scale.value >= used
         self.loss_scale.num_finite_steps = 0
-        self.average_statistics()
-        self.fold()
-        logits = self.eval_net(eval_batch.images)
-        correct_counts(logits, eval_batch.labels, eval_batch.num_valid).wait_to_read()
+        with self.evaluating() as net:
+            logits = net(eval_batch.images)
+            correct_counts(logits, eval_batch.labels, eval_batch.num_valid)
         self.digests()
         self.settle()
         self._set(before)

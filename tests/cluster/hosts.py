@@ -90,15 +90,18 @@ def words(pid: int) -> list[str]:
 
 
 class Cluster:
-    """Hosts h1 to hN, connected by ssh."""
+    """Hosts h1 to hN, connected by ssh. With a domain such as .example, only their full names resolve."""
 
-    def __init__(self, folder: Path, num_hosts: int):
-        self.folder, self.bridge = folder, f'rn50-{os.getpid() % 100000}'
+    def __init__(self, folder: Path, num_hosts: int, domain: str = '', variables: str = ''):
+        """Start the hosts; variables (NAME=VALUE ...) are set for all processes started over ssh."""
+        self.folder, self.variables = folder, variables
+        # A process may have a cluster of each kind.
+        self.bridge = f'{"full" if domain else "rn50"}-{os.getpid() % 100000}'
         self.hosts: list[Host] = []
         self._make_keys()
         _call('ip', 'link', 'add', self.bridge, 'type', 'bridge')
         _call('ip', 'link', 'set', self.bridge, 'up')
-        names = [(f'h{i}', f'{_SUBNET}.{i}') for i in range(1, num_hosts + 1)]
+        names = [(f'h{i}{domain}', f'{_SUBNET}.{i}') for i in range(1, num_hosts + 1)]
         (folder / 'etc_hosts').write_text('127.0.0.1 localhost\n' + ''.join(f'{a} {n}\n' for n, a in names))
         for name, address in names:
             self._add_host(name, address)
@@ -115,7 +118,7 @@ class Cluster:
         ssh.chmod(0o755)
 
     def _link(self, host: Host) -> str:
-        return f'{self.bridge}-{host.name}'[-15:]
+        return f'{self.bridge}-{host.name.partition(".")[0]}'[-15:]
 
     def _add_host(self, name: str, address: str) -> None:
         keeper = subprocess.Popen(['unshare', '--net', '--uts', '--mount', '--propagation', 'private',
@@ -127,7 +130,8 @@ class Cluster:
         _call('ip', 'link', 'add', self._link(host), 'type', 'veth', 'peer', 'name', 'eth0', 'netns', keeper.pid)
         self.set_link(host, True)
         # A shell over ssh reads .bashrc, which may block for a minute on a lock left by a killed shell.
-        host.call('bash', '-ec', f'''hostname {name}; ip addr add {address}/24 dev eth0; ip link set eth0 up
+        host.call('bash', '-ec', f'''hostname {name.partition(".")[0]}
+ip addr add {address}/24 dev eth0; ip link set eth0 up
 ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
 [ ! -e ~/.bashrc ] || mount --bind /dev/null ~/.bashrc''')
         self.start_sshd(host)
@@ -137,7 +141,8 @@ ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
         Path('/run/sshd').mkdir(exist_ok=True)
         options = [f'HostKey={self.folder}/server', f'AuthorizedKeysFile={self.folder}/user.pub',
                    'StrictModes=no', 'PermitRootLogin=yes', 'UsePAM=no', 'PidFile=none',
-                   f'ListenAddress={host.address}', 'MaxStartups=100']
+                   f'ListenAddress={host.address}', 'MaxStartups=100',
+                   *([f'SetEnv={self.variables}'] if self.variables else [])]
         host.sshd = subprocess.Popen(host.inside([_SSHD, '-D', '-e', *(w for o in options for w in ('-o', o))]),
                                      stderr=open(self.folder / f'sshd_{host.name}.log', 'w'))
 

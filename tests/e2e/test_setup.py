@@ -42,10 +42,10 @@ def program(path: Path, text: str = '') -> None:
 
 def make_checkout(folder):
     """Create a checkout with scripts only, without .venv."""
-    (folder / 'launch').mkdir(parents=True)
+    (folder / 'launch/engines').mkdir(parents=True)
     shutil.copy(ROOT / 'setup.cfg', folder)
-    for name in (*SCRIPTS, 'setup_ngc.sh', 'requirements.lock', 'requirements_ngc.lock'):
-        shutil.copy(ROOT / 'launch' / name, folder / 'launch')
+    for name in (*SCRIPTS, 'setup_ngc.sh', 'requirements.lock', 'requirements_ngc.lock', 'engines/isolate.sh'):
+        shutil.copy(ROOT / 'launch' / name, folder / 'launch' / name)
     return folder
 
 
@@ -240,6 +240,45 @@ def test_setup_works_without_home_and_without_file_locks(ready):
     assert done.returncode == 0 and progress(done) == STEPS, done.stderr
     assert [Path(wheel).name for wheel in wheels(ready / '.venv/.cache')] == ['horovod-0.28.1.whl']
     assert (ready.parent / 'calls.cache').read_text().strip() == str(ready / '.venv/.cache')  # pip's too
+
+
+MODULE = {'PYTHONPATH': '/module', 'PYTHONHOME': '/module', 'PYTHONUSERBASE': '/module', 'PIP_USER': '1',
+          'PIP_TARGET': '/module', 'PIP_PREFIX': '/module', 'PIP_CONSTRAINT': '/module', 'PIP_NO_DEPS': '1'}
+# The first part is what pip prints; a value may have several lines.
+CONFIGURATION = r"""[[ $pip != 'config list' ]] || cat <<'END'
+:env:.index-url='https://by.variable/simple'
+global.extra-index-url='https://a/simple\nhttps://b/simple'
+global.index-url='https://by.file/simple'
+global.user='true'
+install.cert='/site.pem'
+install.no-deps='yes'
+END
+export -p | sed -nE 's/^declare -x ((PYTHON|PIP_).*)/\1/p' | sort >"$CALLS.${pip%% *}"
+"""
+
+
+def test_modules_and_pip_configuration_change_only_where_packages_come_from(ready):
+    done = setup(ready, **MODULE, PIP_CERT='/user.pem', ON_PIP=CONFIGURATION)
+    assert done.returncode == 0, done.stderr
+    for command in ('install', 'wheel'):
+        assert (ready.parent / f'calls.{command}').read_text().splitlines() == [
+            'PIP_CERT="/site.pem"', 'PIP_CONFIG_FILE="/dev/null"',
+            'PIP_EXTRA_INDEX_URL="https://a/simple https://b/simple"', 'PIP_INDEX_URL="https://by.variable/simple"',
+            'PYTHONNOUSERSITE="1"']
+
+
+@pytest.mark.parametrize('shebang, changed', [
+    ('#!/a b/.venv/bin/python3.11', '#!/a b/.venv/bin/python3.11 -E'),
+    ("#!/bin/sh\n'''exec' \"/a b/.venv/bin/python3.11\" \"$0\" \"$@\"\n' '''",  # pip's form for long paths
+     "#!/bin/sh\n'''exec' \"/a b/.venv/bin/python3.11\" -E \"$0\" \"$@\"\n' '''")])
+def test_program_in_venv_ignores_variables_of_python(ready, shebang, changed):
+    setup(ready)
+    path = ready / '.venv/bin/mlperf-rn50'
+    path.write_text(f'{shebang}\nimport sys\n')
+    for _ in range(2):
+        (ready / '.venv/.setup/step5').unlink()
+        assert setup(ready).returncode == 0
+        assert path.read_text() == f'{changed}\nimport sys\n'
 
 
 @pytest.fixture

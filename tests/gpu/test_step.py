@@ -61,8 +61,8 @@ def test_evaluation_network_matches_cpu(precision, layout, device_id, check_dist
                            (step_config('resnet18', layout, precision, 'sgd'), device_id)):
         trainer = make_trainer(config, device)
         set_weights(trainer, weights_of(config), config.model.layout)
-        trainer.fold()
-        outputs.append(trainer.eval_net(make_batch(config, precision, device).images).asnumpy())
+        with trainer.evaluating() as net:
+            outputs.append(net(make_batch(config, precision, device).images).asnumpy())
     check_distances(f'evaluation, {precision}, {layout}', {'logits': distance(outputs[1], outputs[0])},
                     STEP_TOLERANCE[precision]['statistics'])
 

@@ -10,7 +10,8 @@ from helpers import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
+from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
+from mlperf_rn50.launch import supervisor
 from mlperf_rn50.launch.attempts import MAX_STUCK
 from mlperf_rn50.launch.options import make_parser, parse_options
 from mlperf_rn50.launch.supervisor import RunPlace, Supervisor, World
@@ -46,14 +47,16 @@ class Fake:
         self.folder, self.script, self.is_requested, self.silent = folder, list(script), False, set()
         self.messages, self.paused, self.calls = [], 0.0, []
 
-    def start(self, layout, job, words, has_begun):
+    def start(self, layout, job, words, status):
         self.calls.append((layout.hosts, list(words)))
         todo = self.script.pop(0) if self.script else CONVERGES
         self.is_requested |= todo['has_stop']
         self.silent = todo['silent']
         if 'blames' in todo:
             self.folder.mkdir(exist_ok=True)
-            note_failure(self.folder, Failure(job, todo['blames'], 'killed'))
+            note_failure(self.folder, Failure(job, todo['blames'], todo.get('cause', 'killed'), todo.get('rank'),
+                                              todo.get('is_outside', False)))
+        self.is_forced |= todo.get('is_forced', False)
         if todo['begins']:
             self.write(words, todo)
         return todo['code']
@@ -69,6 +72,7 @@ class Fake:
             (run.checkpoints / f'step_{k:08d}').mkdir(parents=True)
         events = [*([{'event': 'resumed', 'step': step}] if '--resume' in words else []),
                   *({'event': 'train', 'step': k} for k in steps),
+                  *([{'event': 'train', 'step': todo['reaches']}] if 'reaches' in todo else []),
                   *([{'event': 'end', 'status': todo['end']}] if todo['end'] else [])]
         with open(run.metrics, 'a') as f:
             f.writelines(json.dumps(e) + '\n' for e in events)
@@ -94,7 +98,12 @@ def fake_run(script, options):
         world = Fake(Path(name) / 'run', script)
         code = world.supervisor(options).run_all()
         has_checkpoint = bool(list(world.folder.glob('checkpoints*/step_*')))
+        world.attempts = [json.loads(line) for line in text_of(world.folder / 'attempts.jsonl').splitlines()]
     return code, world, has_checkpoint
+
+
+def text_of(path):
+    return path.read_text() if path.exists() else ''
 
 
 @given(st.lists(starts, max_size=8), st.integers(0, 8), st.booleans())
@@ -116,6 +125,7 @@ def test_exit_code_of_launcher_matches_run_folder(script, restarts, is_elastic):
         assert code in (EXIT_FAILED, EXIT_USAGE) and (code == EXIT_USAGE) == (last['code'] == EXIT_USAGE)
     assert code != EXIT_OK or end == 'converged'
     assert code != EXIT_RESUMABLE or has_checkpoint or end == 'interrupted'
+    assert all(a['cause'] for a in world.attempts)
 
 
 @pytest.mark.parametrize('restarts', [0, 1, MAX_STUCK - 1, MAX_STUCK, 20])
@@ -145,22 +155,22 @@ def test_run_interrupted_by_lost_host_is_restarted():
     assert fake_run([dict(lost, code=EXIT_RESUMABLE, silent=set())], again)[0] == EXIT_RESUMABLE
 
 
-def test_run_has_begun_once_its_folder_exists(tmp_path):
+def test_run_has_begun_once_its_folder_exists_and_ended_once_it_says_so(tmp_path):
     seen = []
 
     class Recording(Fake):
-        def start(self, layout, job, words, has_begun):
-            before = has_begun()
-            code = super().start(layout, job, words, has_begun)
-            seen.append((words[0], before, has_begun()))
+        def start(self, layout, job, words, status):
+            before = status()
+            code = super().start(layout, job, words, status)
+            seen.append((words[0], before, status()))
             return code
-    world = Recording(tmp_path / 'run', [FIT])
-    assert world.supervisor(replace(OPTIONS, doctor=True)).run_all() == EXIT_OK
-    assert seen == [('doctor', False, False), ('train', False, True)]
+    world = Recording(tmp_path / 'run', [FIT, GAINS, FIT])
+    assert world.supervisor(replace(OPTIONS, doctor=True, restarts=1)).run_all() == EXIT_OK
+    assert seen == [('doctor', None, None), ('train', None, ''), ('doctor', None, None), ('train', None, 'converged')]
 
 
 @pytest.mark.parametrize('lost', [dict(code=137), dict(code=205, silent={'h2'}), dict(code=EXIT_FAILED, silent={'h2'}),
-                                  dict(code=EXIT_FAILED, blames='h2')])
+                                  dict(code=EXIT_FAILED, blames='h2', rank=1)])
 def test_first_doctor_that_loses_a_rank_counts_as_attempt(lost):
     lost = attempt(begins=False, **lost)
     code, world, _ = fake_run([lost, FIT], replace(OPTIONS, doctor=True, restarts=3))
@@ -177,6 +187,80 @@ def test_failed_doctor_of_restart_counts_as_attempt_without_progress():
     assert [words[0] for _, words in world.calls] == ['doctor', 'train', 'doctor', 'doctor', 'train']
     code, world, _ = fake_run([UNFIT], options)
     assert code == EXIT_FAILED and len(world.calls) == 1  # the first failure is reported at once
+
+
+KILLED = attempt(1, blames='h2', rank=1, cause='killed by signal 9 (SIGKILL)', is_outside=True)
+CUT = attempt(1, blames='h2', cause='had no contact to the launcher for 20 s', is_outside=True)
+BROKEN = attempt(1, blames='h2', rank=1, cause='no memory for 64 GB')
+
+
+@pytest.mark.parametrize('fault', [KILLED, CUT, attempt(137), dict(CUT, begins=False)])
+def test_outside_causes_before_the_first_step_do_not_count(fault):
+    code, world, _ = fake_run([fault] * 9, replace(OPTIONS, restarts=20))
+    assert code == EXIT_OK and len(world.calls) == 10 and world.paused == 0
+    assert [a['origin'] for a in world.attempts] == ['outside'] * 9 + ['']
+
+
+@pytest.mark.parametrize('fault', [dict(KILLED, reaches=4), dict(CUT, reaches=4)])
+def test_outside_causes_after_a_step_count(fault):
+    code, world, _ = fake_run([fault] * 9, replace(OPTIONS, restarts=20))
+    assert code == EXIT_FAILED and len(world.calls) == MAX_STUCK
+
+
+@pytest.mark.parametrize('second, num_calls', [
+    (BROKEN, 2), (dict(BROKEN, cause='no memory for 65 GB'), 2), (dict(BROKEN, reaches=7), 3),
+    (dict(BROKEN, cause='no file'), 3), (KILLED, 5)])
+def test_same_failure_at_the_same_step_ends_after_two(second, num_calls):
+    code, world, _ = fake_run([BROKEN, second] * 3, replace(OPTIONS, restarts=20))
+    assert code == EXIT_FAILED and len(world.calls) == num_calls
+    is_repeated = num_calls == 2
+    assert ('two attempts in a row ended with the same failure (step 0, start-up); not restarted'
+            in world.messages) == is_repeated
+
+
+def test_broken_host_is_excluded_before_the_launcher_gives_up():
+    code, world, _ = fake_run([BROKEN, BROKEN], replace(OPTIONS, restarts=20, elastic=True))
+    assert code == EXIT_OK and [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3')]
+
+
+def test_host_that_answers_again_is_named_and_counted_by_elastic():
+    code, world, _ = fake_run([dict(CUT, end='interrupted', code=75), CUT],
+                              replace(OPTIONS, restarts=5, elastic=True))
+    assert code == EXIT_OK and [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3')]
+    cause = 'had no contact to the launcher for 20 s'
+    assert [a['cause'] for a in world.attempts] == [f'host h2 {cause}'] * 2 + ['converged']
+    assert world.messages.count(f'host h2 (with rank 1) {cause}; last recorded: step 0, start-up') == 2
+
+
+@pytest.mark.parametrize('fault, has_doctor', [(KILLED, False), (CUT, False), (BROKEN, True), (STUCK, True),
+                                               (dict(CUT, silent={'h2'}), True)])
+def test_doctor_is_repeated_unless_all_hosts_passed_and_answer(fault, has_doctor):
+    code, world, _ = fake_run([FIT, fault, *([FIT] * has_doctor)], replace(OPTIONS, doctor=True, restarts=5))
+    assert code == EXIT_OK
+    assert [words[0] for _, words in world.calls] == ['doctor', 'train', *(['doctor'] * has_doctor), 'train']
+
+
+def test_failed_doctor_is_repeated():
+    lost = dict(KILLED, begins=False)
+    code, world, _ = fake_run([lost, FIT], replace(OPTIONS, doctor=True, restarts=5))
+    assert code == EXIT_OK and [words[0] for _, words in world.calls] == ['doctor', 'doctor', 'train']
+
+
+@pytest.mark.parametrize('end, expected', [('converged', EXIT_OK), ('aborted', EXIT_AT_ONCE),
+                                           ('interrupted', EXIT_AT_ONCE), (None, EXIT_AT_ONCE)])
+def test_second_ctrl_c_keeps_the_result_of_a_finished_run(end, expected):
+    assert fake_run([attempt(137, end, 1, has_stop=True, is_forced=True)], OPTIONS)[0] == expected
+
+
+def test_elastic_waits_for_a_host_that_soon_answers():
+    code, world, _ = fake_run([attempt(1, silent={'h2'})], replace(OPTIONS, restarts=1, elastic=True))
+    assert code == EXIT_OK and world.calls[1][0] == HOSTS
+
+
+def test_elastic_excludes_a_host_that_stays_silent(monkeypatch):
+    monkeypatch.setattr(supervisor, '_ELASTIC_LIMIT_S', 0.0)
+    code, world, _ = fake_run([attempt(1, silent={'h2'})], replace(OPTIONS, restarts=1, elastic=True))
+    assert code == EXIT_OK and world.calls[1][0] == ('h1', 'h3')
 
 
 def test_resume_continues_the_set_of_seeds(tmp_path):

@@ -121,7 +121,7 @@ def seal(path, **state):
 
 @pytest.mark.parametrize('state, message', [
     ({'seed': '1'}, 'got `str` - at `$.seed`'), ({'step': True}, 'got `bool`'), ({'step': -1}, '>= 0 - at `$.step`'),
-    ({'step': 10**30}, '$.step'), ({'clock_s': float('nan')}, '$.clock_s'), ({'last_lr': float('inf')}, '$.last_lr'),
+    ({'step': 10**30}, '$.step'), ({'clock_s': float('nan')}, 'got NaN'), ({'last_lr': float('inf')}, 'got Infinity'),
     ({'global_batch_size': 0}, '>= 1'), ({'nodes': [0]}, 'nodes: got 1, expected one for each of 2 ranks'),
     ({'config': {'a': 1}}, 'at `$.config[...]`'), ({'sead': 1}, 'keys other than')])
 def test_invalid_state_with_a_valid_checksum_is_refused(tmp_path, state, message):

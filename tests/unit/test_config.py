@@ -5,14 +5,17 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
+import yaml
 from helpers import ROOT, call
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlperf_rn50.analysis.watch.follower import _max_epochs
 from mlperf_rn50.cli.train import make_parser
 from mlperf_rn50.config import SECTIONS, Config, check_values, render_yaml, to_tree
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.options import load_yaml, parse_yaml, resolve_config, resolve_tree
+from mlperf_rn50.options import _Loader, load_tree, load_yaml, resolve_config, resolve_tree
+from mlperf_rn50.system.gpu_env import device_of_words
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
 
@@ -75,7 +78,9 @@ def test_round_trip_of_a_resolved_configuration(tmp_path):
     ('run: {<<: {dir: x}}', 'run.<<: unknown key'),
     ('run: {dir: "' + 'x' * (1 << 18) + '"}', 'is larger than'),
     ('train: {seed: 1}\nrun: {dir: x}\ntrain:\n  seed: 2', 'train: occurs on line 1 and again on line 3'),
-    ('run:\n  dir: x\n  seed: 1\n  dir: y', 'run.dir: occurs on line 2 and again on line 4'),
+    ('run:\n  dir: x\n  seed: 1\n  dir: y', 'dir: occurs on line 2 and again on line 4'),
+    ('run: {seed: 1, seed: 2}', 'seed: occurs on line 1 and again on line 1'),
+    ('? [a]\n: b', 'unhashable key'),
     (None, 'c.yaml: cannot read the configuration'),
 ])
 def test_errors_in_a_file(tmp_path, text, message):
@@ -154,7 +159,27 @@ def test_fractions_and_exponents(tmp_path, value, expected, is_option):
 @given(st.text(st.sampled_from('0123456789.eE+-_:xobnyiaf~'), max_size=6))
 def test_written_texts_are_read_back(text):
     config = with_text(('run', 'submission_org'), text)
-    assert parse_yaml(render_yaml(config)) == to_tree(config)
+    assert yaml.load(render_yaml(config), _Loader) == to_tree(config)
+
+
+def bomb(num_levels):
+    """Return a short file whose merge keys expand by a factor of 9 per level."""
+    levels = ['a0: &a0 {k: 1}']
+    levels += [f'a{i}: &a{i} {{<<: [{", ".join([f"*a{i - 1}"] * 9)}]}}' for i in range(1, num_levels)]
+    return '\n'.join(levels)
+
+
+def test_merge_keys_do_not_expand(tmp_path):
+    (tmp_path / 'config.yaml').write_text(bomb(30))  # 9^29 keys, more than any memory
+    with pytest.raises(ConfigError, match=r'got the alias \*a0, expected explicit values'):
+        load_tree(tmp_path / 'config.yaml')
+    assert device_of_words(['--config', str(tmp_path / 'config.yaml')]) == 'cpu'
+    assert _max_epochs(tmp_path / 'config.yaml') is None
+
+
+def test_every_yaml_file_is_read_by_one_loader():
+    reading = re.compile(r'yaml\.(safe_load|load|full_load|unsafe_load|compose|parse)')
+    assert [p.name for p in (ROOT / 'mlperf_rn50').rglob('*.py') if reading.search(p.read_text())] == ['options.py']
 
 
 # --- paths ---------------------------------------------------------------------------------------------------
@@ -183,8 +208,9 @@ def test_home_is_expanded_and_variables_are_refused_in_paths(tmp_path, home, is_
 
 COMMAND_WORDS = [
     'report X', 'report x --out=X', 'check X', 'watch X --once', 'package --check X', 'prepare digits --out=X',
-    'prepare --verify=X', 'package x --out=X --org a --system b', 'export X', 'classify x X', 'recipe --compare=X', 'evaluate X',
-    'predict X --layouts 1x1', 'train --config=X', 'train --resume X', 'doctor --config X', 'bench train --config=X']
+    'prepare --verify=X', 'package x --out=X --org a --system b', 'export X', 'classify x X', 'recipe --compare=X',
+    'evaluate X', 'predict X --layouts 1x1', 'train --config=X', 'train --resume X', 'doctor --config X',
+    'bench train --config=X']
 
 
 @pytest.mark.parametrize('words', COMMAND_WORDS)

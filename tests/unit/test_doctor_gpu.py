@@ -1,4 +1,5 @@
 """Doctor checks of GPUs with made-up facts: MXNet builds, cards, drivers and trial batches."""
+from contextlib import contextmanager
 from unittest.mock import Mock
 
 import mxnet as mx
@@ -175,9 +176,13 @@ def config(**train):
 
 
 def test_one_batch_of_each_kind_is_tried(monkeypatch, thin_resnets):
-    seen, eval_net = [], doctor_facts.Trainer.eval_net.fget
-    monkeypatch.setattr(doctor_facts.Trainer, 'eval_net', property(
-        lambda trainer: lambda images: seen.append(images.shape) or eval_net(trainer)(images)))
+    seen, evaluating = [], doctor_facts.Trainer.evaluating
+
+    @contextmanager
+    def recorded(trainer):
+        with evaluating(trainer) as net:
+            yield lambda images: seen.append(images.shape) or net(images)
+    monkeypatch.setattr(doctor_facts.Trainer, 'evaluating', recorded)
     trial = doctor_facts.try_batches(config(eval_batch_size=5), 1, 0, None)
     assert (trial['what'], trial['problem'], seen) == ('an evaluation', '', [(5, 3, 32, 32)]) and trial['seconds'] > 0
 

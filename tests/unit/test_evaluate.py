@@ -28,11 +28,12 @@ def test_counts_match_sorting():
     assert counts(logits, labels) == expected
 
 
-def test_nan_is_never_correct():
-    logits = np.zeros((3, 10))
-    logits[0, :] = np.nan
-    logits[1, 2] = np.nan
-    assert counts(logits, [0, 2, 0]) == [1, 1]
+@pytest.mark.parametrize('num_classes', [4, 5, 6, 10])
+def test_an_image_with_nan_is_never_correct(num_classes):
+    logits = np.zeros((5, num_classes))
+    logits[:3, 0] = 5
+    logits[0, :] = logits[1, 2] = logits[2, 1:4] = logits[3, 0] = np.nan
+    assert counts(logits, [0] * 5) == [1, 1]
 
 
 def test_ties_rank_by_class_number_and_top5_includes_all_of_fewer_classes():

@@ -26,18 +26,6 @@ def test_torn_last_line_is_cut_off_and_a_new_line_is_written_at_once(tmp_path, b
         files.LineFile(path, is_new=True)
 
 
-def test_write_follows_no_symbolic_link(tmp_path):
-    target, link = tmp_path / 'target', tmp_path / 'link'
-    target.write_text('without an end of line')
-    link.symlink_to(target)
-    with pytest.raises(StorageError, match='link: got a symbolic link'):
-        files.LineFile(link)
-    files.temporary_of(link).symlink_to(target)
-    with pytest.raises(OSError):
-        files.write_atomically(link, 'new')
-    assert target.read_text() == 'without an end of line'
-
-
 def test_error_of_a_full_disk_names_file_and_disk(tmp_path):
     lines = files.LineFile(Path('/dev/full'))
     with pytest.raises(StorageError) as e:
@@ -88,6 +76,9 @@ def test_untrusted_text_and_json_are_bounded(tmp_path):
         assert list(read_lines(endless, Step)) == []
     for text in ('[' * 100_000, '{"a":' * 100_000):
         with pytest.raises(ValueError, match='nested too deeply'):
+            files.parse_json(text)
+    for text in ('{"a": NaN}', '[-Infinity]', '9' * 5000):
+        with pytest.raises(ValueError, match='expected a number|digits'):
             files.parse_json(text)
 
 
@@ -151,3 +142,34 @@ def test_logs_in_deeply_nested_folders_are_read(deep, command, text):
     assert done.stderr == '' and text in done.stdout
     done = call(command, deep('ddd'))  # path longer than any system allows
     assert done.returncode in (1, 2) and 'File name too long' in done.stdout + done.stderr
+
+
+def test_output_replaces_a_link_and_leaves_its_target(tmp_path):
+    kept = tmp_path / 'kept'
+    for make_link in (os.symlink, os.link):
+        kept.write_text('precious')
+        out = tmp_path / make_link.__name__
+        for path in (out, files.temporary_of(out)):
+            make_link(kept, path)
+        files.write_atomically(out, 'new')
+        assert out.read_text() == 'new' and not out.is_symlink() and kept.read_text() == 'precious'
+    (tmp_path / 'folder').symlink_to(tmp_path)  # links to folders are followed
+    files.write_atomically(tmp_path / 'folder/kept', 'new')
+    assert kept.read_text() == 'new' and list(tmp_path.glob('.*')) == []
+
+
+@pytest.mark.parametrize('make_link, kind', [(os.symlink, 'symbolic'), (os.link, 'hard')])
+def test_line_file_refuses_a_link(tmp_path, make_link, kind):
+    (tmp_path / 'kept').write_text('precious')
+    make_link(tmp_path / 'kept', tmp_path / 'lines')
+    with pytest.raises(StorageError, match=f'lines: got a {kind} link, expected a file of this run'):
+        files.LineFile(tmp_path / 'lines')
+    assert (tmp_path / 'kept').read_text() == 'precious'
+
+
+def test_failed_output_keeps_the_old_file(tmp_path):
+    (tmp_path / 'a').write_text('old')
+    with pytest.raises(KeyboardInterrupt), files.replacing(tmp_path / 'a') as f:
+        f.write(b'new')
+        raise KeyboardInterrupt
+    assert [p.name for p in tmp_path.iterdir()] == ['a'] and (tmp_path / 'a').read_text() == 'old'

@@ -1,21 +1,18 @@
 """Folders of other people: what is a split, a class or an image, what is stated, and what is refused."""
 import hashlib
-import io
 import os
 import random
 
 import pytest
 from helpers import call
-from PIL import Image
+from numbered import encoded
 
 from mlperf_rn50.data.prepare.folders import folder
 from mlperf_rn50.data.prepare.imagenet import imagenet
 from mlperf_rn50.data.records import load_manifest
 from mlperf_rn50.errors import DataError
 
-BUFFER = io.BytesIO()
-Image.new('RGB', (8, 8), 'red').save(BUFFER, 'JPEG')
-JPEG = BUFFER.getvalue()
+JPEG = encoded('JPEG')
 
 
 def fill(root, *paths):
@@ -77,8 +74,7 @@ def test_folders_of_systems_and_hidden_files_shift_no_label(source, make):
 
 
 def test_files_that_are_not_read_are_stated_by_ending(source):
-    fill(source, 'train/a/x.heic', 'train/a/y.HEIC', 'train/b/README', 'train/loose.jpg', 'train/a/more/x.jpg', 'train/c/')
-    (source / 'train/c').rmdir()
+    fill(source, 'train/a/x.heic', 'train/a/y.HEIC', 'train/b/README', 'train/loose.jpg', 'train/a/more/x.jpg')
     assert folder(source, 'x').notes[1] == (
         f'{source}/train: not used: .heic (2), folders in classes (1), without ending (1), images outside classes (1)')
 
@@ -96,10 +92,11 @@ def test_class_without_images_is_refused(source, paths, message):
 
 
 @pytest.mark.parametrize('paths, message', [
-    (['a/1.jpg', 'b/1.jpg'], 'got a/, b/, expected train/ and val/ with a folder per class; to split class folders, add '
-     '--validation 0.1'),
+    (['a/1.jpg', 'b/1.jpg'], 'got a/, b/, expected train/ and val/ with a folder per class; to split class folders, '
+     'add --validation 0.1'),
     (['train/a/1.jpg'], 'got train/, expected train/ and val/'), (['x.jpg'], 'got no folder, expected train/ and val/'),
-    (['train.rec'], 'for .rec files, use prepare im2rec'), (['train/1.jpg', 'val/1.jpg'], 'got 1 images and no folder')])
+    (['train.rec'], 'for .rec files, use prepare im2rec'),
+    (['train/1.jpg', 'val/1.jpg'], 'got 1 images and no folder')])
 def test_folder_without_splits_is_refused(tmp_path, paths, message):
     assert message in refusal(fill(tmp_path / 'source', *paths))
 
@@ -121,7 +118,7 @@ def at(source, *parts):
     (lambda s: os.mkdir(at(s, b'train/a/x.jpg')), 'train/a/x.jpg: got a folder, expected a file'),
     (lambda s: os.mkdir(at(s, b'train/caf\xe9')), r"/train/caf\xe9': the name is not UTF-8 or has a line break"),
     (lambda s: open(at(s, b'train/a/caf\xe9.jpg'), 'x').close(), r"/train/a/caf\xe9.jpg': the name is not UTF-8"),
-    (lambda s: open(at(s, b'train/a/x\n.jpg'), 'x').close(), r"/train/a/x\n.jpg': the name is not UTF-8 or has a line")])
+    (lambda s: open(at(s, b'train/a/x\n.jpg'), 'x').close(), r"/train/a/x\n.jpg': the name is not UTF-8 or")])
 def test_unreadable_entry_is_named_in_one_line(source, make, message):
     make(source)
     assert message in refusal(source)

@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, own_signals, wait_for, write_files
+from helpers import HANG_LIMIT_S, ROOT, own_signals, run, wait_for, write_files
 
 from mlperf_rn50.errors import EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import __main__ as launcher
@@ -25,7 +26,15 @@ from mlperf_rn50.launch.attempts import Attempt, judge, read_attempt, read_progr
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, check_ranks, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.options import make_parser, parse_options
-from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, EngineEvent, Stage, next_event, processes_of, react, run_engine
+from mlperf_rn50.launch.process import (
+    LAUNCHER_SIGNALS,
+    EngineEvent,
+    Stage,
+    next_event,
+    processes_of,
+    react,
+    run_engine,
+)
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 from mlperf_rn50.train.watchdog import signals as stop_signals
 from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure, read_failures
@@ -153,10 +162,11 @@ def test_end_of_an_earlier_attempt_is_ignored(tmp_path):
     write(run, {'event': 'train', 'step': 8}, {'event': 'end', 'status': 'interrupted'})
     before = read_progress(tmp_path)
     attempt = read_attempt(tmp_path, before, 2, is_resumed=True)  # the resume fails immediately
-    assert attempt == Attempt(0, 2, None, gained=False, can_resume=True)
+    assert attempt == Attempt(0, 2, None, gained=False, can_resume=True, place='step 8, start-up')
     write(run, {'event': 'resumed', 'step': 8}, {'event': 'train', 'step': 12}, {'event': 'end', 'status': 'converged'})
     keep(run, 12)
-    assert read_attempt(tmp_path, before, 0, is_resumed=True) == Attempt(0, 0, 'converged', True, can_resume=True)
+    assert read_attempt(tmp_path, before, 0, is_resumed=True) == Attempt(
+        0, 0, 'converged', True, can_resume=True, has_stepped=True, place='step 12, start-up', cause='converged')
 
 
 def test_attempt_without_a_run_is_recorded(tmp_path):
@@ -164,7 +174,8 @@ def test_attempt_without_a_run_is_recorded(tmp_path):
     before = read_progress(tmp_path)
     assert read_attempt(tmp_path, before, 1, is_resumed=False).run is None
     begin(tmp_path, 1)
-    assert read_attempt(tmp_path, before, 1, is_resumed=False) == Attempt(1, 1, None, gained=False, can_resume=False)
+    assert read_attempt(tmp_path, before, 1, is_resumed=False) == Attempt(
+        1, 1, None, gained=False, can_resume=False, place='step 0, start-up')
 
 
 def test_progress_counts_images_if_the_batch_size_changes(tmp_path):
@@ -200,16 +211,21 @@ def test_torn_and_hostile_lines_are_ignored(tmp_path):
     (Attempt(0, 1, None, True, True), True, 9, 0, ('end', 75)),
     (Attempt(None, 1, None, False, False), True, 9, 1, ('end', 1))])
 def test_restart_decision_after_an_attempt(attempt, is_stop_requested, restarts_left, num_stuck, expected):
-    verdict = judge(attempt, is_stop_requested, restarts_left, num_stuck)
+    verdict = judge(attempt, is_stop_requested, restarts_left, [attempt] * num_stuck)
     assert (verdict.action, verdict.exit_code) == expected
 
 
 def test_stuck_attempts_are_counted_across_starts_of_a_job(tmp_path):
     for job, gained in [('7', True), ('7', False), ('8', False), ('7', False)]:
         attempts.note_attempt(tmp_path, job, Attempt(0, 1, None, gained, True))
-    assert [attempts.stuck_attempts(tmp_path, job) for job in ('7', '8', '9')] == [2, 1, 0]
+
+    def count(job):
+        return attempts.count_stuck(attempts.read_attempts(tmp_path, job))
+    assert [count(job) for job in ('7', '8', '9')] == [2, 1, 0]
+    attempts.note_attempt(tmp_path, '7', Attempt(0, 1, None, False, True, origin='outside'))  # before its first step
+    assert count('7') == 2
     attempts.note_attempt(tmp_path, '7', Attempt(1, 0, 'converged', False, False))  # a run without a checkpoint
-    assert attempts.stuck_attempts(tmp_path, '7') == 0
+    assert count('7') == 0
     attempts.note_attempt(tmp_path / 'none', '7', Attempt(0, 1, None, False, True))
     assert not (tmp_path / 'none').exists()
     assert [attempts.pause_s(n) for n in (0, 1, 2)] == [0, 5, 10]
@@ -297,6 +313,7 @@ def run_shell(tmp_path, monkeypatch):
         signals = ScriptedSignals(tmp_path, events, is_late)
         monkeypatch.setattr(process, 'time', signals)
         monkeypatch.setattr(process, 'STOP_LIMIT_S', 5.0)
+        monkeypatch.setattr(process, '_LOOK_S', 1.0)
         job = f'{os.getpid()}-{time.monotonic_ns():x}'
         code = run_engine(['bash', '-c', script.replace('UP', f'touch "{tmp_path}/up"')],
                           dict(os.environ, MLPERF_RN50_JOB=job), signals, job, **keys)
@@ -325,14 +342,40 @@ def test_engine_that_does_not_stop_is_killed_with_all_processes(run_shell, event
 
 
 def test_start_limit_applies_until_the_ranks_have_begun(run_shell):
-    assert run_shell(WAITS, is_late=True, limit_s=20.0) == (15, [])
-    calls = []
+    late, calls = [], []
+    assert run_shell(WAITS, is_late=True, limit_s=20.0, report=late.append) == (1, [])
+    assert run_shell('UP; sleep 0.3; exit 7', is_late=True, limit_s=2.0, status=lambda: calls.append(True) or '',
+                     report=late.append) == (7, [])
+    assert calls and late == ['still starting after 20 s']
 
-    def is_overdue():
-        calls.append(True)
-        return len(calls) > 1
-    assert run_shell('UP; sleep 0.3; exit 7', is_late=True, limit_s=2.0, is_overdue=is_overdue) == (7, [])
-    assert calls == [True]
+
+@pytest.mark.parametrize('events, text', [((), '120 s'), ((EngineEvent.STOP,), '30 s')])
+def test_processes_that_outlive_their_run_are_reported_and_ended(run_shell, events, text):
+    late = []
+    code, left = run_shell(IGNORES, *events, is_late=True, status=lambda: 'converged', report=late.append)
+    assert code and not left and late == [f'the run has ended, but not its processes after {text}']
+
+
+def test_stop_request_without_effect_is_reported(run_shell):
+    late = []
+    assert run_shell(IGNORES, EngineEvent.STOP, is_late=True, report=late.append) == (137, [])
+    assert late == ['the stop request has had no effect after 5 s']
+
+
+def test_status_of_a_run_is_that_of_this_attempt(tmp_path):
+    status = supervisor.Supervisor(None, None, supervisor.RunPlace(tmp_path, (), 1), False, '', '')._status
+    new = read_progress(tmp_path)
+    assert status(new) is None
+    run = begin(tmp_path)
+    assert status(new) == ''
+    write(run, {'event': 'train', 'step': 8}, {'event': 'end', 'status': 'interrupted'})
+    assert status(new) == 'interrupted'
+    before = read_progress(tmp_path)  # of a resumed run
+    assert status(before) is None
+    write(run, {'event': 'resumed', 'step': 8})
+    assert status(before) == ''
+    write(run, {'event': 'end', 'status': 'converged'})
+    assert status(before) == 'converged'
 
 
 INT, TERM, HUP, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2
@@ -366,7 +409,7 @@ def test_signals_of_one_number_are_discarded():
         assert [signals.next(0), signals.next(0)] == [TERM, None]
 
 
-def test_guard_forwards_a_stop_request_to_ranks_with_a_handler():
+def test_guard_forwards_a_stop_request_to_ranks_with_a_handler(tmp_path):
     env = {**os.environ, 'MLPERF_RN50_JOB': f'{os.getpid()}-{time.monotonic_ns():x}'}
 
     def start(script, **variables):
@@ -376,13 +419,64 @@ def test_guard_forwards_a_stop_request_to_ranks_with_a_handler():
     waits = 'trap "exit 75" USR1; echo up; while :; do sleep 0.05; done'
     ready, starting = start(waits, HOROVOD_RANK='0'), start('echo up; exec sleep 600', HOROVOD_RANK='0')
     engine = start(waits)
-    with subprocess.Popen([ROOT / 'launch/guard.sh', env['MLPERF_RN50_JOB']], stdin=subprocess.PIPE,
-                          text=True) as guard:
+    command = [ROOT / 'launch/guard.sh', '--here', 'h1', tmp_path, env['MLPERF_RN50_JOB']]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as guard:
         print('\nstop', file=guard.stdin, flush=True)
         assert ready.wait() == 75
         assert starting.poll() is None and engine.poll() is None
     # The end of its input tells the guard that the launcher has ended.
     assert (starting.wait(), engine.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
+    assert not read_failures(tmp_path)
+
+
+def test_guard_without_contact_to_its_launcher_ends_the_ranks_and_records_it(tmp_path):
+    job, precious = f'{os.getpid()}-{time.monotonic_ns():x}', tmp_path / 'precious'
+    quick = tmp_path / 'guard.sh'
+    quick.write_text((ROOT / 'launch/guard.sh').read_text().replace('silence_s=20', 'silence_s=1'))
+    quick.chmod(0o755)
+    with subprocess.Popen(['sleep', '600'], env={**os.environ, 'MLPERF_RN50_JOB': job}) as rank, \
+            subprocess.Popen([quick, '--here', 'h2', tmp_path, job], stdin=subprocess.PIPE) as guard:
+        assert rank.wait() == -signal.SIGTERM and guard.wait() == 0
+    wait_for(lambda: read_failures(tmp_path), lambda: True, lambda: 'no line')
+    assert read_failures(tmp_path) == [Failure(job, 'h2', 'had no contact to the launcher for 1 s', is_outside=True)]
+    (tmp_path / 'failures.jsonl').rename(precious)
+    before = precious.read_text()
+    (tmp_path / 'failures.jsonl').symlink_to(precious)
+    with subprocess.Popen([quick, '--here', 'h2', tmp_path, job], stdin=subprocess.PIPE) as guard:
+        assert guard.wait() == 0
+    assert precious.read_text() == before
+
+
+def test_remaining_processes_are_named_and_stopped_ones_alone(tmp_path):
+    job, guard = f'{os.getpid()}-{time.monotonic_ns():x}', ROOT / 'launch/guard.sh'
+    env = {**os.environ, 'MLPERF_RN50_JOB': job}
+
+    def find():
+        return sorted(run([guard, '--list', 'localhost', job]).stdout.splitlines())
+    assert not find()
+    with subprocess.Popen(['sleep', '600'], env=env) as engine, \
+            subprocess.Popen(['sleep', '600'], env={**env, 'OMPI_COMM_WORLD_RANK': '3'}) as watcher:
+        names = [f'process {engine.pid} (sleep) on localhost', f'process {watcher.pid} (sleep, rank 3) on localhost']
+        wait_for(lambda: len(find()) == 2, lambda: True, lambda: 'not started')
+        assert find() == sorted(names)
+        watcher.send_signal(signal.SIGSTOP)
+        assert find() == [f'{names[1]}, which is stopped']
+        engine.kill()
+        watcher.kill()
+
+
+def test_host_whose_guard_ended_by_itself_is_recorded(tmp_path, monkeypatch):
+    write_files(tmp_path, {'ssh': '#!/bin/sh\n[ "$9" != h2 ] || exit 255\nexec cat >/dev/null'}, mode=0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    words = make_parser(ROOT / 'launch/mpirun.sh', True, None)
+    with own_signals():
+        signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS)
+        guarded = Launcher(ROOT, ROOT / 'launch/mpirun.sh', ENGINES['mpirun'],
+                           parse_options(words, ['--hosts', 'h1,h2']), signals)
+        with guarded._guards(supervisor.RunPlace(tmp_path, ('h1', 'h2'), 1), '1-a') as guards:
+            os.kill(guards[0].pid, signal.SIGSTOP)  # does not keep the launcher
+            guards[1].wait(HANG_LIMIT_S)
+    assert read_failures(tmp_path) == [Failure('1-a', 'h2', 'lost its connection to the launcher', is_outside=True)]
 
 
 @pytest.mark.parametrize('num_hosts, num_files', [(40, 20), pytest.param(1250, 1000, marks=pytest.mark.slow)])
@@ -407,7 +501,7 @@ def test_guards_of_many_hosts_need_few_open_files(tmp_path, monkeypatch, num_hos
 def test_stop_request_goes_to_a_host_over_ssh(tmp_path):
     inbox = tmp_path / 'inbox'
     write_files(tmp_path, {'ssh': f'#!/bin/bash\nexec cat >"{inbox}"'}, mode=0o755)
-    command = [ROOT / 'launch/guard.sh', '--host', 'far', '--launcher', os.getpid(), '1-a']
+    command = [ROOT / 'launch/guard.sh', '--host', 'far', '--launcher', os.getpid(), tmp_path, '1-a']
     with subprocess.Popen([str(c) for c in command], env={**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'},
                           stdout=subprocess.PIPE, text=True) as guard:
         assert guard.stdout.readline() == 'ready\n'
@@ -417,15 +511,18 @@ def test_stop_request_goes_to_a_host_over_ssh(tmp_path):
     assert guard.returncode == 0
 
 
-def test_slow_start_is_reported(capfd, monkeypatch):
+def test_slow_start_is_reported(capfd, monkeypatch, tmp_path):
     launcher = Launcher(ROOT, ROOT / 'launch/mpirun.sh', ENGINES['mpirun'], options('--config', 'c.yaml'), None)
     calls = []
-    monkeypatch.setattr(Launcher, 'start_ranks', lambda self, *a: calls.append((a[-2], a[-1]())) or 143)
-    for limit_s, has_begun in ((900.0, False), (900.0, True), (0.0, True)):
-        launcher.start(limit_s, 'cpu', None, '1-2', ['doctor'], lambda has_begun=has_begun: has_begun)
-    assert calls == [(1020.0, True), (1020.0, False), (0.0, False)]
-    assert capfd.readouterr().err == ('launch/mpirun.sh: doctor: still starting after 1020 s (comm.start_limit_s plus '
-                                      '120 s); stopped\n')
+    monkeypatch.setattr(Launcher, 'start_ranks', lambda self, *a: calls.append(a[-3:]) or 143)
+    place = supervisor.RunPlace(tmp_path, ('localhost',), 1)
+    for limit_s in (900.0, 0.0):
+        launcher.start(limit_s, 'cpu', place, '1-2', ['doctor'], lambda: None)
+    assert [limit_s for limit_s, *_ in calls] == [1020.0, 0.0]
+    calls[0][2]('still starting after 1020 s')
+    assert capfd.readouterr().err == ('launch/mpirun.sh: doctor: still starting after 1020 s; waiting for nothing; '
+                                      'stopped\n')
+    assert read_failures(tmp_path) == [Failure('1-2', '', 'doctor: still starting after 1020 s')]
 
 
 CONFIG = ['/r', '2', '3', '7.5', 'cpu']  # run.dir, nodes, ranks per node, start limit and device
@@ -461,9 +558,47 @@ def test_full_tmpdir_is_refused_although_another_folder_has_space(tmp_path, monk
     free = {tmp_path: 0}
     monkeypatch.setattr(shutil, 'disk_usage', lambda p: SimpleNamespace(free=free.get(p, 10**9)))
     with pytest.raises(ConfigError, match=f'TMPDIR: {tmp_path} has 0.0 MB free, expected 17 MB'):
-        check_room(ENGINES['local'])
+        check_room(ENGINES['local'], 1)
     del free[tmp_path]
-    check_room(ENGINES['local'])
+    check_room(ENGINES['local'], 1)
+
+
+@pytest.mark.parametrize('limit, num_ranks, is_refused', [(35, 1, True), (36, 1, False), (64, 8, False), (63, 8, True),
+                                                          (resource.RLIM_INFINITY, 999, False)])
+def test_too_few_open_files_for_open_mpi_are_refused(monkeypatch, limit, num_ranks, is_refused):
+    monkeypatch.setattr(resource, 'getrlimit', lambda kind: (limit, limit))
+    message = rf'ulimit -n: got {limit} open files, expected at least {32 + 4 * num_ranks},'
+    with pytest.raises(ConfigError, match=message) if is_refused else nullcontext():
+        check_room(ENGINES['local'], num_ranks)
+
+
+def test_deleted_current_folder_is_named(tmp_path, monkeypatch, capfd):
+    (tmp_path / 'gone').mkdir()
+    monkeypatch.chdir(tmp_path / 'gone')
+    (tmp_path / 'gone').rmdir()
+    with own_signals():
+        assert main([str(ROOT / 'launch/local.sh'), '--config', 'c.yaml']) == EXIT_USAGE
+    assert capfd.readouterr().err == 'launch/local.sh: the current folder has been deleted; change to another one\n'
+
+
+def test_python_that_the_user_cannot_execute_is_named(tmp_path):
+    for folder in ('a/.venv/bin', 'a/launch/engines'):
+        (tmp_path / folder).mkdir(parents=True)
+    script = tmp_path / 'a/launch/engines/launcher.sh'
+    shutil.copy(ROOT / 'launch/engines/launcher.sh', script)
+    done = run([script, 'launch/local.sh'])
+    assert (done.returncode, done.stderr) == (2, f'launch/local.sh: {tmp_path}/a/.venv is missing; run launch/setup.sh '
+                                                 'there\n')
+    (tmp_path / 'a/.venv/bin/python').symlink_to('python3.11')
+    done = run([script, 'launch/local.sh'])
+    assert done.returncode == 2 and f' cannot execute {tmp_path}/a/.venv/bin/python3.11, to which' in done.stderr
+
+
+@pytest.mark.parametrize('name', ['local', 'horovodrun'])
+def test_missing_tmpdir_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setenv('TMPDIR', str(tmp_path / 'none'))
+    with pytest.raises(ConfigError, match=f'TMPDIR: {tmp_path}/none is not a writable folder; create it or set'):
+        check_room(ENGINES[name])
 
 
 def test_host_name_in_a_message_is_escaped(capfd):

@@ -82,15 +82,16 @@ GPU = {DEVICE_VARIABLE: 'gpu'}
 
 def test_existing_settings_are_kept_and_cpu_runs_get_none():
     assert missing_settings({**GPU, 'PATH': '/bin'}) == {**SETTINGS, SET_VARIABLE: ','.join(SETTINGS)}
-    added = missing_settings({**GPU, 'HOROVOD_CYCLE_TIME': '1', 'MXNET_ENABLE_CUDA_GRAPHS': ''})
-    assert added.keys() == SETTINGS.keys() - {'HOROVOD_CYCLE_TIME', 'MXNET_ENABLE_CUDA_GRAPHS'} | {SET_VARIABLE}
+    added = missing_settings({**GPU, 'HOROVOD_CYCLE_TIME': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': ''})
+    assert added.keys() == SETTINGS.keys() - {'HOROVOD_CYCLE_TIME', 'MXNET_CUDNN_AUTOTUNE_DEFAULT'} | {SET_VARIABLE}
     assert missing_settings({**GPU, **SETTINGS}) == {SET_VARIABLE: ''}
     once = {**GPU, **missing_settings({**GPU, 'HOROVOD_CYCLE_TIME': '1'}), 'HOROVOD_CYCLE_TIME': '1'}
     assert missing_settings(once) == {SET_VARIABLE: once[SET_VARIABLE]}  # launch/bind.sh and the program both call it
     nvidias = missing_settings({**GPU, NVIDIA_VARIABLE: '24.06', 'MXNET_CUDNN_NHWC_BN_HEURISTIC_FWD': '0'})
     assert nvidias.keys() - {SET_VARIABLE} - SETTINGS.keys() == {
         'MXNET_CUDNN_NHWC_BN_HEURISTIC_BWD', 'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_FWD',
-        'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_BWD', 'MXNET_CUDNN_WARN_ON_IGNORED_FLAGS'}
+        'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_BWD', 'MXNET_CUDNN_WARN_ON_IGNORED_FLAGS', 'MXNET_ENABLE_CUDA_GRAPHS',
+        'MXNET_ASYNC_GPU_ENGINE', 'HOROVOD_ENABLE_ASYNC_COMPLETION'}
     assert missing_settings({}) == missing_settings({DEVICE_VARIABLE: 'cpu'}) == {}
 
 
@@ -141,7 +142,7 @@ def test_doctor_lists_settings_and_warns_of_missing_and_differing_ones():
     unlike = check_environment(rows(SETTINGS, {**SETTINGS, 'HOROVOD_CYCLE_TIME': '5'}))
     assert (unlike.status, unlike.found) == ('warning', 'HOROVOD_CYCLE_TIME=5 on h1, but 0.1 on h0')
     nvidias = check_environment(rows(settings_of(True), SETTINGS, is_nvidias=True))  # h1: a rank started by hand
-    assert nvidias.found.startswith('not set on h1: MXNET_CUDNN_NHWC_BN_HEURISTIC_FWD, ')
+    assert nvidias.found.startswith('not set on h1: MXNET_ENABLE_CUDA_GRAPHS, ')
     assert nvidias.status == 'warning'
     assert nvidias.fix.endswith('=1 MXNET_CUDNN_WARN_ON_IGNORED_FLAGS=0, or NVIDIA_MXNET_VERSION')
     assert check_environment(rows(settings_of(True), is_nvidias=True) + rows(SETTINGS)).status == 'ok'  # another build

@@ -1,16 +1,21 @@
 """The training loop with a made-up trainer: stops, checkpoints, changes of the loss scale, bytes read by each host."""
+import math
 import time
+from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.train import events, loop
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.comm.rank_checks import WallClock
+from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.options import CheckpointConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.schedule import LossScale
@@ -78,6 +83,37 @@ def test_complete_epoch_counts_each_image_and_reports_applied_rates(monkeypatch,
     assert rates == pytest.approx([run.plan.learning_rate(s) * (factor if s == 9 else 1) for s in range(10)])
 
 
+@pytest.mark.parametrize('problem', [None, 'differing ranks', 'a weight that is not finite'])
+def test_clock_stops_when_the_target_is_detected_and_checks_still_decide(monkeypatch, problem):
+    clock_s, handled = count(), []
+
+    def check(*_, is_failing=False):
+        if is_failing:
+            raise RunFailed(problem)
+    for name, function in {
+            'train_epoch': lambda *_, is_block_start: False, 'report_reads': check,
+            'evaluate': lambda *_: Accuracy(8, 8, 10), 'find_stragglers': lambda ranks: [],
+            'check_agreement': partial(check, is_failing=problem == 'differing ranks'),
+            'check_finite': partial(check, is_failing=bool(problem and 'finite' in problem)),
+            'write_networks': check}.items():
+        monkeypatch.setattr(loop, name, function)
+    config = Config(data=DataConfig(num_train=80, num_val=10), train=TrainConfig(local_batch_size=8))
+    run: Any = Mock(plan=make_plan(config, 1), progress=Mock(step=0, best_top1=0.0, images_per_s=1.0),
+                    sinks=SimpleNamespace(handle=handled.append), now_s=lambda: float(next(clock_s)))
+    run.trainer = MagicMock(timer=Mock(take=partial(LossScale, 1.0)))
+    run.comm.rank, run.comm.gather_object.return_value = 0, []
+    run.comparison.compare.side_effect = lambda *_: handled.append(run.now_s())
+    if problem:
+        with pytest.raises(RunFailed, match=problem):
+            loop.train_to_target(run)
+    else:
+        loop.train_to_target(run)
+    evaluated, = (e for e in handled if isinstance(e, events.Evaluated))
+    ended = handled[-1]
+    assert ended.status == ('failed' if problem else 'converged')
+    assert problem or (ended.time_s, ended.epochs_to_converge) == (evaluated.time_s, evaluated.epoch + 1)
+
+
 def report_reads(rank, num_bytes, total):
     """Report the bytes read by a rank of three on two hosts; return what it adds to a sum, and its event."""
     comm, sinks = Mock(rank=rank), Mock()
@@ -94,6 +130,19 @@ def test_bytes_read_are_summed_by_host():
     own = [report_reads(*read, [0] * 4)[0] for read in ((0, (5, 1)), (1, (7, 2)), (2, (9, 4)))]
     assert own == [[5, 1, 0, 0], [0, 0, 7, 2], [9, 4, 0, 0]]
     assert report_reads(0, (5, 1), [14, 5, 7, 2])[1] == events.RecordsRead(3, {'h2': 14, 'h1': 7}, {'h2': 5, 'h1': 2})
+
+
+@pytest.mark.parametrize('keys, named', [
+    ({}, 'finite; lower schedule.base_lr=0.1 or'), ({'precision': 'float16'}, 'finite; lower schedule.base_lr=0.1 or'),
+    ({'precision': 'float16', 'loss_scale_policy': 'static', 'loss_scale': 2048.0}, 'finite; set '
+     'train.loss_scale_policy to dynamic, lower train.loss_scale=2048, lower schedule.base_lr=0.1 or')])
+def test_lost_run_names_the_options_that_may_help(keys, named):
+    config = Config(data=DataConfig(num_train=76), train=TrainConfig(local_batch_size=8, **keys))
+    trainer = SimpleNamespace(loss_scale=LossScale(1.0), read=lambda _: (math.nan, False, False), settle=lambda: None)
+    run: Any = SimpleNamespace(plan=make_plan(config, 1), trainer=trainer)
+    with pytest.raises(RunFailed) as e:
+        loop.StepReporter(run).read(12, None)
+    assert named in str(e.value) and '\n' not in str(e.value)
 
 
 def test_change_of_the_loss_scale_is_reported_once_with_its_step(monkeypatch):

@@ -1,7 +1,9 @@
 """Reference convergence points: verdicts match the official checker, scores match result_summarizer."""
 import json
+import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from helpers import PUBLISHED, call
@@ -11,6 +13,7 @@ from mlperf_logging.rcp_checker.rcp_checker import check_directory
 from sample_log import ENV, LARS, closed, write_five
 
 from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.rcp import check_rcp, is_applicable, official_score_minutes
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.mllog.check.official import _summarize
@@ -47,6 +50,30 @@ def test_score_matches_the_official_summarizer(tree_of, round_name, division, fa
     assert system.score_minutes == pytest.approx(unscaled, rel=1e-4)
     assert official_score_minutes(system) == pytest.approx(official, rel=1e-4)
     assert official / unscaled == pytest.approx(factor) == official_score_minutes(system) / system.score_minutes
+
+
+def test_score_of_logs_that_count_epochs_from_0_matches_the_official_summarizer(tmp_path):
+    home = tmp_path / 'v4.0/us'
+    write_five(home / 'results/box/resnet', closed(LARS), pace_ms=50, accuracies=(0.5,) * 17 + (0.7595,), batch=3264)
+    (home / 'systems').mkdir()
+    right, = load_run_sets([home])
+    (home / 'systems/box.json').write_text(json.dumps(describe_system(right.runs, ENV, 'us', 'box', 'v4.0', None)))
+    assert right.epochs == (36,) * 5 and official_score_minutes(right) == right.score_minutes
+    for path in home.glob('results/box/resnet/*.txt'):
+        path.write_text(re.sub(r'(epoch_num": )(\d+)', lambda m: f'{m[1]}{int(m[2]) - 1}', path.read_text()))
+    system, = load_run_sets([home])
+    unscaled, official = summarize(home, 'box', '4.0.0')
+    assert system.epochs == right.epochs and official == pytest.approx(unscaled * 35.1538 / 35, rel=1e-4)
+    assert official_score_minutes(system) == pytest.approx(official, rel=1e-4)
+    assert 'by the numbers in the logs, which count from 0' in make_studies([system])[0].findings[system][-1].text
+
+
+@pytest.mark.parametrize('name, minutes', [
+    ('1-node-8s-8380H-tensorflow', 948.12), ('2-nodes-16s-8376H-tensorflow', 593.65),
+    ('8-nodes-64s-8376H-tensorflow', 213.92)])
+def test_score_of_published_sets_that_count_epochs_from_0_is_the_official_one(name, minutes):
+    system, = sets_under(Path('published/v1.0/Intel', name))
+    assert official_score_minutes(system) == pytest.approx(minutes, abs=0.005)
 
 
 @pytest.mark.needs_published

@@ -1,4 +1,6 @@
 """SGD and LARS against NumPy, grouped updates, overflows and loss scale."""
+import ctypes
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -75,18 +77,20 @@ def test_four_steps_of_a_changing_rate_match_numpy(config, new_batch_at):
 
 @pytest.mark.parametrize('config', [OptimizerConfig(weight_decay=0.01), OptimizerConfig('lars', weight_decay=0.01),
                                     OptimizerConfig(weight_decay=0.01, nesterov=True)], ids=str)
-def test_float16_weights_follow_their_float32_masters(config):
+@pytest.mark.parametrize('can_skip', [False, True])
+def test_float16_weights_follow_their_float32_masters(config, can_skip):
     params = make_params('float16')
     start = {n: p.data().asnumpy() for n, p in params.items()}
-    optimizer = Optimizer(params, config, 2)
+    optimizer = Optimizer(params, config, 2, can_skip)
     lrs = [1e-4] * 20  # steps too small for float16 weights
     grads = []
     for step, lr in enumerate(lrs):
         grads.append(set_grads(params, step, 8.0))
-        optimizer.step(lr, rescale=1 / 8, is_finite=optimizer.all_finite())
+        optimizer.step(lr, rescale=1 / 8, is_finite=optimizer.all_finite() if can_skip else None)
     expected, state = reference(config, start, grads, lrs), optimizer.state()
     for n in SHAPES:
-        weight, master = params[n].data().asnumpy(), state[f'master/{n}'].asnumpy()
+        weight = params[n].data().asnumpy()
+        master = state[f'master/{n}'].asnumpy() if weight.dtype == np.float16 else weight
         np.testing.assert_allclose(master, expected[n], rtol=1e-3, atol=1e-5, err_msg=n)
         np.testing.assert_array_equal(weight, master.astype(weight.dtype))
 
@@ -103,6 +107,30 @@ def test_lars_trust_ratios_are_reported():
         0.1 * np.linalg.norm(weight) / np.linalg.norm(grads['fc1_weight']), rel=1e-4)
     assert optimizer.squared_norms().asnumpy().sum() == pytest.approx(
         sum((g.astype(float)**2).sum() for g in grads.values()), rel=1e-5)
+
+
+@pytest.mark.parametrize('dtype, shape, scale', [
+    ('float32', (512, 512, 3, 3), 0.01), ('float32', (1, 2**21), 1e-6), ('float16', (4, 9), 5000.0)])
+def test_norms_of_large_tensors_and_values_match_float64(dtype, shape, scale):
+    random, params = np.random.default_rng(0), {}
+    for name in ('a_weight', 'b_weight'):
+        param = mx.gluon.Parameter(name, shape=shape, dtype=dtype)
+        param.initialize(mx.init.Zero())
+        values = np.full(shape, scale / 3) if name == 'b_weight' else random.normal(size=shape) * scale
+        param.set_data(mx.nd.array(random.permuted(values) * (random.random(shape) < 0.1), dtype=dtype))
+        param.grad()[:] = mx.nd.array(values, dtype=dtype)
+        params[name] = param
+
+    def norms(arrays):
+        return np.array([np.linalg.norm(arrays[t.name].asnumpy().astype(float)) for t in optimizer.tensors])
+    config = OptimizerConfig('lars', lars_eta=1.0, weight_decay=0.0, lars_epsilon=0.0)
+    optimizer = Optimizer(params, config)
+    grads, weights = norms({n: p.grad() for n, p in params.items()}), norms({n: p.data() for n, p in params.items()})
+    np.testing.assert_allclose(np.sqrt(optimizer.squared_norms().asnumpy()), grads[::-1], rtol=1e-5)
+    optimizer.step(1e-9, is_finite=mx.nd.ones((1,)) if dtype == 'float16' else None)
+    (names, ratios), = optimizer.trust_ratios()
+    np.testing.assert_allclose(ratios.asnumpy(), (weights / grads)[::-1], rtol=1e-5)
+    assert names == [t.name for t in optimizer.tensors[::-1]]
 
 
 def test_bucket_boundaries():
@@ -122,19 +150,25 @@ BOTH = pytest.mark.parametrize('config', [
     ids=['sgd', 'lars'])
 
 
+def address_of(array):
+    pointer = ctypes.c_void_p()
+    mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer))
+    return pointer.value
+
+
 def bits_of(optimizer) -> dict[str, bytes]:
     arrays = {**optimizer.state(), **{t.name: t.weight for t in optimizer.tensors}}
     return {n: a.asnumpy().tobytes() for n, a in arrays.items()}
 
 
-def run(config, dtype, size, num_buckets=1):
+def run(config, dtype, size, num_buckets=1, can_skip=False):
     """Return the bits after four steps."""
     params = make_params(dtype)
-    optimizer = Optimizer(params, config, num_buckets)
+    optimizer = Optimizer(params, config, num_buckets, can_skip)
     optimizer.group_size = size
     for step, (lr, fraction) in enumerate(zip(LRS, FRACTIONS)):
         set_grads(params, step, 8.0)
-        optimizer.step(lr, fraction, 1 / 8, optimizer.all_finite() if dtype == 'float16' else None)
+        optimizer.step(lr, fraction, 1 / 8, optimizer.all_finite() if can_skip else None)
     return bits_of(optimizer)
 
 
@@ -145,13 +179,28 @@ def test_grouped_updates_give_the_bits_of_single_updates(config, dtype):
     assert any(n.startswith('master/') for n in expected) == (dtype == 'float16')
     for size, num_buckets in ((2, 1), (5, 4), (54, 1)):
         assert run(config, dtype, size, num_buckets) == expected, size
+        if dtype == 'float16':  # the loss-scale policies differ only in steps that overflow
+            assert run(config, dtype, size, num_buckets, can_skip=True) == expected, size
+
+
+def test_parameters_in_flat_arrays_are_aligned_and_train_as_before():
+    """Float16 kernels need starts at multiples of 16 bytes."""
+    params = make_params('float16')
+    grads = {n: p.grad() for n, p in params.items()}
+    optimizer = Optimizer(params, OptimizerConfig(), can_skip=True)
+    for name, array in [*((n, p.data()) for n, p in params.items()), *optimizer.state().items()]:
+        assert address_of(array) % 64 == 0, name
+    for name, param in params.items():
+        with mx.autograd.record():
+            param.data().astype('float32').sum().backward()
+        assert (grads[name].asnumpy() == 1).all() and param.grad() is grads[name], name
 
 
 @BOTH
 @pytest.mark.parametrize('size, num_buckets', [(1, 1), (54, 3)])
 def test_overflowed_step_changes_no_bit(config, size, num_buckets):
     params = make_params('float16')
-    optimizer = Optimizer(params, config, num_buckets)
+    optimizer = Optimizer(params, config, num_buckets, can_skip=True)
     optimizer.group_size = size
     set_grads(params, 0, 8.0)
     optimizer.step(0.1, is_finite=optimizer.all_finite())
@@ -175,7 +224,7 @@ def test_momentum_after_overflowed_steps_follows_the_last_applied_rate(config, i
     states = []
     for rates in [(0.1, 0.4), (0.1, 0.4, 0.4, 0.4) if is_batch_new else (0.1, 0.2, 0.3, 0.4)]:
         params = make_params('float16')
-        optimizer = Optimizer(params, config, 2)
+        optimizer = Optimizer(params, config, 2, can_skip=True)
         for step, lr in enumerate(rates):
             set_grads(params, int(step > 0), 8.0)
             if 0 < step < len(rates) - 1:

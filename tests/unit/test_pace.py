@@ -1,9 +1,12 @@
 """Parts of the step time from given clock readings; stragglers and diverging ranks."""
+import threading
+
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import HANG_LIMIT_S
+from helpers import HANG_LIMIT_S, ROOT
 
+from mlperf_rn50.train.comm.device import wait_for
 from mlperf_rn50.train.comm.rank_checks import describe_divergence, device_digests, find_stragglers
 from mlperf_rn50.train.step_timer import StepTimer
 
@@ -40,6 +43,45 @@ def test_failed_step_raises():
         timer.take()
     with pytest.raises(mx.MXNetError):
         timer.check()
+
+
+class Gate(mx.operator.CustomOp):
+    """Identity operator that waits until is_open is set, and then notes its end."""
+
+    is_open, notes = threading.Event(), list[str]()
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        assert self.is_open.wait(HANG_LIMIT_S)
+        self.notes.append('read')
+        self.assign(out_data[0], req[0], in_data[0])
+
+
+@mx.operator.register('gate_of_test_pace')
+class GateProp(mx.operator.CustomOpProp):
+    def create_operator(self, context, shapes, dtypes):
+        return Gate()
+
+
+def test_waiting_for_an_array_includes_its_readers():
+    """With the asynchronous engine, wait_to_read() returns after the launch of the operator that writes the array."""
+    array = mx.nd.ones((1,))
+    mx.nd.waitall()
+    result = mx.nd.Custom(array, op_type='gate_of_test_pace')
+    threading.Timer(0.05, Gate.is_open.set).start()
+    wait_for(array)
+    assert Gate.notes == ['read'] and result.asscalar() == 1
+
+
+def test_no_module_waits_only_for_the_launch():
+    assert [p for p in (ROOT / 'mlperf_rn50').rglob('*.py') if '.wait_to_read' in p.read_text()] == []
+
+
+def test_digests_are_read_while_their_memory_is_held(monkeypatch):
+    """MXNet does not know that a digest reads the memory of joined arrays, and could give it to other operators."""
+    plain, read = mx.nd.NDArray.asscalar, []
+    monkeypatch.setattr(mx.nd.NDArray, 'asscalar', lambda self: read.append(plain(self)) or read[-1])
+    digests = device_digests({f'w{i}': mx.nd.ones((i + 1, 3)) for i in range(20)})
+    assert list(digests.values()) == read and len(read) == 5
 
 
 def test_thread_ends_with_the_timer():

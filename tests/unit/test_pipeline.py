@@ -2,6 +2,7 @@
 import ctypes
 import os
 import threading
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, islice
@@ -101,6 +102,34 @@ def test_joined_batches_share_the_memory_of_their_run(numbered):
     config = with_data(numbered[24], input_batch_multiplier=3)
     addresses = [address_of(b.images) for b in islice(train_batches(config, Shard(24, 0, 1, 4), 9, 0, None), 3)]
     assert addresses[2] - addresses[1] == addresses[1] - addresses[0] == 4 * 3 * 8 * 8 * 4
+
+
+class Output:
+    """Output of a pipeline in MXNet, with a weak reference to find out whether it is held."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __getitem__(self, key):
+        return self.array[key]
+
+
+@pytest.mark.parametrize('value, num_held', [('1', 4), ('0', 0)])
+def test_asynchronous_engine_gets_copies_that_are_held_for_four_runs(numbered, monkeypatch, value, num_held):
+    """It frees a batch before the network has read it; DALI must not overwrite it, and its memory is busy for long."""
+    monkeypatch.setenv('MXNET_ASYNC_GPU_ENGINE', value)
+    assert keeps_outputs(counting_pipe()) == (IS_DALI_2 and value == '0')
+    outputs = []
+
+    def tracked(*arguments):
+        output = Output(to_mxnet(*arguments))
+        outputs.append(weakref.ref(output))
+        return output
+    monkeypatch.setattr(batches, 'to_mxnet', tracked)
+    stream = train_batches(numbered[24], Shard(24, 0, 1, 4), 9, 0, None)
+    for _ in range(7):
+        next(stream)
+    assert [ref() is not None for ref in outputs] == [False] * 2 * (7 - num_held) + [True] * 2 * num_held
 
 
 def test_building_the_pipeline_reads_no_image(numbered, monkeypatch):
@@ -254,7 +283,7 @@ def test_damaged_image_is_a_one_line_error(tmp_path):
     start = content.find(b'\x89PNG')
     content[start:start + 60] = b'\0' * 60
     rec.write_bytes(content)
-    with pytest.raises(DataError, match='the input pipeline failed') as e:
+    with pytest.raises(DataError, match='train.rec, record 0, from /0: DALI cannot decode this image') as e:
         for batch in islice(train_batches(config, Shard(4, 0, 1, 2), 1, 0, None), 2):
             batch.images.asnumpy()
     assert '\n' not in str(e.value)
@@ -263,8 +292,8 @@ def test_damaged_image_is_a_one_line_error(tmp_path):
 @pytest.mark.parametrize('label', [-1, 2])
 def test_label_out_of_range_is_named(label):
     record = Record(np.zeros(1, np.uint8), label, 0)
-    with pytest.raises(DataError, match=f'train.rec: got a label of {label}, expected 0 to 1'):
-        batches._fill([record], Request(np.zeros(1), np.zeros(1)), DataConfig(num_classes=2), 'train.rec')
+    with pytest.raises(DataError, match=f'record 7: got a label of {label}, expected 0 to 1'):
+        batches._fill([record], Request(np.array([7]), np.zeros(1)), DataConfig(num_classes=2), 'record {}'.format)
 
 
 # --- transfer from DALI to MXNet ------------------------------------------------------------------

@@ -3,6 +3,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
 
 import numpy as np
@@ -236,3 +237,37 @@ def test_damaged_part_is_named(tmp_path):
     (tmp_path / 'train_00000.json').write_text('[1]')
     with pytest.raises(DataError, match=rf'train_00000.json: damaged; remove {tmp_path} and run prepare again'):
         packing._read_part(tmp_path / 'train_00000')
+
+
+@pytest.mark.parametrize('dataset', ['cifar10', 'imagenet'])
+@pytest.mark.parametrize('make', [
+    lambda path: path.write_bytes(gzip.compress(tar_of({'x': bytes(range(256)) * 400}))[:200]),
+    lambda path: path.write_bytes(b'\x1f\x8b' + b'damaged' * 99), os.mkfifo, lambda path: path.symlink_to('/dev/zero'),
+    lambda path: path.write_bytes(tar_of({'x.tar': b'damaged'}))], ids=['cut', 'damaged', 'pipe', 'device', 'inside'])
+def test_archive_that_cannot_be_read_is_one_line(tmp_path, dataset, make):
+    source = tmp_path / 'source'
+    source.mkdir()
+    archive = source / 'ILSVRC2012_img_train.tar'
+    make(archive)
+    done = call('prepare', dataset, '--source', archive if dataset == 'cifar10' else source, '--out', tmp_path / 'out')
+    assert (done.returncode, done.stderr.count('\n')) == (2, 1) and str(archive) in done.stderr, done.stderr
+    assert not (tmp_path / 'out').exists()
+
+
+def test_image_that_becomes_unreadable_is_not_damaged(pictures, tmp_path, monkeypatch):
+    read = samples.regular_file
+
+    def fail(path, flags):
+        if path.endswith('n02_1.JPEG'):
+            raise OSError(5, 'Input/output error', path)
+        return read(path, flags)
+    monkeypatch.setattr(samples, 'regular_file', fail)
+    with pytest.raises(DataError, match='train/n02/n02_1.JPEG: Input/output error; repair it, and run prepare again'):
+        prepare('folder', '--source', pictures, '--out', tmp_path / 'out', '--skip-corrupt')
+
+
+@pytest.mark.parametrize('labels', [[0] * 19, [0] * 19 + [10], [0] * 19 + ['cat'], {'a': 1}])
+def test_labels_of_cifar10_are_checked(tmp_path, labels):
+    write_files(tmp_path, {**as_png(), 'train_lables.json': json.dumps(labels).encode()})
+    with pytest.raises(DataError, match='expected data_batch_1 to 5 and test_batch'):
+        cifar10(tmp_path)

@@ -195,7 +195,7 @@ def test_speedups_and_inconsistencies_of_published_rounds():
     for system in compared:
         product = system['throughput_gain'] * system['epoch_ratio'] * system['share_ratio']
         assert product == pytest.approx(system['speedup'])
-    assert len(compared) == 4
+    assert len(compared) == 2  # in v0.5 and v0.6, the two systems have different V100s
     # The description has 36 nodes, but the logs have 32. A v0.5 log contains the batch of one accelerator.
     multi = systems['dgx2h_multi_ngc18.11_mxnet']
     text = '36 nodes (entry.json), but 32 (32 cache_clear lines); 32 is used'

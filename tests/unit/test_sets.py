@@ -250,7 +250,7 @@ def test_unreadable_folder_is_refused(tree, monkeypatch):
 def test_description_in_an_inaccessible_folder_is_ignored(tmp_path, monkeypatch):
     folder = write_set(tmp_path / 'us/results/box/resnet', 1)
     deny(monkeypatch, 'stat', 'systems')
-    assert ('note', 'box.json cannot be read: Permission denied; ignored') in graded(load_set(folder))
+    assert ('warning', 'box.json cannot be read: Permission denied; ignored') in graded(load_set(folder))
 
 
 def test_findings_are_sorted_by_grade_and_those_of_all_logs_are_merged(tmp_path):

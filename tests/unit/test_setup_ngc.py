@@ -37,3 +37,18 @@ def test_missing_program_of_the_container_is_named(tmp_path):
     done = call('link_container_programs', tmp_path, path)
     assert done.returncode == 2 and 'horovodrun is missing in this container' in done.stderr
     assert run([tmp_path / '.venv/bin/mpirun'], env={}).returncode == 0
+
+
+def test_container_packages_of_pythonpath_are_found_only_if_they_are_missing_otherwise(container):
+    [packages] = (container / 'container').glob('lib/python3*/site-packages')
+    (container / 'module').mkdir()
+    script = ('variant=ngc state=.venv/.setup; start() { "$@" & }; mkdir -p .venv; make_container_venv; '
+              'cat .venv/lib/python3*/site-packages/container.pth')
+
+    def folders():
+        done = call(f'container_path={container}/module; {script}', container, f'{container}/container/bin')
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    assert 'module' not in folders()
+    (packages / 'mxnet').rename(container / 'module/mxnet')
+    assert [str(packages) in line or f'{container}/module' in line for line in folders().splitlines()] == [True, True]

@@ -71,13 +71,14 @@ def resume(before, now, num_ranks, *, is_elastic=False, allowed=(), nodes=None):
     return plan_resumed(now, num_ranks, nodes or [0] * num_ranks, loaded_from(before), is_elastic, allowed)
 
 
-def restored(loaded, progress, optimizer='sgd'):
+def restored(loaded, progress, optimizer='sgd', policy='dynamic'):
     """Return the trainer of a run restored from a checkpoint."""
     shapes = {n: a.shape for n, a in loaded.arrays.items()}
     trainer = SimpleNamespace(restore=lambda arrays: None, array_shapes=lambda: shapes, loss_scale=LossScale(1.0),
                               optimizer=SimpleNamespace(_config=OptimizerConfig(optimizer), last_lr=None,
                                                         is_batch_new=False))
-    _restore(SimpleNamespace(comm=Comm(), progress=progress), trainer, loaded)
+    plan = SimpleNamespace(config=Config(train=TrainConfig(loss_scale_policy=policy)))
+    _restore(SimpleNamespace(comm=Comm(), progress=progress, plan=plan), trainer, loaded)
     return trainer
 
 
@@ -99,6 +100,8 @@ def test_sgd_with_the_same_ranks_resumes_unchanged(tmp_path):
     trainer = restored(loaded_from(before), resume(before, config, 4)[1])
     assert Optimizer._correction(trainer.optimizer, 0.1) == 1
     assert trainer.loss_scale == LossScale(512.0, 7)
+    # A static scale is that of the configuration, which --allow-changed may have changed.
+    assert restored(loaded_from(before), resume(before, config, 4)[1], policy='static').loss_scale == LossScale(1.0)
 
 
 def test_epoch_restarts_if_the_nodes_of_a_shuffle_by_node_change(tmp_path):

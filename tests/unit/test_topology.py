@@ -39,6 +39,23 @@ def test_rank_per_gpu_uses_socket_of_gpu():
     assert topology.choose_binding(topology.Topology((node(0, 0, 4), node(1, 4, 4))), 0, 1, 1).cpus == tuple(range(8))
 
 
+# A DGX A100 with four NUMA nodes of 16 cores per socket, of which those with odd numbers have two GPUs each.
+NPS4 = topology.Topology(tuple(topology.NumaNode(n, node(n, 16 * n, 16).cores, str(n // 4)) for n in range(8)),
+                         (3, 3, 1, 1, 7, 7, 5, 5))
+
+
+def test_numa_nodes_without_a_gpu_serve_the_gpus_of_their_socket():
+    """NVIDIA's bindpcie divides the cores of a socket, too."""
+    bindings = [topology.choose_binding(NPS4, r, 8, 1) for r in range(8)]
+    assert [(b.numa_node, b.num_threads) for b in bindings] == [(n, 16) for n in (3, 3, 1, 1, 7, 7, 5, 5)]
+    assert sorted(c for b in bindings for c in b.cpus) == list(range(128))
+    assert bindings[0].pinning == (*range(48, 56), *range(8))  # begins with the node of the GPU
+    one_socket = topology.Topology((NPS4.nodes[1], NPS4.nodes[4]), (1, 1))
+    assert topology.choose_binding(one_socket, 0, 2, 1).cpus == tuple(range(16, 24))
+    unknown = topology.Topology(tuple(topology.NumaNode(n.number, n.cores) for n in NPS4.nodes), NPS4.gpus)
+    assert topology.choose_binding(unknown, 0, 8, 1).cpus == tuple(range(48, 56))
+
+
 def test_pinned_threads_use_physical_cores_first_and_avoid_neighbour_rank():
     exclusive, shared = topology.choose_binding(C4140, 1, 4, 1), topology.choose_binding(C4140, 3, 8, 2)
     assert exclusive.pinning == (*range(10, 20), *range(50, 60))
@@ -74,9 +91,10 @@ def test_cores_are_shared_evenly(nodes, per_device, devices, has_gpus):
 def test_topology_is_read_from_sys(tmp_path):
     files = {f'devices/system/node/node{n}/cpulist': cpus for n, cpus in enumerate(('0-1,4-5', '2-3,6-7'))}
     files |= {f'devices/system/cpu/cpu{n}/topology/thread_siblings_list': f'{n % 4},{n % 4 + 4}' for n in range(8)}
+    files |= {f'devices/system/cpu/cpu{n}/topology/physical_package_id': str(n % 4 // 2) for n in range(8)}
     write_files(tmp_path, files | {'bus/pci/devices/0000:3b:00.0/numa_node': '1'})
     found = topology.find_topology(tmp_path, [0, 1, 2, 3, 4, 6, 7], ['0000:3b:00.0'])
-    nodes = topology.NumaNode(0, ((0, 4), (1,))), topology.NumaNode(1, ((2, 6), (3, 7)))
+    nodes = topology.NumaNode(0, ((0, 4), (1,)), '0'), topology.NumaNode(1, ((2, 6), (3, 7)), '1')
     assert found == topology.Topology(nodes, (1,))
     without_numa = topology.find_topology(tmp_path / 'none', [0, 3], ['none'])
     assert without_numa == topology.Topology((topology.NumaNode(0, ((0,), (3,))),), (0,))

@@ -15,6 +15,8 @@ from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batc
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.model.weights import set_weights
+from mlperf_rn50.model.zoo import restore_model
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import check_finite
 from mlperf_rn50.train.evaluate import evaluate
@@ -114,13 +116,108 @@ def test_results_of_step_are_mean_loss_over_its_images_and_flags(small_training)
 
 def test_warm_up_keeps_the_loss_scale_that_fits_and_restores_the_rest(small_training, monkeypatch):
     trainer, batches = small_training
-    trainer.loss_scale, trainer.optimizer.last_lr, trainer._is_float16 = LossScale(1024.0), None, True
+    trainer.loss_scale, trainer.optimizer.last_lr, trainer._can_skip = LossScale(1024.0), None, True
     outcomes = [mx.nd.array([v]) for v in (0, 0, 1, 0, 1, 1)]
     monkeypatch.setattr(trainer.optimizer, 'all_finite', lambda: outcomes.pop(0))
     monkeypatch.setattr(trainer.optimizer, 'step', lambda *_: None)
     before = trainer.digests()
     trainer.warm_up(batches, next(batches), 3)
     assert trainer.loss_scale == LossScale(128.0, 0) and trainer.digests() == before and not outcomes
+
+
+# --- running variances -----------------------------------------------------------------------------------------
+
+def make_normed(num_images=20, num_passes=1, momentum=0.9, **model):
+    data = DataConfig(num_train=num_images, num_val=8, num_classes=3, image_size=16, resize_shorter=16, synthetic=True)
+    train = TrainConfig(local_batch_size=min(8, num_images), gradient_accumulation_steps=num_passes)
+    config = Config(data=data, model=ModelConfig(name='resnet18', bn_momentum=momentum, **model), train=train)
+    plan = make_plan(config, 1)
+    return Trainer(plan, Comm(), 0, None), synthetic_batches(config, plan.train_shard(), None), config
+
+
+def variances_of(arrays):
+    return {n.removeprefix('model/'): a if isinstance(a, np.ndarray) else a.asnumpy() for n, a in arrays.items()
+            if n.endswith('running_var')}
+
+
+def follow_variances(net, momentum=0.9):
+    """Return a dict that follows PyTorch's rule in float64 as the network is trained."""
+    expected = {n: np.ones(p.shape) for n, p in net.collect_params().items() if n.endswith('running_var')}
+
+    def follow(layer, inputs):
+        if mx.autograd.is_training():
+            values = inputs[0].asnumpy().astype(float).swapaxes(0, 1).reshape(inputs[0].shape[1], -1)
+            variance = values.var(axis=1, ddof=min(1, values.shape[1] - 1))
+            name = layer.running_var.name
+            expected[name] = momentum * expected[name] + (1 - momentum) * variance
+    net.hybridize(False)  # otherwise hooks of its layers would not be called
+    net.apply(lambda layer: hasattr(layer, 'running_var') and layer.register_forward_pre_hook(follow))
+    return expected
+
+
+@pytest.mark.parametrize('kind', [
+    {}, {'fused_bn_relu': True}, {'num_passes': 2, 'momentum': 0.5}, {'num_images': 1}, {'num_images': 2}], ids=str)
+def test_running_variances_follow_the_unbiased_rule(thin_resnets, kind):
+    """An epoch ends with a partly filled step; with one image, the last maps have one value per channel."""
+    trainer, batches, config = make_normed(**kind)
+    num_steps = make_plan(config, 1).steps_per_epoch
+    expected = follow_variances(trainer.net, config.model.bn_momentum)
+    for step in range(3):
+        trainer.read(trainer.step(batches, step % num_steps, 0.01, False))
+    stored = trainer.copy_network()
+    for arrays in (stored, trainer.snapshot()):
+        variances = variances_of(arrays)
+        assert variances.keys() == expected.keys()
+        for name, values in variances.items():
+            np.testing.assert_allclose(values, expected[name], rtol=2e-5, atol=1e-9, err_msg=name)
+    plain = restore_model(config, mx.cpu(), {n: a.asnumpy() for n, a in stored.items()}, '')
+    images = next(batches).images
+    with trainer.evaluating() as net:
+        np.testing.assert_allclose(net(images).asnumpy(), plain(images).asnumpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_network_that_is_not_folded_is_evaluated_with_the_stored_variances(thin_resnets):
+    trainer, batches, config = make_normed(num_images=2)
+    trainer._folded = None
+    trainer.read(trainer.step(batches, 0, 0.01, False))
+    stored, kept = variances_of(trainer.copy_network()), variances_of(trainer._live_arrays())
+    with trainer.evaluating() as net:
+        used = variances_of({n: p.data() for n, p in net.collect_params().items()})
+    after = variances_of(trainer._live_arrays())
+    for name, values in stored.items():
+        assert (used[name] == values).all() and (after[name] == kept[name]).all() and (values != kept[name]).any()
+
+
+def test_restored_variances_continue_to_the_bit_and_keep_their_values_at_another_batch(thin_resnets):
+    trainer, batches, _ = make_normed()
+    trainer.read(trainer.step(batches, 0, 0.01, False))
+    before, saved = variances_of(trainer._live_arrays()), trainer.snapshot()
+    trainer.step(batches, 1, 0.01, False)
+    trainer.restore(saved)
+    for name, values in variances_of(trainer._live_arrays()).items():
+        assert (values == before[name]).all(), name
+    other, *_ = make_normed(num_images=2)
+    older = {n: a.astype(np.float32) for n, a in saved.items()}  # as in a checkpoint of an earlier version
+    other.restore(older)
+    for name, values in variances_of(other.snapshot()).items():
+        np.testing.assert_allclose(values, variances_of(saved)[name], rtol=1e-6)
+    loaded = {n.removeprefix('model/'): a for n, a in older.items() if n.startswith('model/')}
+    set_weights(other.net, other.corrected(loaded, -1))
+    for name, values in variances_of(other.copy_network()).items():
+        np.testing.assert_allclose(values, loaded[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize('policy, is_checked', [('dynamic', True), ('static', False)])
+def test_static_scale_neither_checks_nor_skips_steps(small_training, monkeypatch, policy, is_checked):
+    config = small_training[0]._plan.config
+    train = replace(config.train, precision='float16', loss_scale=512.0, loss_scale_policy=policy)
+    trainer, checks, skips = Trainer(make_plan(replace(config, train=train), 1), Comm(), 0, None), [], []
+    monkeypatch.setattr(trainer.optimizer, 'all_finite', lambda: checks.append(mx.nd.zeros((1,))) or checks[-1])
+    monkeypatch.setattr(trainer.optimizer, 'step', lambda *arguments: skips.append(arguments[3]))
+    pending = trainer.update(mx.nd.zeros((3,)), 0, 0.1)
+    trainer.read(pending)
+    assert skips == [checks[0] if is_checked else None] and len(checks) == is_checked
+    assert trainer.loss_scale.value == (256.0 if is_checked else 512.0)
 
 
 # Reads the parameters of a small graph in the main and a saver thread, and prints how many threads were started.
@@ -178,7 +275,7 @@ def test_warm_up_covers_every_shape_of_the_run(thin_resnets, train):
     config = Config(data=data, model=ModelConfig(name='resnet18'), train=TrainConfig(**train))
     plan, comm = make_plan(config, 1), Comm()
     trainer = Trainer(plan, comm, 0, None)
-    trained, evaluated = record_inputs(trainer.net), record_inputs(trainer.eval_net)
+    trained, evaluated = record_inputs(trainer.net), record_inputs(trainer._folded.net)
     trainer.warm_up(synthetic_batches(config, plan.train_shard(), None),
                     next(synthetic_batches(config, plan.eval_shard(), None)), 1)
     in_warm_up = set(trained), set(evaluated)
@@ -187,7 +284,6 @@ def test_warm_up_covers_every_shape_of_the_run(thin_resnets, train):
     batches = train_batches(config, plan.train_shard(), 0, 0, None)
     for step in range(plan.steps_per_epoch):
         trainer.read(trainer.step(batches, step, 0.01, False))
-    trainer.average_statistics()
-    trainer.fold()
-    evaluate(trainer.eval_net, eval_batches(config, plan.eval_shard(), None)(), data.num_val, comm)
+    with trainer.evaluating() as net:
+        evaluate(net, eval_batches(config, plan.eval_shard(), None)(), data.num_val, comm)
     assert (trained, evaluated) == in_warm_up

@@ -14,6 +14,7 @@ from helpers import HANG_LIMIT_S
 
 from mlperf_rn50.system import cgroup, out_of_memory
 from mlperf_rn50.train.watchdog import stall_report
+from mlperf_rn50.train.watchdog.host_failures import Failure, read_failures
 from mlperf_rn50.train.watchdog.position import PHASES, Position
 from mlperf_rn50.train.watchdog.stall_report import State, explain, full_folders, read_states, stalled_folder
 from mlperf_rn50.train.watchdog.watcher import Action, Health, Watcher, assess
@@ -246,6 +247,34 @@ def test_rank_ends_with_killed_watcher_and_reports_unless_stop_requested(is_stop
         f'mlperf-rn50: rank 1 on {os.uname().nodename}, step 42, training: the watcher was killed (SIGKILL, or out of '
         'memory); the rank ends with it\n'))
     assert_ends(rank)
+
+
+@pytest.mark.parametrize('body, recorded', [
+    ('os.kill(os.getpid(), signal.SIGKILL)', [('killed by signal 9 (SIGKILL)', True)]),
+    ('os.kill(os.getpid(), signal.SIGSEGV)', [('killed by signal 11 (SIGSEGV)', False)]),
+    ('os.kill(os.getppid(), signal.SIGKILL); rest()', [('the watcher was killed', True)]),
+    ('raise RuntimeError("Traceback:\\n  no memory for 64 GB")', [('no memory for 64 GB', False)]),
+    ('raise MemoryError', [('MemoryError', False)]),
+    # Consequences of the end of another rank, and findings of a program without state.
+    ('from mlperf_rn50.errors import RankLost; raise RankLost("lost")', []),
+    ('raise RuntimeError("Horovod has been shut down")', []), ('', [])])
+def test_cause_of_the_end_of_a_rank_is_recorded(tmp_path, body, recorded):
+    process = start(body, limit=f'0, None, __import__("pathlib").Path("{tmp_path}/stalled/4-2")', HOROVOD_RANK='2',
+                    MLPERF_RN50_JOB='4-2')
+    error_of(process)  # until the rank, too, has closed its output
+    assert read_failures(tmp_path) == [Failure('4-2', os.uname().nodename, cause, 2, is_outside)
+                                       for cause, is_outside in recorded]
+
+
+def test_lost_engine_is_recorded(tmp_path):
+    body = 'signal.signal(signal.SIGTERM, lambda *_: os._exit(75)); print(os.getppid(), flush=True); rest()'
+    folder = f'0, None, __import__("pathlib").Path("{tmp_path}/stalled/4-2")'
+    launcher = start(body, limit=folder, command=['sh', '-c', '"$@" & wait', 'sh'], MLPERF_RN50_JOB='4-2')
+    watcher = psutil.Process(int(launcher.stdout.readline()))
+    launcher.kill()
+    assert_ends(watcher)
+    [failure] = read_failures(tmp_path)
+    assert failure.is_outside and failure.cause == 'the engine (mpirun, horovodrun or srun) on this host has ended'
 
 
 @pytest.mark.slow  # the alarm takes 12 s

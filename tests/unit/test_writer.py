@@ -1,6 +1,7 @@
 """Run log: keys, order of events, resume, and write errors."""
 import json
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from sample_log import SGD, write_run
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.files import LineFile
-from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog import keys, writer
 from mlperf_rn50.mllog.read.reader import read_events, read_run
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.train.options import ScheduleConfig
@@ -69,6 +70,25 @@ def test_times_follow_the_monotonic_clock_when_the_wall_clock_jumps(tmp_path, mo
     assert times == {'MLLOG': [0] * 4, 'MLPv0.5.0': [0] * 3, 'MLL': [0] * 4}
     assert [(e.value, e.metadata['host']) for e in events(path) if e.key == 'clock_step'] == [(600.0, 'h1')]
     assert "the wall clock of 'h1' jumped by 600.0 s" in [f.text for f in read_run(path).findings][1]
+
+
+@pytest.mark.parametrize('reason', ['converged', 'aborted', 'failed'])
+def test_run_stop_of_a_converged_run_has_the_time_of_the_evaluation(tmp_path, monkeypatch, reason):
+    now_s = count(1000)
+    monkeypatch.setattr(writer.time, 'monotonic', lambda: float(next(now_s)))
+    log = RunLog(tmp_path / 'log', tmp_path / 'v06')
+    log.run_start()
+    log.eval_stop(3, 0.76)
+    log.block_stop(0)
+    for _ in range(9):  # the checks after the evaluation
+        writer.time.monotonic()
+    log.run_stop(reason)
+    log.close()
+    for path, line_format in ((tmp_path / 'log', 'MLLOG'), (tmp_path / 'v06', 'MLL'), (tmp_path / 'log', 'MLPv0.5.0')):
+        times = [e.time_s for e in events(path, line_format)]
+        stop = next(e.time_s for e in events(path, line_format) if e.key == 'run_stop')
+        last = max(e.time_s for e in events(path, line_format) if e.key in ('eval_stop', 'block_stop'))
+        assert times == sorted(times) and (stop - last < 9) == (reason == 'converged'), line_format
 
 
 def test_optimizer_keys_match_schedule(tmp_path):

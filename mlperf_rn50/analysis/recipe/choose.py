@@ -259,6 +259,11 @@ def _nearest_evaluation(epochs: float, recipe: Recipe) -> float:
     return float(min(recipe.first_eval_epoch + num * recipe.eval_period, recipe.last_eval_epoch or math.inf))
 
 
+# NVIDIA's submissions add the gradients of all images of a step, so their scale is the global batch, 1,664 or more
+# (rescale_grad in fit.py, SoftmaxOutput without normalization; MLPerf v0.7).
+LOSS_SCALE = 2048.0
+
+
 def make_config(choice: Choice, num_nodes: int | None = None, ranks_per_node: int | None = None) -> cfg.Config:
     """Return the configuration of a recipe for GPUs, like the files in launch/configs."""
     recipe, layout = choice.recipe, f'_{num_nodes}x{ranks_per_node}' if num_nodes and ranks_per_node else ''
@@ -274,7 +279,8 @@ def make_config(choice: Choice, num_nodes: int | None = None, ranks_per_node: in
         optimizer=cfg.OptimizerConfig(name=recipe.opt_name,  # type: ignore[arg-type]
                                       momentum=recipe.momentum, weight_decay=recipe.weight_decay),
         schedule=cfg.ScheduleConfig(**{'decay_epochs': STEP_SCHEDULE_EPOCHS, **filled}),
-        train=cfg.TrainConfig(device='gpu', precision='float16', global_batch_size=batch,
+        train=cfg.TrainConfig(device='gpu', precision='float16', global_batch_size=batch, loss_scale=LOSS_SCALE,
+                              loss_scale_policy='static',
                               label_smoothing=recipe.label_smoothing or 0.0, target_accuracy=choice.target,
                               eval_period=recipe.eval_period,
                               eval_offset=(recipe.first_eval_epoch - 1) % recipe.eval_period))

@@ -94,7 +94,7 @@ def _spreadsheet(value: Any) -> Any:
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that fit in a cell, without lists and objects."""
-    return {k: v for k, v in values.items() if not isinstance(v, (list, dict)) and k not in _TABLES}
+    return {k: v for k, v in values.items() if not isinstance(v, (list, tuple, dict)) and k not in _TABLES}
 
 
 def render_csv(studies: Sequence[Study]) -> str:

@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
+from mlperf_rn50.files import write_atomically
 from mlperf_rn50.mllog.events import printable
 
 # Pages replace INK by their text colour. GRID is also used for ideal lines; its contrast is at least 3:1 on all pages.
@@ -125,9 +126,11 @@ def inline_svg(picture: Picture, prefix: str) -> str:
 
 
 def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:
-    (folder / f'{prefix}{picture.name}.svg').write_text(picture.svg)  # before the PNG, as the SVG sets the layout
+    stem, png = folder / f'{prefix}{picture.name}', io.BytesIO()
+    write_atomically(stem.with_name(f'{stem.name}.svg'), picture.svg)  # before the PNG, as the SVG sets the layout
     with matplotlib.rc_context(STYLE):
-        picture.figure.savefig(folder / f'{prefix}{picture.name}.png', dpi=150, metadata={'Software': None})
+        picture.figure.savefig(png, format='png', dpi=150, metadata={'Software': None})
+    write_atomically(stem.with_name(f'{stem.name}.png'), png.getvalue())
     picture.figure.clear()  # free the memory
 
 

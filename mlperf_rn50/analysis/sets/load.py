@@ -2,14 +2,14 @@
 import copyreg
 import ctypes
 import os
-import re
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,17 +17,18 @@ from typing import Any
 from mlperf_rn50.analysis.progress import track
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import walk
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
-from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
-from mlperf_rn50.mllog.run import Finding, Run
+from mlperf_rn50.mllog.read.reader import OtherBenchmark, find_logs, no_logs, read_run
+from mlperf_rn50.mllog.run import Finding, Run, most_severe
 from mlperf_rn50.text import some
 
 # Facts that all runs of a set must share, and those that only converged and running ones must share.
-_SHARED = ('target_accuracy', 'num_nodes', 'num_accelerators', 'dataset', 'round', 'is_imagenet', 'train_samples',
-           'eval_samples')
+_SHARED = ('target_accuracy', 'num_nodes', 'num_accelerators', 'accelerator', 'dataset', 'round', 'is_imagenet',
+           'train_samples', 'eval_samples')
 _SHARED_IF_COUNTED = ('global_batch_size', 'opt_name')
+_COUNTS = ('num_nodes', 'num_ranks', 'num_accelerators')
+_MIN_KEPT = 0.8  # minimum share of the lines of ranks that remains if they interleave
 # Facts whose default comes from the rules or from ImageNet. They are known only if the log contains one of these keys.
 _FACT_KEYS = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (keys.TRAIN_SAMPLES,),
               'eval_samples': (keys.EVAL_SAMPLES,)}
@@ -44,13 +45,10 @@ def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSEr
     found: dict[Path, dict[Path, None]] = {}
     faults: dict[str, OSError] = {}
     for path in paths:
-        errors: list[OSError] = []
-        logs = [path] if os.path.isfile(path) else sorted(
-            Path(folder, name) for folder, folders, names in walk(path, errors.append)
-            for name in (*folders, *names) if re.fullmatch(r'result_\d+\.txt', name))
+        logs, errors = ([path], []) if os.path.isfile(path) else find_logs(path, r'result_\d+\.txt')
         if not logs and all(isinstance(e, (FileNotFoundError, NotADirectoryError)) for e in errors):
             reason = ('no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if errors else
-                      'contains no result_<k>.txt, nor do its subfolders')
+                      no_logs(path))
             raise UserError(f'{path}: {reason}; expected a log or a folder of logs')
         for log in logs:
             found.setdefault(log.parent, {})[log] = None
@@ -106,8 +104,28 @@ def _make_set(logs: Sequence[Path], loaded: Sequence[Run | OtherBenchmark]) -> t
     others = [x for x in loaded if isinstance(x, OtherBenchmark)]
     if others and not any(isinstance(x, Run) and x.status != 'unreadable' for x in loaded):
         return others[0]
-    return tuple(x if isinstance(x, Run) else _unreadable(log, str(x).removeprefix(f'{log}: '))
-                 for log, x in zip(logs, loaded))
+    return _settle([x if isinstance(x, Run) else _unreadable(log, str(x).removeprefix(f'{log}: '))
+                    for log, x in zip(logs, loaded)])
+
+
+def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """Return the runs, with the count of most logs where one contradicts itself or has lost lines of ranks."""
+    settled = list(runs)
+    for name in _COUNTS:
+        known = Counter(v for r in runs if (v := r.fact(name)) is not None)
+        for (k, run), agreed in product(enumerate(settled), (v for v in known if known[v] > max(1, known.total() / 2))):
+            source, value = run.sources.get(name), run.fact(name)
+            if value not in (None, agreed) and source and source.basis != 'logged' and any(
+                    n == agreed or name != 'num_nodes' and _MIN_KEPT * agreed < n < agreed for n in source.numbers):
+                text = f'{name} is {value} ({source.text}), but {agreed} in {known[agreed]} logs; {agreed} is used'
+                found = [f._replace(text=f.text.removesuffix(f'; {value} is used')) for f in run.findings]
+                used = replace(source, basis='implied', text='other logs of the set', line=None, path=None)
+                batch_source = run.sources.get(keys.GLOBAL_BATCH_SIZE)
+                factor = agreed / value if batch_source and batch_source.text.endswith(f' x {name}') else 1
+                settled[k] = replace(run, **{name: agreed}, sources=MappingProxyType({**run.sources, name: used}),
+                                     global_batch_size=run.global_batch_size and round(run.global_batch_size * factor),
+                                     findings=tuple(most_severe([*found, Finding(source.line, text, file=run.path)])))
+    return tuple(settled)
 
 
 def _known_fact(run: Run, name: str) -> Any:

@@ -14,7 +14,7 @@ from mlperf_rn50.mllog.run import IMAGENET_TRAIN, Evaluation, Run
 
 NAME = 'published'  # selects the packaged table where a folder of logs is expected
 _FACTS = ('round', 'org', 'division', 'framework', 'num_nodes', 'num_ranks', 'num_accelerators', 'accelerator',
-          'node_gbit_s', 'global_batch_size', 'target_accuracy')
+          'node_gbit_s', 'global_batch_size', 'target_accuracy', 'optimizer', 'is_from_0')
 
 
 def is_mxnet(name: str, framework: str | None) -> bool:
@@ -23,7 +23,7 @@ def is_mxnet(name: str, framework: str | None) -> bool:
 
 
 def _published_set(entry: Mapping[str, Any]) -> RunSet:
-    facts = {name: entry[name] for name in _FACTS} | {'train_samples': IMAGENET_TRAIN, 'optimizer': entry['optimizer']}
+    facts = {name: entry.get(name, False) for name in _FACTS} | {'train_samples': IMAGENET_TRAIN}
     unlogged = entry.get('unlogged', {})
     if unlogged and entry['optimizer'].get('opt_name') == 'sgd':
         facts['optimizer'] = {**entry['optimizer'], 'sgd_opt_nesterov': False}  # required by the rules

@@ -44,8 +44,8 @@ def is_applicable(run_set: RunSet) -> bool:
 
 
 def olympic_epochs(run_set: RunSet) -> float:
-    """Return the mean epochs without the fewest and the most; a run that did not converge counts as the most."""
-    epochs = [float('inf') if r.epochs_to_converge is None else r.epochs_to_converge for r in run_set.counted]
+    """Return the mean logged epochs without the fewest and the most; a run that did not converge counts as the most."""
+    epochs = [(r.epochs_to_converge or float('inf')) - r.is_from_0 for r in run_set.counted]
     return statistics.fmean(sorted(epochs)[1:-1])
 
 

@@ -187,7 +187,8 @@ def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparis
         if score and official and official != score:
             found[run_set].append(note(
                 f'the official score is {official:.2f} min = {score:.2f} min x {official / score:.4f} because the runs '
-                'took fewer epochs than the reference'))
+                'took fewer epochs than the reference'
+                + ', by the numbers in the logs, which count from 0' * any(r.is_from_0 for r in run_set.runs)))
     if any(rcp.is_applicable(s) and rcp.check_rcp(s) is None for s in run_sets):
         found[baseline].append(note("reference convergence points were not checked; run pip install '.[check]' in the "
                                     'checkout'))

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import yaml
 
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, METRICS, Epochs, MetricsHistory, ResumedRecord, text
 from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
-from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import read_text, regular_file
+from mlperf_rn50.errors import ConfigError, UserError
+from mlperf_rn50.files import regular_file
 from mlperf_rn50.jsonl import Tail, decode, read_lines
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import printable
@@ -30,6 +29,7 @@ from mlperf_rn50.mllog.read.resolve import age_s
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
 from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry, host_of
+from mlperf_rn50.options import load_tree
 
 _LOG = re.compile(r'result_(\d{1,9})\.txt')
 _MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
@@ -202,8 +202,8 @@ def _hint_for_empty_folder(folder: Path) -> str:
 
 def _max_epochs(path: Path) -> int | None:
     """Return the last epoch of the schedule in config.yaml, computed as in train/plan.py; None if unknown."""
-    with suppress(OSError, ValueError, KeyError, RecursionError, yaml.YAMLError, msgspec.MsgspecError):
-        config = msgspec.convert(yaml.safe_load(read_text(path, _MAX_CONFIG_BYTES)), dict[str, dict[str, Any]])
+    with suppress(ConfigError, ValueError, KeyError, msgspec.MsgspecError):
+        config = msgspec.convert(load_tree(path, _MAX_CONFIG_BYTES), dict[str, dict[str, Any]])
         epochs = config.get('train', {}).get('max_epochs') or config['schedule']['decay_epochs']
         return max(1, int(msgspec.convert(epochs, Epochs)))
     return None

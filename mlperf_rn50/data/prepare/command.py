@@ -19,22 +19,15 @@ from threading import Thread
 import msgspec
 from tqdm import tqdm
 
+from mlperf_rn50.data import verify
 from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.prepare.folders import folder, im2rec
 from mlperf_rn50.data.prepare.imagenet import imagenet
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits
 from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest
-from mlperf_rn50.data.verify import (
-    describe_records,
-    dump_manifest,
-    print_verdict,
-    record_checksums,
-    sha256_of,
-    size_problem,
-    write_index,
-)
+from mlperf_rn50.data.verify import dump_manifest, print_verdict, record_checksums, size_problem, write_index
 from mlperf_rn50.errors import EXIT_OK, DataError
-from mlperf_rn50.files import HashedFile, read_bytes, sync, write_atomically
+from mlperf_rn50.files import HashedFile, no_link, read_bytes, replacing, write_atomically
 from mlperf_rn50.jsonl import decode
 from mlperf_rn50.text import plural, some
 
@@ -72,6 +65,8 @@ def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter:
     from mlperf_rn50.data.pictures import encode_image
     from mlperf_rn50.data.pipeline import DecoderTest
     part, test = _Part(), DecoderTest()
+    for suffix in ('.idx', '.rec'):  # a link, which MXNet would follow
+        stem.with_suffix(suffix).unlink(missing_ok=True)
     record = mx.recordio.MXIndexedRecordIO(f'{stem}.idx', f'{stem}.rec', 'w')
     for sample_id, sample in enumerate(samples, start=first_id):
         encoded = sample.read()
@@ -153,22 +148,19 @@ def _read_part(stem: Path) -> _Part:
 def _join(stems: list[Path], target: Path, names: list[str]) -> dict:
     """Join parts into target.rec with indexes and checksums; return the manifest entry of the split."""
     offset, lines, checksums = 0, [], []
-    temporary = target.with_suffix('.rec.tmp')
-    with open(temporary, 'wb') as rec:
+    rec_path = target.with_suffix('.rec')
+    with replacing(rec_path) as rec:
         hashed = HashedFile(rec)
         for stem in stems:
             for line in stem.with_suffix('.idx').read_text().splitlines():
                 key, start = line.split()
                 lines.append(f'{key}\t{int(start) + offset}\n')
             checksums += record_checksums(stem.with_suffix('.rec'))
-            with open(stem.with_suffix('.rec'), 'rb') as part:
+            with open(stem.with_suffix('.rec'), 'rb', opener=no_link) as part:
                 shutil.copyfileobj(part, hashed, _COPY_BYTES)
             offset = rec.tell()
-        sync(rec)
-    rec_path = target.with_suffix('.rec')
-    write_atomically(target.with_suffix('.idx'), ''.join(lines))
-    temporary.replace(rec_path)
-    return describe_records(rec_path, hashed.hexdigest(), checksums, names)
+        write_atomically(target.with_suffix('.idx'), ''.join(lines))
+    return verify.describe_records(rec_path, names, hashed.hexdigest(), checksums)
 
 
 def _link(rec: Path, target: Path, names: list[str]) -> dict:
@@ -176,8 +168,9 @@ def _link(rec: Path, target: Path, names: list[str]) -> dict:
     for suffix in ('.rec', '.idx'):
         path, link = rec.with_suffix(suffix), target.with_suffix(suffix)
         if not (link.exists() and link.samefile(path)):
+            link.unlink(missing_ok=True)
             link.symlink_to(os.path.relpath(path.resolve(), link.parent.resolve()))
-    return describe_records(target.with_suffix('.rec'), sha256_of(rec), record_checksums(rec), names)
+    return verify.describe_records(target.with_suffix('.rec'), names)
 
 
 def _open_parts(parts: Path, dataset: Dataset, resize_shorter: int | None) -> None:

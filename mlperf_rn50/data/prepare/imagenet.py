@@ -14,12 +14,12 @@ COUNTS = (1_281_167, 50_000, 1000)  # numbers of training images, validation ima
 
 def _tar_members(path: Path, is_nested: bool) -> Iterator[tuple[str, str, int, int]]:
     """Yield (inner tar's stem or '', name, offset, size) for each image in a tar or in its nested tars."""
-    with open(path, 'rb', opener=regular_file) as file, tarfile.open(fileobj=file) as outer:
+    with open(path, 'rb', opener=regular_file) as file, tarfile.open(fileobj=file, mode='r:') as outer:
         for member in filter(tarfile.TarInfo.isfile, outer):
             if not is_nested:
                 yield '', Path(member.name).name, member.offset_data, member.size
                 continue
-            with tarfile.open(fileobj=outer.extractfile(member)) as inner:
+            with tarfile.open(fileobj=outer.extractfile(member), mode='r:') as inner:
                 for picture in filter(tarfile.TarInfo.isfile, inner):
                     yield (Path(member.name).stem, Path(picture.name).name,
                            member.offset_data + picture.offset_data, picture.size)
@@ -31,7 +31,8 @@ def _tar_samples(path: Path, is_nested: bool) -> list[tuple[str, Sample]]:
         samples = [(synset, Sample(-1, check_name(f'{path.name}/{name}'), None, str(path), offset, size))
                    for synset, name, offset, size in _tar_members(path, is_nested)]
     except TAR_ERRORS as e:
-        raise DataError(f'imagenet: {path}: not a readable tar: {" ".join(str(e).split())}; download it again') from e
+        raise DataError(f'imagenet: {path}: not a readable, uncompressed tar ({" ".join(str(e).split())}); decompress '
+                        'it or download it again') from e
     return sorted(samples, key=lambda pair: (pair[0], pair[1].name))
 
 

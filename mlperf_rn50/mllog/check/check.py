@@ -1,5 +1,4 @@
 """Checks of logs against the rules of the rounds, and facts in a log that no checker reports."""
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import walk
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.check.official import NotInstalled, check_official, find_long_lines
 from mlperf_rn50.mllog.events import LogEvent
+from mlperf_rn50.mllog.read import reader
 from mlperf_rn50.mllog.read.raw_log import number
-from mlperf_rn50.mllog.read.reader import read_events, read_run
 from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
 from mlperf_rn50.text import percent, plural
 
@@ -76,7 +74,7 @@ def accuracy_of(event: LogEvent) -> float | None:
 
 def check_v05(path: Path) -> tuple[str, ...]:
     """Return how a log violates levels 1 and 2 of the v0.5 compliance rules, or misses the target that it declares."""
-    logged = [e for _, e in read_events(path) if isinstance(e, LogEvent) and e.line_format == 'MLPv0.5.0']
+    logged = [e for _, e in reader.read_events(path) if isinstance(e, LogEvent) and e.line_format == 'MLPv0.5.0']
     if not logged:
         return ('no :::MLPv0.5.0 line',)
     counts, once = Counter(e.key for e in logged), ['run_start', 'run_stop', 'run_final']
@@ -103,9 +101,9 @@ def check_v05(path: Path) -> tuple[str, ...]:
 def find_facts(path: Path) -> LogFacts:
     formats, torn, accuracies = set(), [], []
     division, dataset, is_imagenet, num_resumes, last_factor = None, None, True, 0, None
-    for line, event in read_events(path):
+    for line, event in reader.read_events(path):
         if isinstance(event, ValueError):
-            torn.append(f'torn line {line}: {event}')
+            torn.append(f'torn line {line}: {event.args[0]}')
             continue
         formats.add(event.line_format)
         if event.key == 'submission_division' and event.value in DIVISIONS:
@@ -135,12 +133,12 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
     """
     facts = find_facts(path)
     if not facts.formats:
-        reason = facts.long[0] if facts.long else 'contains no MLPerf log line'
+        reason = next(iter(facts.long + facts.torn), 'contains no MLPerf log line')
         raise UserError(f'{path}: {reason}; expected a result_<k>.txt')
     if rulesets is None:
         rulesets = [r for name in _BY_FORMAT if name in facts.formats for r in _BY_FORMAT[name]]
     try:
-        errors = read_run(path).errors
+        errors = reader.read_run(path).errors
     except UserError as e:  # such as a second run
         errors = (str(e).removeprefix(f'{path}: '),)
     verdicts = []
@@ -154,25 +152,14 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
     return CheckedLog(path, facts, tuple(verdicts))
 
 
-def _walk(folder: Path) -> list[Path]:
-    """Return the logs in or below a folder, and the unreadable folders there."""
-    logs: list[Path] = []
-    unreadable: list[Path] = []
-    for place, _, names in walk(folder, lambda e: unreadable.append(Path(e.filename))):
-        logs += sorted((Path(place, n) for n in names if re.fullmatch(r'result_.*\.txt', n)),
-                       key=lambda p: (len(p.name), p.name))
-    return logs + unreadable
-
-
 def find_logs(paths: Sequence[Path]) -> list[Path]:
-    """Return the given files, and each result_*.txt in or below given folders; UserError for a folder without logs."""
+    """Return the given files, each result_*.txt in or below given folders, and unreadable folders."""
     result: dict[Path, None] = {}
     for path in paths:
-        logs = _walk(path) if path.is_dir() else [path]
-        if not logs:
-            raise UserError(f'{path}: contains no result_<k>.txt, nor do its subfolders; expected a log or a folder of '
-                            'logs')
-        result.update(dict.fromkeys(logs))
+        logs, errors = reader.find_logs(path, r'result_.*\.txt') if path.is_dir() else ([path], [])
+        if not logs and not errors:
+            raise UserError(f'{path}: {reader.no_logs(path)}; expected a log or a folder of logs')
+        result.update(dict.fromkeys([*logs, *(Path(e.filename) for e in errors)]))
     return list(result)
 
 

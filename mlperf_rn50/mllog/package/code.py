@@ -7,11 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mlperf_rn50.config import SECTIONS
+from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.package.system_desc import data_note
-from mlperf_rn50.mllog.read.description import load_env, sibling, value_at
+from mlperf_rn50.mllog.read.description import load_env, sibling, system_path, value_at
 from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.options import load_tree
 from mlperf_rn50.system.git import git
 
 # Files and folders of the checkout that are submitted.
@@ -84,10 +87,24 @@ def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
     for name in _CODE:
         source = home / name
         if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns('__pycache__'))
+            shutil.copytree(source, folder / name, symlinks=True, ignore=shutil.ignore_patterns('__pycache__'))
         elif source.is_file():
-            shutil.copy2(source, folder / name)
+            shutil.copy2(source, folder / name, follow_symlinks=False)
     return f'the code is the current checkout, but the runs used commit {str(commit)[:50] or "unknown"}'
+
+
+def find_flaws(run: Run) -> list[str]:
+    """Return why files of a run are not packaged: links, whose targets may be private, or an invalid configuration."""
+    config = sibling(run.path, 'config', '.yaml')
+    files = (run.path, config, sibling(run.path, 'env', '.json'), system_path(run.path))
+    flaws = [f'{p.name}: got a symbolic link, expected a file; replace it with a copy' for p in files if p.is_symlink()]
+    try:
+        tree = load_tree(config) if config.is_file() and not flaws else {}
+    except ConfigError as e:
+        return [str(e)]
+    if not (isinstance(tree, dict) and set(tree) <= set(SECTIONS)):  # older versions had other keys
+        flaws.append(f'{config.name}: got no configuration of a run; correct or remove the file')
+    return flaws
 
 
 def write_runs(folder: Path, runs: Sequence[Run]) -> None:

@@ -19,7 +19,7 @@ from mlperf_rn50.mllog.check.official import CheckResult, find_danger, judge_tre
 from mlperf_rn50.mllog.duplicates import find_duplicates
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.package import system_desc
-from mlperf_rn50.mllog.package.code import copy_code, missing_code, write_runs, write_scripts
+from mlperf_rn50.mllog.package.code import copy_code, find_flaws, missing_code, write_runs, write_scripts
 from mlperf_rn50.mllog.read.description import load_env
 from mlperf_rn50.mllog.rulesets import ROUNDS
 from mlperf_rn50.mllog.run import Run
@@ -119,8 +119,8 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
     """Build and check a tree; discard it if it breaks a rule. Raise UserError for invalid names or folders."""
     _check_order(order)
     refusals, log_result = judge_runs(runs, ROUNDS[order.round])
-    if refusals:
-        return Package(None, refusals)
+    if refusals := refusals or [flaw for run in runs for flaw in find_flaws(run)]:
+        return Package(None, list(dict.fromkeys(refusals)))
     warnings = find_warnings(runs)
     with writing_folder(order.out):
         order.out.mkdir(parents=True, exist_ok=True)

@@ -15,10 +15,10 @@ _MAX_QUEUED = 0.05  # tolerated time between ends of epochs and their evaluation
 _OLDEST_S = 1e9  # an earlier time was probably logged in seconds instead of milliseconds
 
 
-def renumber(log: RawLog) -> None:
-    """If epochs count from 0, make them count from 1; evaluations too, unless one would then precede its epoch."""
+def renumber(log: RawLog) -> bool:
+    """Make epochs that count from 0 count from 1, and evaluations unless one would precede its epoch (return False)."""
     if min([*log.epochs, *log.blocks], default=1) != 0:  # 0 in logs of TensorFlow (v0.7 to v1.0) and MosaicML (v2.0)
-        return
+        return False
     marks = {epoch: log.eval_starts.get(epoch, mark) for epoch, (mark, _) in log.accuracies.items()}
     is_from_0 = all(epoch <= _last_begun(log, mark) for epoch, mark in marks.items())
     if not any(k in log.epochs and stop.line < log.epochs[k][0].line for k, stop in log.epoch_stops.items()):
@@ -27,6 +27,7 @@ def renumber(log: RawLog) -> None:
     if is_from_0:
         log.accuracies = _shifted(log.accuracies)
         log.eval_starts, log.eval_stops = _shifted(log.eval_starts), _shifted(log.eval_stops)
+    return is_from_0
 
 
 def _shifted(by_epoch: dict[int, Any]) -> dict[int, Any]:

@@ -1,6 +1,7 @@
 """System description of a log: entry.json (v0.5), systems/<system>.json (later rounds), or this program's env.json."""
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ def make_count(number: int | None, source: FactSource) -> Count | None:
 
 @dataclass(frozen=True)
 class SystemDescription:
-    """Hardware, framework and submitter in a system description."""
+    """Hardware, framework and submitter in a system description; None for what it lacks."""
 
     org: tuple[str, FactSource] | None = None
     nodes: Count | None = None
@@ -29,6 +30,7 @@ class SystemDescription:
     accelerator: str | None = None
     framework: str | None = None
     node_gbit_s: float | None = None  # sum over the ports that connect a node to others
+    fault: str | None = None  # text of a finding about what cannot be read
 
 
 def _count(value: Any) -> int | None:
@@ -42,7 +44,7 @@ def _count(value: Any) -> int | None:
 def _name(value: Any) -> str | None:
     """Return a name on one line; None if it is empty or a placeholder."""
     text = ' '.join(value[:1000].split()) if isinstance(value, str) else ''
-    return text if text.upper() not in ('', 'N/A', 'NONE', '-') else None
+    return text if text.upper() not in ('', 'N/A', 'NA', 'NONE', '-') else None
 
 
 def _names(values: list[Any]) -> str | None:
@@ -123,21 +125,21 @@ def framework_of(env: dict[str, Any]) -> str | None:
     return next((_name(f'MXNet {v}') for k, v in packages.items() if k.startswith('mxnet')), None)
 
 
-def find_description(log: Path) -> tuple[SystemDescription, str | None]:
-    """Return a log's description, which is empty if there is no file, and a warning about the file or None."""
+def find_description(log: Path) -> SystemDescription:
+    """Return the description in a file that belongs to a log; it is empty if there is no file."""
     log = log.absolute()
     places = sibling(log, 'env', '.json'), log.parent.parent / 'entry.json', system_path(log)
     try:
         path = next((p for p in places if p.is_file()), None)
     except OSError as e:  # no permission for a folder
-        return SystemDescription(), f'{Path(e.filename).name} cannot be read: {e.strerror}; ignored'
+        return SystemDescription(fault=f'{Path(e.filename).name} cannot be read: {e.strerror}; ignored')
     if path is None:
-        return SystemDescription(), None
+        return SystemDescription()
     try:
         content, text = load_object(path)
     except ValueError as e:
-        return SystemDescription(), f'{path.name} cannot be read: {str(e)[:200]}; ignored'
-    return _describe(path, content, text), _check_numbers(path.name, content)
+        return SystemDescription(fault=f'{path.name} cannot be read: {str(e)[:200]}; ignored')
+    return replace(_describe(path, content, text), fault=_check_numbers(path.name, content))
 
 
 def org_of_folder(log: Path) -> tuple[str, FactSource] | None:
@@ -164,18 +166,23 @@ def _check_numbers(name: str, content: dict[str, Any]) -> str | None:
     return f'{bad[0]} in {name} is {bad[1]!r:.80}, expected a number; ignored' if bad else None
 
 
+def describe_entry(content: dict[str, Any], source: Callable[[str], FactSource]) -> SystemDescription:
+    """Return the content of a v0.5 entry.json or of its copy in a v0.6 log; source gives the source of a key."""
+    nodes = objects_at(content, 'nodes')
+    counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
+    known = [(num, num * each) for num, each in counts if num is not None and each is not None]
+    num_nodes, total = (sum(column) for column in zip(*known)) if known else (None, None)
+    return SystemDescription(
+        None, make_count(num_nodes or None, source('num_nodes')), make_count(total, source('num_accelerators')),
+        _names([n.get('accelerator') for n in nodes]), _name(content.get('framework')))
+
+
 def _describe(path: Path, content: dict[str, Any], text: str) -> SystemDescription:
     def source(key: str) -> FactSource:
         line = next((i for i, line in enumerate(text.splitlines(), start=1) if f'"{key}"' in line), None)
         return FactSource('described', path.name, line, path)
     if path.name == 'entry.json':
-        nodes = objects_at(content, 'nodes')
-        counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
-        known = [(num, num * each) for num, each in counts if num is not None and each is not None]
-        num_nodes, total = (sum(column) for column in zip(*known)) if known else (None, None)
-        return SystemDescription(
-            None, make_count(num_nodes or None, source('num_nodes')), make_count(total, source('num_accelerators')),
-            _names([n.get('accelerator') for n in nodes]), _name(content.get('framework')))
+        return describe_entry(content, source)
     if path.parent.name == 'systems':
         num_nodes, per_node = _count(content.get('number_of_nodes')), _count(content.get('accelerators_per_node'))
         org = _name(content.get('submitter'))

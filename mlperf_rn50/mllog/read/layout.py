@@ -1,37 +1,40 @@
 """A run's numbers of nodes, ranks and accelerators, and its batch size: logged, described, or implied by log lines."""
 import re
+from dataclasses import replace
+from itertools import zip_longest
 
 from mlperf_rn50.mllog import events, keys
-from mlperf_rn50.mllog.read.description import Count, SystemDescription, make_count
+from mlperf_rn50.mllog.read.description import Count, SystemDescription, describe_entry, make_count
 from mlperf_rn50.mllog.read.raw_log import INPUT_BATCH_SIZE, RawLog, integer
 from mlperf_rn50.mllog.run import FactSource
 
 # In v0.5 logs, input_batch_size is per accelerator or, in some, global. No accelerator can hold this many images.
 _NOT_LOCAL = 1024
+_MIN_KEPT = 0.95  # ranks whose lines interleave lose a few of them; a published log has 638 of 640
+_OF_NODES = ('num_nodes', 'num_accelerators', 'accelerator')  # keys of each kind of node in a description
 
 
-def _description_in_log(log: RawLog) -> SystemDescription | None:
-    """Return the description that a v0.6 log contains as text."""
-    text = str(log.value(keys.SUBMISSION_ENTRY))[:1000]
-    matches = [re.search(rf"'{name}': \\?'(\d{{1,9}})", text) for name in ('num_nodes', 'num_accelerators')]
-    nodes, per_node = (int(m[1]) if m else 0 for m in matches)
+def describe_in_log(log: RawLog) -> SystemDescription:
+    """Return the description that a v0.6 log contains as an object or as text; in the text, values may be quoted."""
+    text = str(log.value(keys.SUBMISSION_ENTRY))[:10_000]
+    found = {name: [quoted or digits for quoted, digits in re.findall(
+        rf"""["']{name}\\*["']: ?(?:\\*["']([^"'\\]*)|(\d+))""", text)] for name in ('framework', *_OF_NODES)}
     source = FactSource('described', keys.SUBMISSION_ENTRY, log.line(keys.SUBMISSION_ENTRY))
-    if not nodes or not matches[1]:
-        return None
-    return SystemDescription(None, Count(nodes, source), Count(nodes * per_node, source))
+    nodes = [dict(zip(_OF_NODES, values)) for values in zip_longest(*(found[name] for name in _OF_NODES))]
+    return describe_entry({'framework': ''.join(found['framework'][:1]), 'nodes': nodes}, lambda _: source)
 
 
 class LayoutReader:
     """Reads the numbers of a run (None if unknown), and adds their sources and warnings about differing values."""
 
     def __init__(self, log: RawLog, description: SystemDescription, sources: dict[str, FactSource]):
-        self._log, self._sources = log, sources
-        self._described = _description_in_log(log) or description
+        self._log, self._described, self._sources = log, description, sources
         # v0.5 has no init_start. In later rounds, some logs have one seed for the run, others one for each rank.
         self._ranks = self._count_lines(keys.SEED if log.format == 'MLPv0.5.0' else keys.INIT_START)
         self._cleared = self._count_lines(keys.CACHE_CLEAR)
-        self.num_nodes = self._nodes()
-        self.num_accelerators = self._accelerators()
+        nodes, accelerators = self._order(self._ranks if events.NUM_RANKS not in log.single else None)
+        self.num_nodes = self._nodes(nodes)
+        self.num_accelerators = self._accelerators(accelerators)
         self.num_ranks = self._settle('num_ranks', 'ranks', self._logged(events.NUM_RANKS), self._ranks)
         self.global_batch_size = self._settle(keys.GLOBAL_BATCH_SIZE, 'images per step',
                                               self._logged(keys.GLOBAL_BATCH_SIZE), self._implied_batch())
@@ -43,15 +46,25 @@ class LayoutReader:
         count, line = self._log.counts[key], self._log.first_lines.get(key)
         return Count(count, FactSource('implied', f'{count} {key} lines', line)) if count > 1 else None
 
-    def _in_order(self, described: Count | None, lines: Count | None) -> list[Count | None]:
-        """Return both counts, the preferred one first.
+    def _order(self, lines: Count | None) -> tuple[list[Count | None], list[Count | None]]:
+        """Return the described number of nodes and of accelerators, each with that of lines, the preferred one first.
 
-        Lines are preferred if they imply the described accelerators per node; v0.5 descriptions may be wrong.
+        Lines, of which a few may be lost, are preferred if they imply the described accelerators per node on other
+        nodes than described, because some descriptions are inventories. From v0.6 on, where every rank or only the
+        first writes init_start, they are always preferred, unless accelerators have equally many lines or nodes one.
         """
-        nodes, total = self._described.nodes, self._described.accelerators
-        agree = (nodes and total and self._ranks and self._cleared
-                 and self._ranks.number * nodes.number == self._cleared.number * total.number)
-        return [lines, described] if agree else [described, lines]
+        nodes, total, cleared = self._described.nodes, self._described.accelerators, self._cleared
+        in_order = [nodes, cleared], [total, lines]
+        if not (nodes and total and lines and total.number):
+            return in_order
+        per_node = total.number // nodes.number
+        whole = cleared.number * per_node if cleared else 0
+        if _MIN_KEPT * whole < lines.number <= whole != total.number:
+            lines = Count(whole, lines.source)
+        elif (self._log.format == 'MLPv0.5.0' or _MIN_KEPT * total.number < lines.number < total.number
+              or lines.number % total.number == 0 or lines.number in (nodes.number, cleared and cleared.number)):
+            return in_order
+        return [cleared or Count(-(-lines.number // per_node), lines.source), nodes], [lines, total]
 
     def _settle(self, name: str, unit: str, *values: Count | None) -> int | None:
         """Return the first known number and warn if others differ; for a resumed run, the last resume has priority."""
@@ -65,31 +78,28 @@ class LayoutReader:
         if not known:
             return None
         used = known[0]
-        self._sources[name] = used.source
+        self._sources[name] = replace(used.source, numbers=tuple(v.number for v in known))
         for v in known[1:]:
             if v.number != used.number:
                 log.warn(None if v.source.path else v.source.line, f'{v.number} {unit} ({v.source.text}), but '
                          f'{used.number} ({used.source.text}); {used.number} is used')
         return used.number
 
-    def _nodes(self) -> int | None:
+    def _nodes(self, counts: list[Count | None]) -> int | None:
         platform = self._log.value(keys.SUBMISSION_PLATFORM)
         factor = re.match(r'(\d{1,6})x(?=\D)', platform[:1000]) if isinstance(platform, str) else None
         total = self._described.accelerators  # in a platform such as 8xA100, the factor counts accelerators
         is_nodes = factor and (total is None or int(factor[1]) != total.number)
         named = make_count(integer(int(factor[1]), 1) if factor and is_nodes else None,
                            FactSource('implied', keys.SUBMISSION_PLATFORM, self._log.line(keys.SUBMISSION_PLATFORM)))
-        return self._settle('num_nodes', 'nodes', self._logged(events.NUM_NODES),
-                            *self._in_order(self._described.nodes, self._cleared), named)
+        return self._settle('num_nodes', 'nodes', self._logged(events.NUM_NODES), *counts, named)
 
-    def _accelerators(self) -> int | None:
+    def _accelerators(self, counts: list[Count | None]) -> int | None:
         """Return the number of accelerators on all nodes; one per rank if nothing else is known."""
         per_node = integer(self._log.value(events.ACCELERATORS_PER_NODE))
         logged = make_count(per_node * self.num_nodes if per_node is not None and self.num_nodes else None,
                             self._log.source(events.ACCELERATORS_PER_NODE))
-        lines = self._ranks if events.NUM_RANKS not in self._log.single else None
-        return self._settle('num_accelerators', 'accelerators', logged,
-                            *self._in_order(self._described.accelerators, lines))
+        return self._settle('num_accelerators', 'accelerators', logged, *counts)
 
     def _implied_batch(self) -> Count | None:
         """Return the global batch from the v0.5 batch per accelerator, unless that is too large for one accelerator."""

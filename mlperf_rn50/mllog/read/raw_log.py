@@ -65,7 +65,7 @@ class RawLog:
         self.counts = dict.fromkeys(_COUNTED, 0)  # numbers of lines, for keys that every rank or node may write
         self.first_lines: dict[str, int] = {}  # the first line of each of these keys
         self.first_init: LinePosition | None = None
-        self.seed: tuple[int, Any] | None = None
+        self.seed: tuple[int, LogEvent] | None = None  # line and event of the first seed
         self.resumes: list[tuple[LinePosition, LogEvent]] = []
         self.epochs: dict[int, tuple[LinePosition, int]] = {}  # by first epoch: (start, number of epochs)
         self.blocks: dict[int, tuple[LinePosition, int]] = {}
@@ -125,12 +125,16 @@ class RawLog:
             self.longest_gap_s = max(self.longest_gap_s, event.time_s - self.last_s)
         self.last_s = event.time_s
         if key in _COUNTED:
-            self.counts[key] += 1
             self.first_lines.setdefault(key, mark.line)
             if key == keys.INIT_START and (self.first_init is None or mark.time_s < self.first_init.time_s):
                 self.first_init = mark
-            if key == keys.SEED and self.seed is None:
-                self.seed = mark.line, event.value
+            if key == keys.SEED:
+                self.seed = self.seed or (mark.line, event)
+                if event is not (first := self.seed[1]) and self.format == 'MLPv0.5.0' and (
+                        event.metadata != first.metadata or event.value == first.value
+                        and not 0 < abs(event.time_s - first.time_s) <= _SAME_EVENT_S):
+                    return  # a rank logs its seed again, in another place of the code, or by a second logger
+            self.counts[key] += 1
         elif key in _SINGLE:
             self._add_single(mark, key, event)
         elif key == events.RUN_RESUMED and len(self.resumes) < _MAX_KEPT:

@@ -3,7 +3,9 @@
 A log is not trusted. It is read as a stream, a value is used only if its type and range are valid, and anything
 inconsistent becomes a finding with a line number.
 """
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import numbered_lines
+from mlperf_rn50.files import numbered_lines, walk
 from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent, decode_events
@@ -43,6 +45,21 @@ def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
         raise UserError(f'{path}: cannot read the log: {e.strerror}') from e
 
 
+def find_logs(path: Path, pattern: str) -> tuple[list[Path], list[OSError]]:
+    """Return the files and folders in or below a folder with matching names, and the errors of unreadable folders."""
+    errors: list[OSError] = []
+    logs = [Path(folder, name) for folder, folders, names in walk(path, errors.append) for name in (*folders, *names)
+            if re.fullmatch(pattern, name)]
+    return sorted(logs, key=lambda p: (p.parent, len(p.name), p.name)), errors
+
+
+def no_logs(folder: Path) -> str:
+    """Return what a folder without logs contains, and how its other files can be read."""
+    others = Counter(p.with_name(f'*{p.suffix}') for p in find_logs(folder, r'.*\.(log|out|txt)')[0])
+    hint = ''.join(f'; files of other names are read if they are given, such as {p}' for p, _ in others.most_common(1))
+    return f'contains no result_<k>.txt, nor do its subfolders{hint}'
+
+
 class OtherBenchmark(UserError):
     """The log is of a benchmark other than ResNet."""
 
@@ -50,10 +67,14 @@ class OtherBenchmark(UserError):
 def read_run(path: Path, now_s: float | None = None) -> Run:
     """Return the run in a log file; now_s is the current time. Raise UserError unless it is a log of one ResNet run."""
     logs: dict[LineFormat, RawLog] = {}
-    torn, last_line = Findings(), 0
+    torn, last_line, undecoded = Findings(), 0, ''
     for last_line, event in read_events(path):
         if isinstance(event, ValueError):
-            torn.note(last_line, f'torn line, ignored: {str(event)[:200]}', 'torn line, ignored')
+            reason, text = event.args
+            undecoded = undecoded or f'line {last_line}: {reason[:200]}'
+            vital = re.search(r'run_st\w*|eval_acc\w*', text)  # time and status depend on each such line
+            kind = f'torn {vital[0][:40] if vital else "line"}, ignored'
+            (torn.warn if vital else torn.note)(last_line, f'{kind}: {reason[:200]}', kind)
             continue
         benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
         if event.line_format == 'MLPv0.5.0':
@@ -69,14 +90,12 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
     if not logs:
         with open(path, 'rb') as f:
             is_utf16 = f.read(2) in (b'\xff\xfe', b'\xfe\xff')  # as written by some shells
-        raise UserError(f'{path}: contains no MLPerf log line; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0'
+        found = f'no MLPerf log line can be decoded ({undecoded})' if undecoded else 'contains no MLPerf log line'
+        raise UserError(f'{path}: {found}; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0'
                         + ('; the file is UTF-16, convert it to UTF-8' if is_utf16 else ''))
     # Logs of this program contain the same run in two formats; the newer format contains more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)
     best.findings.include(torn)
-    description, warning = find_description(path)
-    if warning:
-        best.note(None, warning)
-    return RunResolver(path, best, description, last_line, time.time() if now_s is None else now_s,
+    return RunResolver(path, best, find_description(path), last_line, time.time() if now_s is None else now_s,
                        read_duration_s(path)).run()

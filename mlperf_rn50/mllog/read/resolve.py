@@ -1,6 +1,7 @@
 """Combination of a log and its system description into a Run: facts, their sources, and findings."""
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +11,7 @@ from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat
 from mlperf_rn50.mllog.read import clock
 from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
-from mlperf_rn50.mllog.read.layout import LayoutReader
+from mlperf_rn50.mllog.read.layout import LayoutReader, describe_in_log
 from mlperf_rn50.mllog.read.raw_log import RawLog, integer, number
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Finding, Run, RunStatus
 from mlperf_rn50.text import plural
@@ -41,16 +42,12 @@ def _totals(accuracy: float, candidates: list[int]) -> list[int]:
     return [n for n in candidates if abs(accuracy * n - round(accuracy * n)) <= n * rounding]
 
 
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is a scalar that JSON can represent, unlike NaN."""
-    return isinstance(value, (int, str, type(None))) or isinstance(value, float) and math.isfinite(value)
-
-
 def _setting(value: Any) -> Any:
     """Return the value of an optimizer key; for values known only later, v0.5 logs random names, new in each run."""
     if isinstance(value, str) and value.startswith('DEFERRED: '):
         return 'DEFERRED'
-    return value if _is_plain(value) else repr(value)[:200]
+    is_plain = isinstance(value, (int, str, type(None))) or isinstance(value, float) and math.isfinite(value)
+    return value if is_plain else repr(value)[:200]  # JSON has no NaN
 
 
 def _normalized(name: str) -> str:
@@ -63,11 +60,12 @@ class RunResolver:
 
     def __init__(self, path: Path, log: RawLog, description: SystemDescription, last_line: int, now_s: float,
                  duration_s: float | None):
-        self.path, self.log, self.description, self.last_line, self.now_s = path, log, description, last_line, now_s
-        self.duration_s = duration_s
+        self.path, self.log, self.last_line, self.now_s, self.duration_s = path, log, last_line, now_s, duration_s
+        in_log = vars(describe_in_log(log))
+        self.description = replace(description, **{name: fact for name, fact in in_log.items() if fact is not None})
         self.sources: dict[str, FactSource] = {}
         clock.join_blocks(log)
-        clock.renumber(log)
+        self.is_from_0 = clock.renumber(log)
         self.evaluations = clock.evaluations(log)
 
     def _org(self) -> str | None:
@@ -240,6 +238,9 @@ class RunResolver:
     def run(self) -> Run:
         log, description = self.log, self.description
         round_name, layout, is_sound = self._round(), LayoutReader(log, description, self.sources), self._is_sound()
+        if description.fault:  # a readable description could change counts that the log does not state
+            stated = {name for name, source in self.sources.items() if source.basis != 'implied'}
+            (log.note if stated >= {'num_nodes', 'num_accelerators'} else log.warn)(None, description.fault)
         times = self._times(is_sound)
         division = log.value(keys.SUBMISSION_DIVISION)
         division = division if division in (keys.OPEN, keys.CLOSED) else None
@@ -264,10 +265,10 @@ class RunResolver:
             accelerator=description.accelerator if layout.num_accelerators != 0 else None,
             framework=description.framework, node_gbit_s=description.node_gbit_s,
             opt_name=_text(optimizer.get(keys.OPT_NAME)), optimizer=MappingProxyType(optimizer),
-            seed=integer(log.seed[1], -2**63, 2**64) if log.seed else None,
+            seed=integer(log.seed[1].value, -2**63, 2**64) if log.seed else None,
             target_accuracy=target, train_samples=num_train, eval_samples=num_val,
             epochs_to_converge=self.evaluations[-1].epoch if status == 'converged' else None,
-            age_s=age_s(self.path, self.now_s) if status == 'running' else None,
+            is_from_0=self.is_from_0, age_s=age_s(self.path, self.now_s) if status == 'running' else None,
             sources=MappingProxyType(self.sources),
             lines=MappingProxyType({key: mark.line for key, (mark, _) in log.single.items()}),
             findings=log.findings.of(self.path), **times)

@@ -11,6 +11,14 @@ from mlperf_rn50.system.gpus import VISIBLE, View, choose_gpus, find_visible_gpu
 from mlperf_rn50.train.comm.horovod import Comm
 
 
+def wait_for(array: mx.nd.NDArray) -> None:
+    """Wait until every queued operator that uses an array has run; raise the MXNetError of a failed one.
+
+    With MXNET_ASYNC_GPU_ENGINE, wait_to_read() waits only for the launch (WaitForVar of NVIDIA's threaded_engine.cc).
+    """
+    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
+
+
 def device_id_of(config: Config, comm: Comm) -> int | None:
     """Return MXNet's number of this rank's GPU, None on CPUs. All ranks must call this and get the same ConfigError."""
     if config.train.device == 'cpu':

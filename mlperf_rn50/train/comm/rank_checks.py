@@ -11,6 +11,7 @@ from typing import Any
 import mxnet as mx
 
 from mlperf_rn50.errors import RunFailed
+from mlperf_rn50.train.comm.device import wait_for
 from mlperf_rn50.train.comm.horovod import Comm
 
 _NUM_JOINED = 4  # arrays per digest, which limits temporary memory; 95 MB with ResNet-50
@@ -35,17 +36,19 @@ def device_digests(arrays: Mapping[str, mx.nd.NDArray]) -> dict[str, int]:
     The bits of each value, as an integer, are multiplied by an odd number that depends on the position, and summed
     modulo 2**64, in any order. A change of one value or a swap of two always changes a digest; others almost always.
     """
-    names, sums = list(arrays), {}
+    names, digests = list(arrays), {}
     for group in (names[i:i + _NUM_JOINED] for i in range(0, len(names), _NUM_JOINED)):
         joined = mx.nd.concat(*(arrays[n].reshape((-1,)).astype('float32', copy=False) for n in group), dim=0)
         factors = mx.nd.arange(1, 2 * joined.size, 2, ctx=joined.context, dtype='int64')
-        sums[f'{group[0]} to {group[-1]}'] = (_bits_of(joined).astype('int64') * factors).sum()
-    return dict(zip(sums, mx.nd.concat(*sums.values(), dim=0).asnumpy().tolist()))
+        # Read before `joined` is freed, because MXNet does not know that the bits are in its memory.
+        digests[f'{group[0]} to {group[-1]}'] = int((_bits_of(joined).astype('int64') * factors).sum().asscalar())
+    return digests
 
 
 def _bits_of(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return the bits of a float32 array as int32; MXNet 1.9.1 has no operator for this."""
-    capsule = array.to_dlpack_for_read()  # waits for the array
+    """Return the bits of a float32 array as int32, in its memory; MXNet 1.9.1 has no operator for this."""
+    wait_for(array)
+    capsule = array.to_dlpack_for_read()
     ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
     address = ctypes.pythonapi.PyCapsule_GetPointer(ctypes.py_object(capsule), b'dltensor')
     ctypes.c_uint8.from_address(address + 20).value = 0  # kDLInt instead of kDLFloat in DLTensor.dtype.code of dlpack.h

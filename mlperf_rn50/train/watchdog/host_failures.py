@@ -14,12 +14,16 @@ _FILE = 'failures.jsonl'
 
 @dataclass(frozen=True)
 class Failure:
-    """Failure of a rank, or of a host if rank is None; job: MLPERF_RN50_JOB, which identifies a start of all ranks."""
+    """Failure of a rank, or of a host if rank is None; job: MLPERF_RN50_JOB, which identifies a start of all ranks.
+
+    is_outside: whether the cause is outside the program, such as a lost host or a kill; launch/guard.sh writes these.
+    """
 
     job: str
     host: str
     cause: str
     rank: int | None = None
+    is_outside: bool = False
 
 
 def append_line(path: Path, content: Mapping[str, Any]) -> None:

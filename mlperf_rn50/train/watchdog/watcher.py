@@ -17,7 +17,7 @@ from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 
-from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED
+from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, RankLost
 from mlperf_rn50.system import cgroup, out_of_memory
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, rank_name, say
 from mlperf_rn50.train.watchdog import stall_report
@@ -113,6 +113,8 @@ class Watcher:
         if position.num_beats != health.num_beats:
             health = replace(health, num_beats=position.num_beats, beat_at=now, stacks=None)
         if os.getppid() != self._parent and health.orphaned_at is None:
+            if not self._stop_requests.is_requested:  # otherwise the launcher has ended the ranks
+                self._report('the engine (mpirun, horovodrun or srun) on this host has ended', is_outside=True)
             health = replace(health, orphaned_at=now)
             position.request_stop()
             self._signal(signal.SIGTERM)  # the rank takes a checkpoint if the other ranks are alive
@@ -146,7 +148,9 @@ class Watcher:
             return code
         # A stop signal comes from a launcher that ends its ranks and reports the reason.
         if self._health.orphaned_at is None and number not in STOP_SIGNALS:
-            self._report(': '.join([f'killed by signal {number} ({_signal_name(number)})', *self._cause(number)]))
+            causes = self._cause(number)
+            self._report(': '.join([f'killed by signal {number} ({_signal_name(number)})', *causes]),
+                         is_outside=number == signal.SIGKILL and not causes)
         return EXIT_FAILED
 
     def _cause(self, number: int) -> list[str]:
@@ -180,14 +184,15 @@ class Watcher:
     def _end(self, reason: str) -> None:
         position = str(self._position)
         self._signal(signal.SIGKILL)
-        self._report(reason, position)
+        self._report(reason, position, self._health.is_stopped)
         end = time.monotonic() + _GRACE_S  # a rank that waits for storage may never end
         while not os.waitpid(self._pid, os.WNOHANG)[0] and time.monotonic() < end:
             time.sleep(0.05)
 
-    def _report(self, reason: str, position: str | None = None) -> None:
-        if self._folder and self._health.orphaned_at is None:
-            stall_report.run_limited(_READ_LIMIT_S, partial(stall_report.note, self._folder, reason.partition(';')[0]))
+    def _report(self, reason: str, position: str | None = None, is_outside: bool = False) -> None:
+        if self._health.orphaned_at is None:
+            stall_report.run_limited(_READ_LIMIT_S, partial(stall_report.note, self._folder, reason.partition(';')[0],
+                                                            is_outside))
         with suppress(OSError):  # the terminal may be gone
             say(f'mlperf-rn50: {rank_name()}, {position or self._position}: {reason}')
 
@@ -223,15 +228,22 @@ def run_watched(program: Callable[[Position], int], stall_limit_s: float,
         return Watcher(pid, position, limits_s, folder, can_stop, stacks_reader, parent).wait()
     os.close(writer)
     os.close(stacks_reader)
-    _prepare_rank(position, reader, stacks_writer)
+    _prepare_rank(position, reader, stacks_writer, folder)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return program(position)
+    try:
+        return program(position)
+    except Exception as e:
+        text = str(e).strip() or type(e).__name__
+        # The loss of another rank is not a failure of this one. Without can_stop, the program reports findings.
+        if can_stop and not isinstance(e, RankLost) and 'Horovod has been shut down' not in text:
+            stall_report.note(folder, text.splitlines()[-1].strip(), is_outside=False)  # MXNet ends with the reason
+        raise
 
 
-def _prepare_rank(position: Position, reader: int, stacks: int) -> None:
+def _prepare_rank(position: Position, reader: int, stacks: int, folder: Path | None) -> None:
     """Make this rank end together with its watcher, and write its stacks on STACK_SIGNAL."""
     libc = ctypes.CDLL(None)
-    threading.Thread(target=_end_with_watcher, args=(position, reader), name='watched', daemon=True).start()
+    threading.Thread(target=_end_with_watcher, args=(position, reader, folder), name='watched', daemon=True).start()
     # The thread cannot run while native code holds the GIL. The kernel therefore also sends SIGUSR2 after the end
     # of the watcher. Its C handler is alarm(), called with the signal number 12, so SIGALRM ends the rank after 12 s.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -240,11 +252,12 @@ def _prepare_rank(position: Position, reader: int, stacks: int) -> None:
     faulthandler.register(stall_report.STACK_SIGNAL, file=stacks, all_threads=True)
 
 
-def _end_with_watcher(position: Position, reader: int) -> None:
+def _end_with_watcher(position: Position, reader: int, folder: Path | None) -> None:
     """Wait in a thread for the end of the watcher, report it, and end the rank."""
     os.read(reader, 1)
     if not position.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):  # else the launcher reports
         with suppress(OSError):  # the terminal may be gone
             os.write(2, f'mlperf-rn50: {rank_name()}, {position}: the watcher was killed (SIGKILL, or out of memory); '
                         'the rank ends with it\n'.encode())
+        stall_report.note(folder, 'the watcher was killed', is_outside=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,146 @@
+"""Outputs in folders full of links: no command and no launcher changes the file that a link leads to."""
+import os
+import shutil
+import sys
+
+import pytest
+from e2e.training import arguments
+from helpers import ROOT, call, run
+
+from mlperf_rn50.cli import COMMANDS, whole_parser
+from mlperf_rn50.launch.engines import ENGINES
+
+FIVE = ROOT / 'logs/digits_five'
+PRECIOUS = 'precious\n'
+ONLY_PRINTS = {'bench', 'check', 'classify', 'completion', 'doctor', 'evaluate'}
+# Words of each command that writes files, with {out} for the folder; {run} and {data} are made by a fixture.
+WRITES = {
+    'export': '{run} --format=gluon --out {out} --data.dir {data}',
+    'package': f'{FIVE} --org us --system box --out {{out}}',
+    'predict': 'v2.0/NVIDIA/dgxa100_ngc22.04_mxnet --layouts 1x8 8x8 --strong --out {out}',
+    'prepare': 'digits --out {out} --workers 1',
+    'recipe': '1664 --nodes 2 --ranks-per-node 4 --out {out}/recipe.yaml',
+    'report': f'{ROOT}/logs/digits_sweep {FIVE} --out {{out}}',
+    'train': '',
+    'watch': '{out} --html'}
+_opened: list[str] = []  # paths opened to write
+
+
+def _note(event, words):
+    if event == 'open' and isinstance(words[0], (str, bytes, os.PathLike)) and words[2] & (os.O_WRONLY | os.O_RDWR):
+        _opened.append(os.fsdecode(words[0]))
+
+
+@pytest.fixture(scope='module', autouse=True)
+def audited():
+    sys.addaudithook(_note)
+
+
+@pytest.fixture(scope='module')
+def small_run(tiny, thin, tmp_path_factory):
+    """Folder of a run of one epoch, with weights."""
+    folder = tmp_path_factory.mktemp('run')
+    done = call(*arguments(folder, tiny, '--train.max_epochs=1', '--run.telemetry=true', '--run.tensorboard=true'))
+    assert done.returncode == 1 and (folder / 'weights').is_dir(), done.stderr
+    return folder
+
+
+def words_of(command, out, folder, data):
+    if command == 'train':
+        options = '--train.max_epochs=1', '--run.telemetry=true', '--run.log_v06=true', '--checkpoint.period_epochs=1'
+        return arguments(out, data, *options)
+    return [command, *(w.format(out=out, run=folder, data=data) for w in WRITES[command].split())]
+
+
+def prepare_inputs(command, out):
+    out.mkdir()
+    if command == 'watch':
+        for name in ('result_0.txt', 'metrics.jsonl', 'config.yaml'):
+            shutil.copy(FIVE / name, out)
+
+
+def files_in(folder):
+    return {str(p.relative_to(folder)) for p in folder.rglob('*') if p.is_file()}
+
+
+def test_every_command_is_tried():
+    assert ONLY_PRINTS | set(WRITES) == set(COMMANDS)
+    parsers = whole_parser()._subparsers._group_actions[0].choices
+    assert [name for name in ONLY_PRINTS if '--out' in parsers[name]._option_string_actions] == []
+
+
+@pytest.mark.parametrize('make_link', [os.symlink, os.link], ids=['symbolic', 'hard'])
+@pytest.mark.parametrize('command', WRITES)
+def test_outputs_do_not_follow_links(command, make_link, small_run, tiny, thin, tmp_path):
+    first, second, kept = tmp_path / 'first', tmp_path / 'second', tmp_path / 'kept'
+    prepare_inputs(command, first)
+    inputs = files_in(first)
+    _opened.clear()
+    assert call(*words_of(command, first, small_run, tiny)).returncode == (1 if command == 'train' else 0)
+    names = (files_in(first) | {os.path.relpath(p, first) for p in _opened if p.startswith(f'{first}/')}) - inputs
+    assert names
+    prepare_inputs(command, second)
+    kept.mkdir()
+    for i, name in enumerate(sorted(names)):
+        (kept / str(i)).write_text(PRECIOUS)
+        (second / name).parent.mkdir(parents=True, exist_ok=True)
+        if name != 'result_0.txt':  # the run would take another number
+            make_link(kept / str(i), second / name)
+    for _ in names:  # until no link is refused
+        done = call(*words_of(command, second, small_run, tiny))
+        assert 'Traceback' not in done.stderr
+        if not (refused := [n for n in names if f'{second / n}: got a ' in done.stderr]):
+            break
+        (second / refused[0]).unlink()
+    changed = [name for i, name in enumerate(sorted(names)) if (kept / str(i)).read_text() != PRECIOUS]
+    assert changed == [] and files_in(kept) == {str(i) for i in range(len(names))}
+
+
+@pytest.mark.parametrize('make_link', [os.symlink, os.link], ids=['symbolic', 'hard'])
+def test_launchers_do_not_follow_links(make_link, tmp_path):
+    assert set(ENGINES) == {'local', 'mpirun', 'apptainer', 'horovodrun', 'slurm'}  # all run one supervisor
+    names = 'attempts.jsonl', 'failures.jsonl', '.launcher.lock'
+    for name in names:
+        (tmp_path / f'kept_{name}').write_text(PRECIOUS)
+        (tmp_path / 'run').mkdir(exist_ok=True)
+        make_link(tmp_path / f'kept_{name}', tmp_path / 'run' / name)
+    command = [ROOT / 'launch/mpirun.sh', '--hosts', 'host.invalid', '--no-doctor', '--config',
+               ROOT / 'launch/configs/digits_cpu.yaml', '--run-dir', tmp_path / 'run']
+    for _ in names:  # each call stops at a link
+        done = run(command, cwd=ROOT)
+        assert done.returncode and 'Traceback' not in done.stderr
+        assert [(tmp_path / f'kept_{name}').read_text() for name in names] == [PRECIOUS] * 3
+        for name in names:
+            if str(tmp_path / 'run' / name) in done.stderr or name == names[-1] and 'link' in done.stderr:
+                (tmp_path / 'run' / name).unlink(missing_ok=True)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('name', ['result_2.txt', 'config_2.yaml', 'env_2.json'])
+def test_linked_files_of_a_run_are_not_packaged(tmp_path, name):
+    shutil.copytree(FIVE, tmp_path / 'set')
+    (tmp_path / 'set' / name).rename(tmp_path / 'elsewhere')
+    (tmp_path / 'set' / name).symlink_to(tmp_path / 'elsewhere')
+    done = call('package', tmp_path / 'set', '--org', 'a', '--system', 'b', '--out', tmp_path / 'out')
+    assert done.returncode == 1 and not (tmp_path / 'out/a').exists()
+    assert f'{name}: got a symbolic link, expected a file; replace it with a copy' in done.stdout
+
+
+def test_only_a_valid_configuration_is_packaged(tmp_path):
+    shutil.copytree(FIVE, tmp_path / 'set')
+    (tmp_path / 'set/config_1.yaml').write_text('TOP SECRET KEY')
+    done = call('package', tmp_path / 'set', '--org', 'a', '--system', 'b', '--out', tmp_path / 'out')
+    assert done.returncode == 1 and 'config_1.yaml: got no configuration of a run; correct' in done.stdout
+    assert 'SECRET' not in done.stdout
+
+
+def test_links_in_submitted_code_are_not_followed(tmp_path):
+    from mlperf_rn50.mllog.package.code import copy_code
+    (tmp_path / 'secret').write_text('TOP SECRET KEY')
+    (tmp_path / 'home/launch').mkdir(parents=True)
+    (tmp_path / 'home/launch/setup.sh').symlink_to(tmp_path / 'secret')
+    (tmp_path / 'home/LICENSE').symlink_to(tmp_path / 'secret')
+    (tmp_path / 'code').mkdir()
+    copy_code(tmp_path / 'code', {}, tmp_path / 'home')
+    assert (tmp_path / 'code/launch/setup.sh').is_symlink() and (tmp_path / 'code/LICENSE').is_symlink()

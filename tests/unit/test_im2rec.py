@@ -1,0 +1,191 @@
+"""Records of im2rec that are used where they are, and the sources of records in messages."""
+import os
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import call
+from numbered import encoded, ramp
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.batches import eval_batches, train_batches
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.prepare.samples import from_pixels
+from mlperf_rn50.data.records import MAGIC, RecordFile, load_manifest
+from mlperf_rn50.data.shards import Shard
+from mlperf_rn50.data.verify import verify
+from mlperf_rn50.errors import DataError
+
+PNGS = [sample.data for sample in from_pixels(ramp(6), range(6), '')]
+
+
+def write(folder, stem, images, labels, keys=None, has_list=True):
+    """Write a .rec, .idx and .lst as im2rec does."""
+    folder.mkdir(exist_ok=True)
+    record = mx.recordio.MXIndexedRecordIO(str(folder / f'{stem}.idx'), str(folder / f'{stem}.rec'), 'w')
+    lines = ''
+    for key, label, image in zip(keys or range(len(images)), labels, images):
+        record.write_idx(key, mx.recordio.pack(mx.recordio.IRHeader(0, label, key, 0), image))
+        lines += f'{key}\t{float(np.atleast_1d(label)[0]):.6f}\tclass/{key}.png\n'
+    record.close()
+    if has_list:
+        (folder / f'{stem}.lst').write_text(lines)
+
+
+@pytest.fixture
+def source(tmp_path):
+    write(tmp_path / 'source', 'my_train', PNGS, [0, 1, 0, 1, np.array([1.0, 5.0]), 0], keys=[7, 3, 1, 9, 4, 8])
+    write(tmp_path / 'source', 'my_val', PNGS[:3], [0, 1, 1], has_list=False)
+    return tmp_path / 'source'
+
+
+def adopt(source, out, *options):
+    return call('prepare', 'im2rec', '--source', source, '--out', out, '--name', 'mine', *options)
+
+
+def config_of(folder, **keys) -> Config:
+    return Config(data=DataConfig(dir=str(folder), dataset='mine', num_train=6, num_val=3, num_classes=2, image_size=8,
+                                  resize_shorter=8, crop='none', mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0),
+                                  mirror_probability=0.0, **keys))
+
+
+@pytest.mark.parametrize('place', ['out', 'source'])
+def test_records_are_described_but_neither_copied_nor_changed(source, tmp_path, place, monkeypatch):
+    monkeypatch.delattr(mx.recordio, 'pack')  # no record is written
+    before = {p: (p.stat().st_ino, p.read_bytes()) for p in source.iterdir()}
+    done = adopt(source, tmp_path / place)
+    assert done.returncode == 0, done.stderr
+    assert f'{source}/my_train.rec: 6 images, labels 0 to 1\n' in done.stdout
+    assert {p: (p.stat().st_ino, p.read_bytes()) for p in before} == before
+    out = tmp_path / place
+    assert (out / 'train.rec').samefile(source / 'my_train.rec') and not os.readlink(out / 'train.rec').startswith('/')
+    assert verify(out, 1) == ([f'{out}/train.rec: 6 records match their checksums',
+                               f'{out}/validation.rec: 3 records match their checksums'], [])
+    manifest = load_manifest(out)
+    assert (manifest['dataset'], manifest['classes'], manifest['skipped']) == ('mine', ['0', '1'], [])
+    assert (out / 'train.names.txt').read_text().split() == [f'class/{k}.png' for k in (7, 3, 1, 9, 4, 8)]
+    assert 'is already prepared' in adopt(source, out).stdout
+
+
+def test_training_reads_the_records_of_im2rec(source, tmp_path):
+    assert adopt(source, tmp_path / 'out').returncode == 0
+    config = config_of(tmp_path / 'out')
+    batch = next(train_batches(config, Shard(6, 0, 1, 6), 1, 0, None))
+    found = {(image.transpose(1, 2, 0).tobytes(), label) for image, label in zip(
+        batch.images.asnumpy().astype(np.uint8), batch.labels.asnumpy().tolist())}
+    assert found == {(image.tobytes(), label) for image, label in zip(ramp(6), [0, 1, 0, 1, 1, 0])}
+    assert next(eval_batches(config, Shard(3, 0, 1, 3), None)()).labels.asnumpy().tolist() == [0, 1, 1]
+
+
+def test_record_in_several_parts_is_checked(source, tmp_path):
+    image = encoded('JPEG')
+    image += bytes(-len(image) % 4) + MAGIC + b'....' + MAGIC  # parts begin at multiples of 4 bytes
+    write(source, 'my_val', [image, PNGS[0]], [0, 1])
+    assert (source / 'my_val.rec').read_bytes().count(MAGIC) > 2
+    assert adopt(source, tmp_path / 'out').returncode == 0
+    assert RecordFile(tmp_path / 'out/validation.rec').read(0).image.tobytes() == image
+
+
+@pytest.mark.parametrize('change, message', [
+    (lambda s: write(s, 'my_train', [*PNGS[:3], encoded('GIF')], [0, 1, 0, 1]),
+     '1 image cannot be decoded: class/3.png (ValueError: DALI cannot decode it); run im2rec again without them'),
+    (lambda s: write(s, 'my_val', [PNGS[0], b'text'], [0, 1], has_list=False),
+     '1 image cannot be decoded: my_val.rec, record 1 (UnidentifiedImageError: '),
+    (lambda s: write(s, 'my_train', PNGS, [1, 2, 1, 2, 1, 2]),
+     'my_train.rec: got label 2, expected 0 to 1 for the 2 labels of the training images'),
+    (lambda s: write(s, 'my_val', PNGS[:2], [0, 2]), 'my_val.rec: got label 2, expected 0 to 1'),
+    (lambda s: write(s, 'my_val', PNGS[:2], [0, -1]), 'my_val.rec: got label -1, expected 0 to 1'),
+    (lambda s: (s / 'my_val.idx').unlink(), 'my_val.idx: missing; create it with rec2idx.py of MXNet'),
+    (lambda s: (s / 'my_val.idx').write_text('0\t0\n1\t99999\n'), 'my_val.idx: the offsets do not match'),
+    (lambda s: (s / 'my_val.rec').unlink(), 'got my_train.rec, expected train.rec and val.rec, each with its .idx'),
+    (lambda s: write(s, 'train', PNGS, [0, 1, 0, 1, 0, 1]), 'my_train.rec and '),
+    (lambda s: (s / 'my_train.lst').write_bytes(b'7\t0\tcaf\xe9\n'), 'the name is not UTF-8')])
+def test_records_that_training_cannot_use_are_refused(source, tmp_path, change, message):
+    change(source)
+    before = {p: p.read_bytes() for p in source.iterdir()}
+    done = adopt(source, tmp_path / 'out')
+    assert done.returncode == 2 and message in done.stderr and done.stderr.splitlines()[-1].startswith('mlperf-rn50: ')
+    assert 'Traceback' not in done.stderr and not (tmp_path / 'out').exists()
+    assert {p: p.read_bytes() for p in source.iterdir()} == before
+
+
+@pytest.mark.parametrize('option', [('--skip-corrupt',), ('--resize-shorter', '8')])
+def test_options_that_change_records_are_refused(source, tmp_path, option):
+    done = adopt(source, tmp_path / 'out', *option)
+    assert done.returncode == 2 and 'got --resize-shorter or --skip-corrupt, expected neither' in done.stderr
+
+
+# --- records in messages ---------------------------------------------------------------------------
+
+@pytest.fixture
+def older(tmp_path):
+    """Return a function that prepares images without a test of DALI, as earlier versions did."""
+    def make(images, labels, monkeypatch):
+        from mlperf_rn50.data import pictures
+        write(tmp_path / 'source', 'train', images, labels)
+        write(tmp_path / 'source', 'val', PNGS[:3], [0, 1, 0])
+        with monkeypatch.context() as patch:
+            patch.setattr(pictures, 'encode_image', lambda content, *_: content)
+            assert adopt(tmp_path / 'source', tmp_path / 'out').returncode == 0
+        return tmp_path / 'out'
+    return make
+
+
+@pytest.mark.parametrize('crop', ['none', 'random_resized'])
+@pytest.mark.parametrize('is_named', [True, False])
+def test_image_that_dali_cannot_decode_is_named_with_its_source(older, monkeypatch, crop, is_named):
+    images = [*PNGS[:4], encoded('GIF'), PNGS[5]]
+    out = older(images, [0, 1, 0, 1, 0, 1], monkeypatch)
+    if not is_named:
+        (out / 'train.names.txt').unlink()
+    config = config_of(out, input_batch_multiplier=2)
+    config = Config(data=DataConfig(**{**vars(config.data), 'crop': crop}))
+    with pytest.raises(DataError) as e:
+        for batch, _ in zip(train_batches(config, Shard(6, 0, 1, 2), 1, 0, None), range(3)):
+            batch.images.asnumpy()
+    source = ', from class/4.png' if is_named else ''
+    found = str(e.value)
+    assert found.startswith(f'{out}/train.rec, record 4{source}: DALI cannot decode this image (the input pipeline ')
+    assert found.endswith('); replace it and prepare the data again') and '\n' not in found and len(found) < 400
+
+
+def test_image_without_a_size_is_named_with_its_source(older, monkeypatch):
+    images = [*PNGS[:5], encoded('JPEG2000', no_jp2=True)]
+    out = older(images, [0, 1, 0, 1, 0, 1], monkeypatch)
+    config = Config(data=DataConfig(**{**vars(config_of(out).data), 'crop': 'random_resized'}))
+    with pytest.raises(DataError, match='train.rec, record 5, from class/5.png: got an image without a readable size'):
+        next(train_batches(config, Shard(6, 0, 1, 6), 1, 0, None))
+
+
+def test_failure_without_a_damaged_image_keeps_the_reason(older, monkeypatch):
+    from mlperf_rn50.data import batches, pipeline
+    out = older(PNGS, [0, 1, 0, 1, 0, 1], monkeypatch)
+
+    run = batches.run_pipeline
+
+    def fail(pipe):
+        run(pipe)
+        raise DataError('the input pipeline failed: out of memory')
+    monkeypatch.setattr(batches, 'run_pipeline', fail)
+    for _ in range(2):
+        with pytest.raises(DataError, match='^the input pipeline failed: out of memory$'):
+            next(train_batches(config_of(out), Shard(6, 0, 1, 6), 1, 0, None))
+        monkeypatch.setattr(pipeline.DecoderTest, 'passes', lambda *_: False)  # as on an unsupported GPU
+
+
+def test_prepared_records_have_the_names_of_their_files(tmp_path):
+    for split, names in (('train', ('b.jpg', 'a.jpg', 'cut.jpg')), ('val', ('c.jpg',))):
+        (tmp_path / split / 'x').mkdir(parents=True)
+        for name in names:
+            (tmp_path / split / 'x' / name).write_bytes(encoded('JPEG')[:100 if name == 'cut.jpg' else None])
+    (tmp_path / 'train/x/b.jpg').write_bytes(encoded('GIF'))
+    out = tmp_path / 'out'
+    done = call('prepare', 'folder', '--source', tmp_path, '--out', out, '--skip-corrupt')
+    assert done.returncode == 0, done.stderr
+    assert 'converted 1 image to PNG, because DALI cannot use them: train/x/b.jpg\n' in done.stdout
+    assert load_manifest(out)['converted'] == ['train/x/b.jpg']
+    assert [RecordFile(out / 'train.rec').describe(i) for i in range(2)] == [
+        f'{out}/train.rec, record {i}, from train/x/{name}.jpg' for i, name in enumerate('ab')]
+    (out / 'train.names.txt').write_text('other\n')
+    assert [Path(line.partition(':')[0]).name for line in verify(out, 1)[1]] == ['train.names.txt']

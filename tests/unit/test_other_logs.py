@@ -1,0 +1,212 @@
+"""Logs of other people: lines shared with other output, lost lines, descriptions, linked folders, other file names."""
+import csv
+import io
+import json
+
+import pytest
+from helpers import call
+from lines import START_S, mllog, run_lines, v05, v06, write_lines, write_set
+from made_systems import study_of
+
+from mlperf_rn50.analysis.report.data import render_csv
+from mlperf_rn50.analysis.sets.findings import set_findings
+from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.mllog.check.check import check_log
+from mlperf_rn50.mllog.events import decode_events
+from mlperf_rn50.mllog.read.reader import read_run
+
+ENTRY = {'framework': 'MXNet 1.4', 'nodes': [{'num_nodes': 36, 'num_accelerators': 8, 'accelerator': 'Tesla V100'}]}
+
+
+def warnings_of(folder):
+    return [f.text for s in load_run_sets([folder]) for f in set_findings(s) if f.grade == 'warning']
+
+
+def lines_of(line, nodes=1, ranks=8, entry=None, seed=None):
+    """Return a log in the format of v0.5 or v0.6, with a line of each node and rank."""
+    is_v05 = line is v05
+    lines = [line('run_clear_caches' if is_v05 else 'cache_clear', k - 5.0) for k in range(nodes)]
+    lines += [line('submission_entry', -4.0, entry)] if entry else []
+    lines += [line('run_set_random_seed', k / 1e3, k if seed is None else seed) if is_v05 else
+              line('init_start', k / 1e3) for k in range(ranks)]
+    if is_v05:
+        return [*lines, v05('run_start', 1.0), v05('input_batch_size', 1.0, 32), v05('train_epoch', 2.0, 0),
+                v05('eval_accuracy', 12.0, {'epoch': 0, 'value': 0.76}), v05('run_stop', 13.0), v05('run_final', 13.0)]
+    return [*lines, v06('run_start', 1.0), v06('epoch_start', 2.0, epoch_num=1),
+            v06('eval_accuracy', 12.0, 0.76, epoch_num=1), v06('run_stop', 13.0, status='success')]
+
+
+@pytest.mark.parametrize('line, tail, value', [
+    (mllog('k', 0, 3), '\x1b[0m', 3), (mllog('k', 0, 3), 'rank 7: ready', 3), (mllog('k', 0, 'a}'), '"}]', 'a}'),
+    (mllog('k', 0, 3).replace(':::MLLOG ', ':::MLLOG'), ' ', 3), (v06('k', 0, {'a': [1]}), ' 3/10 [00:01]', {'a': [1]}),
+    (v05('k', 0, 3), '\x1b[0m', 3), (v05('k', 0, 3), ' | 7 images/s', 3), (v05('k', 0, {'a': 0.5}), 'x', {'a': 0.5}),
+    (v05('k', 0, 'none'), 'x', 'none'), (v05('k', 0), '\x1b[0m', None), (v05('k', 0), ' images: 7', None)])
+def test_event_followed_by_other_output_counts(line, tail, value):
+    (event,) = decode_events(f'1%\x1b[32m{line}{tail}')
+    assert (event.key, event.value, event.time_s) == ('k', value, START_S)
+
+
+@pytest.mark.parametrize('line', [
+    v05('train_epoch', 0, 3) + '4%', v05('eval_accuracy', 0, 0.7) + '.1', v05('run_st', 0), v05('train_epoch', 0) + ':',
+    v05('train_epoch', 0) + ' :', mllog('run_stop', 0)[:-1], v06('run_stop', 0)[:-1] + '\x1b[0m',
+    ':::MLPv0.7.0 resnet 1'])
+def test_cut_or_unknown_event_is_an_error_with_a_reason(line):
+    (event,) = decode_events(line)
+    assert isinstance(event, ValueError) and event.args[0] and event.args[1] == line.strip()
+
+
+def test_whole_seconds_are_a_time_of_v05():
+    (event,) = decode_events(':::MLPv0.5.0 resnet 1541213547 (caffe.cpp:248) run_start')
+    assert (event.key, event.time_s) == ('run_start', 1541213547.0)
+
+
+@pytest.mark.parametrize('torn, text', [
+    (mllog('run_stop', 22, status='success')[:-3], 'torn run_stop, ignored: '),
+    (v05('eval_accuracy', 0, {'epoch': 1, 'value': 0.5})[:-4], 'torn eval_accuracy, ignored: '),
+    (v06('run_start', 0)[:-3], 'torn run_start, ignored: '), (v05('run_sto', 0), 'torn run_sto, ignored: ')])
+def test_torn_line_of_a_vital_event_is_a_warning(tmp_path, torn, text):
+    run = read_run(write_lines(tmp_path / 'result_0.txt', [*run_lines(), torn, mllog('epoch_stop', 0)[:-9]]))
+    assert [(f.grade, f.text.startswith(text)) for f in run.findings if 'torn' in f.text] == [
+        ('warning', True), ('note', False)]
+
+
+def test_events_that_cannot_be_decoded_are_stated_with_the_reason(tmp_path):
+    path = write_lines(tmp_path / 'result_0.txt', ['shell', ':::MLLOG {"key": "run_start", "metadata": {}}'])
+    with pytest.raises(UserError, match=r'no MLPerf log line can be decoded \(line 2: no time_ms\); expected lines'):
+        read_run(path)
+    with pytest.raises(UserError, match='torn line 2: no time_ms; expected'):
+        check_log(path)
+
+
+@pytest.mark.parametrize('lost, texts', [
+    (1, ['num_ranks is 23 (23 seed lines), but 24 in 4 logs; 24 is used']),
+    (4, ['num_accelerators is 288 (entry.json), but 24 in 4 logs; 24 is used', 'num_nodes is 36 (entry.json), but 3 in '
+         '4 logs; 3 is used', 'num_ranks is 20 (20 seed lines), but 24 in 4 logs; 24 is used'])])
+def test_other_logs_of_a_set_settle_counts_that_a_log_contradicts(tmp_path, lost, texts):
+    folder = tmp_path / 'results/box/resnet'
+    for k in range(5):
+        write_lines(folder / f'result_{k}.txt', lines_of(v05, 3, 24 - lost * (k == 0)))
+    (folder.parent / 'entry.json').write_text(json.dumps(ENTRY))
+    system, = load_run_sets([tmp_path])
+    assert system.refusal is None
+    assert [(r.num_nodes, r.num_ranks, r.num_accelerators, r.global_batch_size) for r in system.runs] == [
+        (3, 24, 24, 24 * 32)] * 5
+    assert sorted(t for t in warnings_of(tmp_path) if ' in 4 logs' in t) == sorted(texts)
+    assert not any('288 is used' in t or '36 is used' in t for t in warnings_of(tmp_path))
+
+
+@pytest.mark.parametrize('ranks', [lambda k: 4 if k else 2, lambda k: 8 if k > 1 else 7 if k else 4])
+def test_other_layouts_are_no_lost_lines(tmp_path, ranks):
+    write_set(tmp_path, 5, ranks=ranks)
+    assert load_run_sets([tmp_path])[0].refusal.startswith('num_accelerators')
+
+
+def test_batch_that_a_log_states_is_not_settled(tmp_path):
+    for k in range(5):
+        lines = lines_of(v05, 3, 24)
+        write_lines(tmp_path / f'results/box/resnet/result_{k}.txt',
+                    [line.replace('size: 32', 'size: 30') for line in lines] if k == 0 else lines)
+    (tmp_path / 'results/box/entry.json').write_text(json.dumps(ENTRY))
+    assert load_run_sets([tmp_path])[0].refusal.startswith('global_batch_size is 720')
+
+
+@pytest.mark.parametrize('lines, accelerators', [
+    ([v05('run_set_random_seed', 0, 7)] * 2, None),  # by two loggers
+    ([v05('run_set_random_seed', t, 7) for t in (0, 60)], None),  # of one process
+    ([v05('run_set_random_seed', 0, 7), v05('run_set_random_seed', 0, 9).replace('main.py', 'data.py')], None),
+    ([v05('run_set_random_seed', t, 7) for t in (0, 0.1)], 2),
+    ([v05('run_set_random_seed', t, t) for t in (0, 60)], 2)])
+def test_repeated_seeds_of_v05_are_of_one_rank(tmp_path, lines, accelerators):
+    path = write_lines(tmp_path / 'result_0.txt', [*lines, *lines_of(v05, ranks=0)])
+    assert read_run(path).num_accelerators == accelerators
+
+
+@pytest.mark.parametrize('entry', [
+    ENTRY, json.dumps(ENTRY), str({**ENTRY, 'nodes': str(ENTRY['nodes'][0])}), str({'os': 'x' * 2000, **ENTRY})])
+def test_facts_in_a_log_precede_its_description(tmp_path, entry):
+    path = write_lines(tmp_path / 'us/results/box/resnet/result_0.txt', lines_of(v06, ranks=1, entry=entry))
+    (tmp_path / 'us/systems').mkdir()
+    (tmp_path / 'us/systems/box.json').write_text(json.dumps({
+        'number_of_nodes': 1, 'accelerators_per_node': 1, 'accelerator_model_name': 'A100', 'framework': 'TF',
+        'submitter': 'us'}))
+    run = read_run(path)
+    assert (run.num_nodes, run.num_accelerators, run.accelerator, run.framework, run.org) == (
+        36, 288, 'Tesla V100', 'MXNet 1.4', 'us')
+
+
+def test_several_kinds_of_nodes_in_a_log_are_added(tmp_path):
+    entry = {'nodes': [{'num_nodes': '2', 'num_accelerators': '8', 'accelerator': 'A'},
+                       {'num_nodes': 1, 'num_accelerators': 4, 'accelerator': 'B'}]}
+    run = read_run(write_lines(tmp_path / 'result_0.txt', lines_of(v06, ranks=1, entry=entry)))
+    assert (run.num_nodes, run.num_accelerators, run.accelerator, run.framework) == (3, 20, 'A + B', None)
+
+
+@pytest.mark.parametrize('nodes, ranks, layout', [
+    (1, 8, (1, 8)), (4, 32, (4, 32)), (1, 32, (4, 32)), (4, 31, (4, 32)),  # an inventory of more than was used
+    (1, 287, (36, 288)), (1, 36, (36, 288)), (4, 4, (36, 288)), (1, 576, (36, 288))])
+def test_ranks_precede_an_inventory(tmp_path, nodes, ranks, layout):
+    run = read_run(write_lines(tmp_path / 'result_0.txt', lines_of(v06, nodes, ranks, entry=ENTRY)))
+    assert (run.num_nodes, run.num_accelerators) == layout
+
+
+@pytest.mark.parametrize('source', ['entry', 'description'])
+def test_different_accelerators_have_no_efficiency_whatever_the_source(tmp_path, source):
+    for name, accelerator in (('1n', 'V100'), ('2n', 'A100')):
+        nodes = [{'num_nodes': int(name[0]), 'num_accelerators': 8, 'accelerator': accelerator}]
+        entry = {'nodes': nodes} if source == 'entry' or name == '1n' else None
+        write_lines(tmp_path / f'us/results/{name}/resnet/result_0.txt', lines_of(v06, int(name[0]), 8, entry))
+        if entry is None:
+            (tmp_path / f'us/results/{name}/entry.json').write_text(json.dumps({'nodes': nodes}))
+    study, = make_studies(load_run_sets([tmp_path]), '1n')
+    assert [s.accelerator for s in study.run_sets] == ['V100', 'A100']
+    assert study.comparisons[1].speedup == 1 and study.comparisons[1].efficiency is None
+
+
+def test_runs_on_different_accelerators_are_no_set(tmp_path):
+    for k in range(2):
+        entry = {'nodes': [{'num_nodes': 1, 'num_accelerators': 8, 'accelerator': f'A{k}'}]}
+        write_lines(tmp_path / f'result_{k}.txt', lines_of(v06, entry=entry))
+    assert load_run_sets([tmp_path])[0].refusal.startswith('accelerator is A0 in result_0.txt and A1')
+
+
+@pytest.mark.parametrize('stated, grade', [(False, 'warning'), (True, 'note')])
+def test_unreadable_description_that_may_change_counts_is_a_warning(tmp_path, stated, grade):
+    path = tmp_path / 'us/results/box/resnet/result_0.txt'
+    write_lines(path, run_lines(accelerators=not stated))
+    (tmp_path / 'us/systems').mkdir()
+    (tmp_path / 'us/systems/box.json').write_text('{')
+    assert [f.grade for f in read_run(path).findings if 'box.json cannot be read' in f.text] == [grade]
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """Study with a linked system, and links to the study itself, to folders above it, and to nothing."""
+    write_set(tmp_path / 'study/1n', 1)
+    write_set(tmp_path / 'store/2n/resnet', 1, nodes=2, ranks=8)
+    for name, target in [('2n', '../store/2n'), ('self', '.'), ('up', '..'), ('again', '1n'), ('gone', 'nowhere')]:
+        (tmp_path / 'study' / name).symlink_to(target)
+    (tmp_path / 'store/2n/back').symlink_to('../../study')
+    return tmp_path / 'study'
+
+
+def test_linked_system_is_read_once(linked):
+    assert [(s.name, s.study.name, s.num_nodes) for s in load_run_sets([linked])] == [('1n', 'study', 1),
+                                                                                     ('2n', 'study', 2)]
+    assert call('check', linked).stdout.count('can claim') == 2
+
+
+@pytest.mark.parametrize('command', ['report', 'check'])
+def test_files_of_other_names_are_mentioned(tmp_path, command):
+    write_lines(tmp_path / '2n/run 1.log', run_lines())
+    done = call(command, tmp_path)
+    text = f'nor do its subfolders; files of other names are read if they are given, such as {tmp_path}/2n/*.log; '
+    assert (done.returncode, done.stdout) == (2, '') and text in done.stderr
+    assert call('report', tmp_path / '2n/run 1.log').returncode == 0
+
+
+def test_csv_cells_hold_one_value(tmp_path):
+    write_set(tmp_path / 'v1.0/us/results/box/resnet', 1)
+    rows = list(csv.DictReader(io.StringIO(render_csv([study_of(tmp_path)]))))
+    assert rows[0]['round'] == 'v1.0' and not [v for v in rows[0].values() if v[:1] in '([{' and v]
