@@ -15,6 +15,8 @@ from mlperf_rn50.system.processor import find_processor
 
 # MXNet reads this at import; without it every process has a spinning thread per core.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
+# Some continuous integration systems colour all output.
+os.environ.pop('FORCE_COLOR', None)
 
 # A slow machine must not fail a test. Continuous integration repeats the same examples, so that only the tested change
 # can cause a failure. Other runs try new examples.

@@ -6,6 +6,7 @@ parsers, ranks, terminal and weights.
 """
 import importlib
 import io
+import logging
 import os
 import signal
 import sys
@@ -167,7 +168,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # the terminal encoding may lack characters
             stream.reconfigure(errors='backslashreplace')
     if os.path.expanduser('~') == '~':  # without HOME and an entry in /etc/passwd; matplotlib requires a home folder
-        os.environ['HOME'] = '/nonexistent'
+        os.environ['HOME'] = os.devnull
+    # matplotlib warns if it cannot write to the home folder, or takes long to build a list of fonts.
+    logging.getLogger('matplotlib').setLevel(logging.ERROR)
     try:
         try:
             return _main(argv)

@@ -500,7 +500,7 @@ def test_guards_of_many_hosts_need_few_open_files(tmp_path, monkeypatch, num_hos
 
 def test_stop_request_goes_to_a_host_over_ssh(tmp_path):
     inbox = tmp_path / 'inbox'
-    write_files(tmp_path, {'ssh': f'#!/bin/bash\nexec cat >{inbox}'}, mode=0o755)
+    write_files(tmp_path, {'ssh': f'#!/bin/bash\nexec cat >"{inbox}"'}, mode=0o755)
     command = [ROOT / 'launch/guard.sh', '--host', 'far', '--launcher', os.getpid(), tmp_path, '1-a']
     with subprocess.Popen([str(c) for c in command], env={**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'},
                           stdout=subprocess.PIPE, text=True) as guard:

@@ -110,8 +110,8 @@ def test_variables_are_forwarded_to_remote_ranks():
 def test_device_of_a_command_line(tmp_path, words, device):
     (tmp_path / 'config.yaml').write_text('train: {device: gpu}')
     (tmp_path / 'broken.yaml').write_text('[' * 600)
-    words = words.format(gpu=tmp_path / 'config.yaml', broken=tmp_path / 'broken.yaml', folder=tmp_path)
-    assert device_of_words(['mlperf-rn50', 'train', *words.split()]) == device
+    paths = {'gpu': tmp_path / 'config.yaml', 'broken': tmp_path / 'broken.yaml', 'folder': tmp_path}
+    assert device_of_words(['mlperf-rn50', 'train', *(w.format(**paths) for w in words.split())]) == device
 
 
 @pytest.mark.parametrize('device, given, expected', [

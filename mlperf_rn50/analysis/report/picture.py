@@ -1,6 +1,5 @@
 """A plot with a tooltip for each mark, written as SVG for pages and as PNG for documents."""
 import io
-import logging
 import re
 import textwrap
 from collections.abc import Sequence
@@ -32,8 +31,6 @@ STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 
          'axes.spines.top': False, 'axes.spines.right': False,
          'legend.frameon': False, 'figure.facecolor': 'white', 'axes.facecolor': 'none',
          'text.parse_math': False}  # log text must not be parsed as a formula
-# On first use, matplotlib builds a font list, and logs a warning if that takes more than 5 s.
-logging.getLogger('matplotlib.font_manager').setLevel(logging.ERROR)
 _LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # text above a plot: inches and characters per line, maximum lines
 
 
