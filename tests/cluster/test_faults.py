@@ -122,7 +122,7 @@ def test_watcher_stopped_at_the_end_of_a_run_is_named_and_the_result_kept(start,
     os.kill(watcher, signal.SIGSTOP)
     code, output = job.end()
     assert code == 0 and causes_of(job) == ['converged'], output
-    text = rf'the run has ended, but not its processes after 120 s; waiting for .*process {watcher} .*, which is stopped'
+    text = rf'the run has ended, but not its processes after 120 s; waiting for .*process {watcher} .*, which is stop'
     assert re.search(text, output), output
 
 
