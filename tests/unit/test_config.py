@@ -99,7 +99,7 @@ def test_errors_in_a_file(tmp_path, text, message):
     ([*BATCH, '--data.min_area', '0.5', '--data.max_area', '0.4'], 'expected min_area <= max_area'),
     ([*BATCH, '--data.min_area', '0'], 'data.min_area: got 0'),
     ([*BATCH, '--data.std', '[1,0,1]'], 'data.std: got 0.0, expected a number above 0'),
-    ([*BATCH, '--train.max_epochs', '100001'], 'train.max_epochs: got 100001, expected a number above 0, up to 100,000'),
+    ([*BATCH, '--train.max_epochs', '100001'], 'train.max_epochs: got 100001, expected a number above 0, up to '),
     ([*BATCH, '--schedule.decay_epochs', '1e9'], 'schedule.decay_epochs: got 1000000000.0, expected a number above '),
     ([*BATCH, '--schedule.base_lr', '.inf'], 'schedule.base_lr: got inf, expected a number above 0'),
     ([*BATCH, '--data.mirror', 'alternating', '--data.mirror_probability', '0.3'],
