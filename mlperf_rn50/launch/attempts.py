@@ -43,7 +43,7 @@ class Attempt:
     has_stepped: bool = False  # whether the attempt recorded a step
     place: str = 'before a run began'  # or the last recorded step and phase
     cause: str = ''  # of the end; '' in files of earlier versions
-    origin: Literal['', 'outside', 'program'] = ''  # of the cause; '' if unknown
+    origin: str = ''  # of the cause: outside or program; '' if unknown
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,8 @@ class Supervisor:
         """Report where an attempt failed and which hosts did not answer; return it with the first recorded cause."""
         layout = self.layout
         where = attempt.place if attempt.run is None else f'last recorded: {attempt.place}'
+        if attempt.exit_code > _SIGNAL_CODES and not self._failures(job):
+            self.world.signals.pause(_RETRY_S)  # until the ranks have recorded that they lost the engine
         for host in silent:
             note_failure(layout.run_dir, Failure(job, host, 'does not answer', is_outside=True))
         lost = {f.host: f.cause for f in reversed(self._failures(job)) if f.rank is None and f.host in layout.hosts}
@@ -168,15 +170,15 @@ class Supervisor:
         for host, cause in lost.items():
             self.world.say(f'host {host} (with rank {ranks_of(host, layout.hosts, layout.ranks_per_node)}) {cause}; '
                            f'{where}')
-        if not lost:
-            self.world.say(f'the ranks ended with exit code {attempt.exit_code}; {where}')
-        first = next(iter(self._failures(job)), None)
-        if not first:
-            return replace(attempt, cause=f'the ranks ended with exit code {attempt.exit_code}',
-                           origin='outside' if attempt.exit_code > _SIGNAL_CODES else '')
-        host = name_of(first, layout.hosts, layout.ranks_per_node)
-        subject = f'host {host} ' if host and first.rank is None else host and f'rank {first.rank} on {host}: '
-        return replace(attempt, cause=subject + first.cause, origin='outside' if first.is_outside else 'program')
+        is_killed, text = attempt.exit_code > _SIGNAL_CODES, f'the ranks ended with exit code {attempt.exit_code}'
+        cause, origin = text, 'outside' if is_killed else ''
+        if first := next(iter(self._failures(job)), None):
+            host = name_of(first, layout.hosts, layout.ranks_per_node)
+            subject = f'host {host} ' if host and first.rank is None else host and f'rank {first.rank} on {host}: '
+            cause, origin = subject + first.cause, 'outside' if first.is_outside else 'program'
+        if not lost:  # ranks that lost the engine cannot print the cause
+            self.world.say(f'{cause if is_killed else text}; {where}')
+        return replace(attempt, cause=cause, origin=origin)
 
     def regroup(self) -> bool:
         """Wait for silent hosts or exclude them before the next attempt; return whether an attempt is possible."""

@@ -586,6 +586,7 @@ def test_python_that_the_user_cannot_execute_is_named(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
     script = tmp_path / 'a/launch/engines/launcher.sh'
     shutil.copy(ROOT / 'launch/engines/launcher.sh', script)
+    shutil.copy(ROOT / 'launch/engines/isolate.sh', script.parent)
     done = run([script, 'launch/local.sh'])
     assert (done.returncode, done.stderr) == (2, f'launch/local.sh: {tmp_path}/a/.venv is missing; run launch/setup.sh '
                                                  'there\n')
@@ -598,7 +599,7 @@ def test_python_that_the_user_cannot_execute_is_named(tmp_path):
 def test_missing_tmpdir_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setenv('TMPDIR', str(tmp_path / 'none'))
     with pytest.raises(ConfigError, match=f'TMPDIR: {tmp_path}/none is not a writable folder; create it or set'):
-        check_room(ENGINES[name])
+        check_room(ENGINES[name], 1)
 
 
 def test_host_name_in_a_message_is_escaped(capfd):

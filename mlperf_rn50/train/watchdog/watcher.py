@@ -96,6 +96,7 @@ class Watcher:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         while True:
             signal.sigtimedwait([signal.SIGCHLD], _POLL_S)
+            self._check_engine()  # first, because Open MPI ends a rank whose daemon has ended
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
                 return self._exit_code(status)
@@ -112,14 +113,17 @@ class Watcher:
         self._sample_memory()
         if position.num_beats != health.num_beats:
             health = replace(health, num_beats=position.num_beats, beat_at=now, stacks=None)
-        if os.getppid() != self._parent and health.orphaned_at is None:
-            if not self._stop_requests.is_requested:  # otherwise the launcher has ended the ranks
-                self._report('the engine (mpirun, horovodrun or srun) on this host has ended', is_outside=True)
-            health = replace(health, orphaned_at=now)
-            position.request_stop()
-            self._signal(signal.SIGTERM)  # the rank takes a checkpoint if the other ranks are alive
         self._health = replace(health, phase=position.phase, limit_s=self._limits_s[position.phase],
                                is_stopped=stall_report.is_stopped(self._pid))
+
+    def _check_engine(self) -> None:
+        if os.getppid() == self._parent or self._health.orphaned_at is not None:
+            return
+        if not self._stop_requests.is_requested:  # otherwise the launcher has ended the ranks
+            self._report('the engine (mpirun, horovodrun or srun) on this host has ended', is_outside=True)
+        self._health = replace(self._health, orphaned_at=time.monotonic())
+        self._position.request_stop()
+        self._signal(signal.SIGTERM)  # the rank takes a checkpoint if the other ranks are alive
 
     def _sample_memory(self) -> None:
         sample = out_of_memory.take_sample(self._pid, self._cgroup, self._memory)
