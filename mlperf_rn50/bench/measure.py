@@ -23,6 +23,8 @@ from mlperf_rn50.text import plural
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.watchdog.position import Position
 
+_GEMM_SIDE = 2048  # on a CPU
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -95,7 +97,7 @@ def measure_gemm(side: int, precision: str, context: mx.Context, num: int = 12, 
 def measure_peak(precision: str, context: mx.Context) -> float:
     """Return the FLOP/s of the fastest matrix products. Call it with float32 before amp.init, with bfloat16 after."""
     # A product of 2,048 takes a fast GPU no longer than its launch.
-    side, num_products = (4096, 20) if context.device_type == 'gpu' else (2048, 1)
+    side, num_products = (4096, 20) if context.device_type == 'gpu' else (_GEMM_SIDE, 1)
     return 2 * num_products * side**3 / measure_gemm(side, precision, context, num_products=num_products).least_s
 
 

@@ -220,7 +220,9 @@ class Optimizer:
         """Update by LARS, in groups of tensors, with learning rates that stay on the device."""
         rates = self._lars_rates(bucket, lr, rescale)
         self._applied.append((bucket, rates, lr))
-        update = mx.nd.preloaded_multi_mp_sgd_mom_update if bucket.is_mixed else mx.nd.preloaded_multi_sgd_mom_update
+        kind = f'multi_{"mp_" * bucket.is_mixed}sgd_mom_update'
+        # NVIDIA's MXNet 1.8 has the same operators with a different prefix (lars_multi_sgd.cc).
+        update = getattr(mx.nd, f'preloaded_{kind}', None) or getattr(mx.nd, f'lars_{kind}')
         for group in bucket.groups(self.group_size):
             tensors = bucket.tensors[group]
             update(*(a for t in tensors for a in t.arrays), rates[group], bucket.decays[group],

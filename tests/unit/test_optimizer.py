@@ -183,6 +183,15 @@ def test_grouped_updates_give_the_bits_of_single_updates(config, dtype):
             assert run(config, dtype, size, num_buckets, can_skip=True) == expected, size
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'float16'])
+def test_lars_finds_its_operators_under_nvidias_names(monkeypatch, dtype):
+    expected, config = run(OptimizerConfig('lars'), dtype, 54), OptimizerConfig('lars')
+    for kind in ('multi_sgd_mom_update', 'multi_mp_sgd_mom_update'):
+        monkeypatch.setattr(mx.nd, f'lars_{kind}', getattr(mx.nd, f'preloaded_{kind}'), raising=False)
+        monkeypatch.delattr(mx.nd, f'preloaded_{kind}')
+    assert run(config, dtype, 54) == expected
+
+
 def test_parameters_in_flat_arrays_are_aligned_and_train_as_before():
     """Float16 kernels need starts at multiples of 16 bytes."""
     params = make_params('float16')

@@ -12,11 +12,15 @@ from mlperf_rn50.train.comm.horovod import Comm
 
 
 def wait_for(array: mx.nd.NDArray) -> None:
-    """Wait until every queued operator that uses an array has run; raise the MXNetError of a failed one.
+    """Wait until an array is computed; raise the MXNetError of a failed operator.
 
-    With MXNET_ASYNC_GPU_ENGINE, wait_to_read() waits only for the launch (WaitForVar of NVIDIA's threaded_engine.cc).
+    With MXNET_ASYNC_GPU_ENGINE, wait_to_read() waits only for the launch (WaitForVar of NVIDIA's threaded_engine.cc). A
+    copy to the host waits for the GPU, in a thread for copies.
     """
-    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
+    if array.context.device_type == 'gpu':
+        array.reshape((-1,))[:1].asnumpy()
+    else:
+        array.wait_to_read()
 
 
 def device_id_of(config: Config, comm: Comm) -> int | None:
