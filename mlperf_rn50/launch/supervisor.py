@@ -173,7 +173,7 @@ class Supervisor:
         is_killed, text = attempt.exit_code > _SIGNAL_CODES, f'the ranks ended with exit code {attempt.exit_code}'
         cause, origin = text, 'outside' if is_killed else ''
         if first := next(iter(self._failures(job)), None):
-            host = name_of(first, layout.hosts, layout.ranks_per_node)
+            host = name_of(first, layout.hosts, layout.ranks_per_node) if self.has_ssh else first.host
             subject = f'host {host} ' if host and first.rank is None else host and f'rank {first.rank} on {host}: '
             cause, origin = subject + first.cause, 'outside' if first.is_outside else 'program'
         if not lost:  # ranks that lost the engine cannot print the cause
