@@ -74,9 +74,9 @@ def test_other_images_are_evaluated_and_not_compared(kept, tmp_path):
 
 @pytest.mark.parametrize('kind', ['images', 'classes'])
 def test_other_images_of_equal_count_are_not_compared_and_other_classes_refused(kept, tmp_path, kind):
-    whole, classes = digits(), [f'class {i}' for i in range(10)]
-    pack(Dataset('digits', 'digits', whole.classes if kind == 'images' else classes, whole.train,
-                 whole.validation[::-1]), tmp_path)
+    whole, data, classes = digits(), config_of(kept).data, [f'class {i}' for i in range(10)]
+    pack(Dataset(data.dataset, 'digits', whole.classes if kind == 'images' else classes, whole.train[:5],
+                 whole.validation[-data.num_val:]), tmp_path)
     done = call('evaluate', kept / 'weights/best.npz', f'--data.dir={tmp_path}')
     if kind == 'images':
         assert done.returncode == 0 and 'not compared' in done.stdout, done.stderr
