@@ -98,6 +98,8 @@ def steps(comm, data_dir, optimizer, micro, first_step):
     trainer = Trainer(plan, comm, comm.rank, None)  # a different seed per rank; the weights of rank 0 must be used
     trainer.broadcast()
     _freeze_statistics(trainer.net)
+    for param in trainer.net.collect_params('.*running_var').values():
+        param.data()[:] = 1  # the network holds variances without a factor that depends on the local batch
     first = int(first_step)
     batches = train_batches(plan.config, plan.train_shard(comm.rank), 5, first, None)
     losses = []

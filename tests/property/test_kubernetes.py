@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlperf_rn50.launch.kubernetes.manifests import render_mpi_job
-from mlperf_rn50.launch.kubernetes.options import Training, Volume, make_parser
+from mlperf_rn50.launch.kubernetes.options import Training, Volume, parse_words
 
 # Any program argument, and texts with characters that are special in YAML, a shell or Kubernetes.
 TEXTS = (st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\0'))
@@ -43,8 +43,8 @@ def test_manifests_preserve_every_text_and_option(training):
 
 @given(st.lists(st.tuples(st.sampled_from(['--data.dir', '--run.submission_org', '--train.max_epochs']),
                           TEXTS.filter(lambda s: not s.startswith('-')))))
-@example([('--data.dir', '-1'), ('--data.dir', '$(HOME)')])
+@example([('--data.dir', '-1'), ('--data.dir', '$(HOME)'), ('--data.dir', '~/data')])
 def test_options_unknown_to_launcher_go_to_training(options):
     words = [w for pair in options for w in pair]
-    _, rest = make_parser().parse_known_args(['--image', 'x', *words, '--volume', 'a:/b', '--config', 'c'])
+    _, rest = parse_words(['--image', 'x', *words, '--volume', 'a:/b', '--config', 'c'])
     assert rest == words

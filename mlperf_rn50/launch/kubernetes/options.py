@@ -166,9 +166,14 @@ def _num_gpus(config: Config, requested: int | None, ranks_per_node: int) -> int
     return requested
 
 
+def parse_words(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options and the other words; ~ is not expanded, because paths are in the pods."""
+    return argparse.ArgumentParser.parse_known_args(make_parser(), argv)
+
+
 def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
     """Return the training that a command line requests, and a warning or ''; raise ConfigError if it is invalid."""
-    o, options = make_parser().parse_known_args(argv)
+    o, options = parse_words(argv)
     for text in (*options, o.config, o.run_dir or '', *(v.path for v in o.volume)):
         try:
             text.encode()
