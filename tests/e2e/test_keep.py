@@ -48,7 +48,9 @@ def test_aborted_run_keeps_best_and_last_network(tiny, tmp_path, monkeypatch):
     assert (last.epoch, last.is_last, last.is_best, last.num_top1) == (4, True, False, 7)
     _, checkpoint = load(list_checkpoints(tmp_path / 'checkpoints')[-1])
     for name, array in arrays.items():
-        np.testing.assert_array_equal(array, checkpoint[f'model/{name}'], err_msg=name)
+        # A checkpoint has running variances in float64.
+        tolerance = 2e-7 if name.endswith('running_var') else 0
+        np.testing.assert_allclose(array, checkpoint[f'model/{name}'], tolerance, err_msg=name)
     assert any((array != best_arrays[name]).any() for name, array in arrays.items())
 
 
@@ -99,7 +101,7 @@ def test_different_number_of_classes_reinitialises_last_layer_on_every_rank(conv
 @pytest.mark.parametrize('options, message', [
     (['--init-weights=/nonexistent'], '/nonexistent: no such file or folder'),
     (['--model.name=resnet34'], 'expected the same model.name'),
-    (['--run.submission_division=closed'], 'in the closed division, expected null')])
+    (['--run.submission_division=closed', '--data.last_batch=wrap'], 'in the closed division, expected null')])
 def test_unusable_weights_are_refused_in_one_line(converged, tiny, tmp_path, options, message):
     done = call(*arguments(tmp_path, tiny, f'--init-weights={converged}', *options))
     assert_one_line(done, 2, message)
