@@ -33,27 +33,25 @@ def encode_image(encoded: bytes, test: DecoderTest, resize_shorter: int | None =
     May raise any exception, because Pillow's decoders raise many types.
     """
     buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # Pillow warns of a large image and rejects one of twice that size
-        with Image.open(io.BytesIO(encoded)) as image:
-            if image.format == 'EPS':  # Pillow would run Ghostscript
-                raise ValueError('got EPS, expected pixels')
-            image.load()
-            turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
-            if resize_shorter not in (None, min(image.size)):
-                rgb = _upright_rgb(image, turn)
-                scale = resize_shorter / min(rgb.size)
-                width, height = (max(resize_shorter, round(side * scale)) for side in rgb.size)
-                rgb.resize((width, height), Image.Resampling.BICUBIC).save(buffer, 'JPEG', quality=JPEG_QUALITY)
-                return buffer.getvalue()
-            # The reader of sizes for training crops knows the orientation of JPEGs only.
-            is_upright = turn is None or image.format in ('JPEG', 'MPO') and _DALI_HAS_ORIENTATION
-            has_size = sorted(imagesize.get(io.BytesIO(encoded))) == sorted(image.size)
-            if (image.format in _NATIVE_FORMATS and is_upright and has_size
-                    and test.passes(np.frombuffer(encoded, np.uint8))):
-                return encoded
-            _upright_rgb(image, turn).save(buffer, 'PNG')
+    with Image.open(io.BytesIO(encoded)) as image:
+        if image.format == 'EPS':  # Pillow would run Ghostscript
+            raise ValueError('got EPS, expected pixels')
+        image.load()
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+        if resize_shorter not in (None, min(image.size)):
+            rgb = _upright_rgb(image, turn)
+            scale = resize_shorter / min(rgb.size)
+            width, height = (max(resize_shorter, round(side * scale)) for side in rgb.size)
+            rgb.resize((width, height), Image.Resampling.BICUBIC).save(buffer, 'JPEG', quality=JPEG_QUALITY)
             return buffer.getvalue()
+        # The reader of sizes for training crops knows the orientation of JPEGs only.
+        is_upright = turn is None or image.format in ('JPEG', 'MPO') and _DALI_HAS_ORIENTATION
+        has_size = sorted(imagesize.get(io.BytesIO(encoded))) == sorted(image.size)
+        if (image.format in _NATIVE_FORMATS and is_upright and has_size
+                and test.passes(np.frombuffer(encoded, np.uint8))):
+            return encoded
+        _upright_rgb(image, turn).save(buffer, 'PNG')
+        return buffer.getvalue()
 
 
 def _upright_rgb(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
@@ -70,7 +68,9 @@ def _upright_rgb(image: Image.Image, turn: Image.Transpose | None) -> Image.Imag
 def encode_picture(path: Path) -> bytes:
     """Return an image file as encode_image does; raise DataError if it is not an image."""
     try:
-        return encode_image(read_bytes(path), DecoderTest())
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            return encode_image(read_bytes(path), DecoderTest())
     except Exception as e:
         reason = f'{type(e).__name__}: {" ".join(str(e).split())[:120]}'
         if isinstance(e, OSError):

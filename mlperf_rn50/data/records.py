@@ -58,6 +58,17 @@ class Record:
     sample_id: int
 
 
+def pack_record(label: int, sample_id: int, image: bytes) -> bytes:
+    """Return the record of an image with its framing, as written by MXIndexedRecordIO."""
+    payload = _HEADER.pack(0, label, sample_id, 0) + image
+    # The magic number is not stored at multiples of 4 bytes, because it separates the parts of a record there.
+    places = 4 * np.flatnonzero(np.frombuffer(payload, 'S4', len(payload) // 4) == MAGIC)
+    parts = [payload[start:stop] for start, stop in zip([0, *places + 4], [*places, len(payload)])]
+    kinds = [1, *[2] * (len(parts) - 2), 3] if len(parts) > 1 else [0]
+    return b''.join(_FRAME.pack(MAGIC, kind << _LENGTH_BITS | len(part)) + part + bytes(-len(part) % 4)
+                    for kind, part in zip(kinds, parts))
+
+
 def _payload(frames: bytes, where: str) -> bytes:
     """Return a record without its framing. A record that contains the magic number is stored in several parts."""
     parts, offset = [], 0
@@ -76,7 +87,9 @@ def _payload(frames: bytes, where: str) -> bytes:
             return MAGIC.join(parts)
 
 
-def _parse_record(payload: bytes, where: str) -> Record:
+def parse_record(frames: bytes, where: str) -> Record:
+    """Parse a record with its framing."""
+    payload = _payload(frames, where)
     if len(payload) < _HEADER.size:
         raise DataError(f'{where}: got {len(payload)} bytes, expected an image header; prepare the data again')
     num_labels, label, sample_id, _ = _HEADER.unpack_from(payload)
@@ -165,7 +178,7 @@ class RecordFile:
             raise DataError(f'{where}: got an index entry of {length} bytes at {start}, expected it within the '
                             f'{self._size} bytes of the file; prepare the data again')
         frames = os.pread(self._file.fileno(), length, start)
-        return _parse_record(_payload(frames, where), where)
+        return parse_record(frames, where)
 
     def describe(self, position: int) -> str:
         """Return the file and number of a record for messages, with the source of its image if it is known."""

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -48,35 +48,9 @@ def dump_array(path: Path, array: np.ndarray) -> str:
     return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
-def write_index(rec_path: Path) -> str:
+def _write_index(rec_path: Path) -> str:
     """Write the memory-mapped index of a .rec from its .idx; return the SHA-256 of the new index."""
     return dump_array(index_path(rec_path), parse_index(rec_path.with_suffix('.idx'), rec_path.stat().st_size))
-
-
-def record_checksums(part: Path) -> list[int]:
-    """Return the record checksums of a part, in the order of its .idx."""
-    size = part.stat().st_size
-    if not size:  # all images are damaged
-        return []
-    index = parse_index(part.with_suffix('.idx'), size)
-    with open(part, 'rb', buffering=0) as f:
-        checksums = [checksum(f.fileno(), int(start), int(length)) for start, length in index.T]
-    known = [c for c in checksums if c is not None]
-    if len(known) < len(checksums):
-        raise DataError(f'{part}: truncated or unreadable; remove {part.parent} and run prepare again')
-    return known
-
-
-def describe_records(rec_path: Path, names: list[str], sha256: str = '', checksums: Sequence[int] = ()) -> dict:
-    """Write the files that describe a .rec with its .idx; return the manifest entry; compute missing digests."""
-    checksums = checksums or record_checksums(rec_path)
-    lines = ''.join(f'{name}\n' for name in names)
-    write_atomically(names_path(rec_path), lines)
-    return {'num_images': len(checksums), 'rec_bytes': rec_path.stat().st_size,
-            'rec_sha256': sha256 or sha256_of(rec_path),
-            'crc_sha256': dump_array(checksums_path(rec_path), np.array(checksums, np.uint32)),
-            'idx_sha256': sha256_of(rec_path.with_suffix('.idx')), 'index_sha256': write_index(rec_path),
-            'names_sha256': hashlib.sha256(lines.encode()).hexdigest()}
 
 
 def size_problem(rec_path: Path, entry: dict[str, Any]) -> str:
@@ -121,7 +95,7 @@ def dump_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     write_atomically(folder / MANIFEST_NAME, json.dumps(manifest, indent=1) + '\n')
 
 
-def sha256_of(path: Path, progress: Callable[[int], Any] = lambda _: None) -> str:
+def _sha256(path: Path, progress: Callable[[int], Any] = lambda _: None) -> str:
     digest = hashlib.sha256()
     with open(path, 'rb', opener=regular_file) as f:
         while block := f.read(_BLOCK_BYTES):
@@ -130,12 +104,33 @@ def sha256_of(path: Path, progress: Callable[[int], Any] = lambda _: None) -> st
     return digest.hexdigest()
 
 
-def _file_problem(path: Path, sha256: str) -> str:
+def _file_problem(path: Path, sha256: str | None) -> str:
     """Return an error message if a file is unreadable or does not match a SHA-256, else ''."""
     try:
-        return '' if sha256_of(path) == sha256 else f'{path}: does not match its SHA-256 in {MANIFEST_NAME}'
+        return '' if _sha256(path) == sha256 else f'{path}: does not match its SHA-256 in {MANIFEST_NAME}'
     except OSError as e:
         return f'{path}: {e.strerror}'
+
+
+def describe_records(rec_path: Path, names: list[str], checksums: list[int]) -> dict[str, Any]:
+    """Write the files that describe a .rec with its .idx; return the manifest entry of the split."""
+    write_atomically(names_path(rec_path), ''.join(f'{name}\n' for name in names))
+    return {'num_images': len(names), 'rec_bytes': rec_path.stat().st_size, 'rec_sha256': _sha256(rec_path),
+            'crc_sha256': dump_array(checksums_path(rec_path), np.array(checksums, np.uint32)),
+            'idx_sha256': _sha256(rec_path.with_suffix('.idx')), 'index_sha256': _write_index(rec_path)}
+
+
+def add_indexes(folder: Path) -> list[Path]:
+    """Write the missing or damaged memory-mapped indexes of a prepared folder; return the paths written."""
+    manifest, added = load_manifest(folder), []
+    for name, entry in manifest['splits'].items():
+        path = index_path(folder / f'{name}.rec')
+        if _file_problem(path, entry.get('index_sha256')):
+            entry['index_sha256'] = _write_index(folder / f'{name}.rec')
+            added.append(path)
+    if added:
+        dump_manifest(folder, manifest)
+    return added
 
 
 def _blocks(index: np.ndarray) -> list[np.ndarray]:
@@ -149,7 +144,7 @@ def _blocks(index: np.ndarray) -> list[np.ndarray]:
 def _verify_whole(rec_path: Path, entry: dict[str, Any]) -> tuple[bool, str]:
     """Return whether a .rec without usable record checksums is intact, and a line to print."""
     with tqdm(total=entry['rec_bytes'], desc=f'verify {rec_path.stem}', unit='B', unit_scale=True, disable=None) as bar:
-        is_intact = sha256_of(rec_path, bar.update) == entry['rec_sha256']
+        is_intact = _sha256(rec_path, bar.update) == entry['rec_sha256']
     reason = ('record checksums or indexes are damaged' if 'crc_sha256' in entry else
               'older folder without record checksums')
     verdict = 'matches its SHA-256' if is_intact else 'does not match its SHA-256; the differing records are unknown'
@@ -176,7 +171,7 @@ def _verify_records(rec_path: Path, index: np.ndarray, num_workers: int) -> tupl
 def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> Iterator[tuple[bool, str]]:
     """For each file of a split, yield whether it is intact, and a line to print."""
     paths = {'index_sha256': index_path(rec_path), 'idx_sha256': rec_path.with_suffix('.idx'),
-             'crc_sha256': checksums_path(rec_path), 'names_sha256': names_path(rec_path)}
+             'crc_sha256': checksums_path(rec_path)}
     problems = {key: _file_problem(path, entry[key]) for key, path in paths.items() if key in entry}
     whole = {key for key, problem in problems.items() if not problem}
     yield from ((False, problem) for problem in problems.values() if problem)
@@ -184,7 +179,7 @@ def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> It
         yield False, problem
     if not rec_path.exists():
         return
-    if 'crc_sha256' in whole and whole & {'index_sha256', 'idx_sha256'}:
+    if 'crc_sha256' in whole and len(whole) > 1:
         index = (np.load(paths['index_sha256']) if 'index_sha256' in whole else
                  parse_index(paths['idx_sha256'], entry['rec_bytes']))
         yield _verify_records(rec_path, index, num_workers)

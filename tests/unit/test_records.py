@@ -10,8 +10,18 @@ import pytest
 from numbered import make_config, ramp
 
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.prepare.command import add_indexes, is_prepared
-from mlperf_rn50.data.records import MAGIC, RecordFile, class_names, index_path, load_manifest, open_split, parse_index
+from mlperf_rn50.data.prepare.command import is_prepared
+from mlperf_rn50.data.records import (
+    MAGIC,
+    RecordFile,
+    class_names,
+    index_path,
+    load_manifest,
+    open_split,
+    pack_record,
+    parse_index,
+)
+from mlperf_rn50.data.verify import add_indexes
 from mlperf_rn50.errors import DataError
 
 
@@ -35,6 +45,12 @@ def test_split_payload_is_joined_and_the_first_of_several_labels_counts(tmp_path
     path = write(tmp_path, [b'x', payload, b'y'], labels=[0, 1, np.array([7.0, 1.0, 2.0])])
     assert path.read_bytes().count(MAGIC) > 3  # written in parts
     assert [(r.label, r.image.tobytes()) for r in read_all(path)] == [(0, b'x'), (1, payload), (7, b'y')]
+
+
+def test_packed_record_has_the_bytes_of_mxnet(tmp_path):
+    payloads = [b'', b'x', MAGIC, MAGIC * 3, b'abcd' + MAGIC + b'ij', b'ab' + MAGIC, MAGIC[:3], b'abcd' * 9 + MAGIC]
+    path = write(tmp_path, payloads)
+    assert path.read_bytes() == b''.join(pack_record(i, 100 + i, payload) for i, payload in enumerate(payloads))
 
 
 @pytest.mark.parametrize('damage, message', [

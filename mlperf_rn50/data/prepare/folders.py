@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, check_name
-from mlperf_rn50.data.records import MAGIC, RecordFile
+from mlperf_rn50.data.records import RecordFile
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import read_bytes, regular_file
 from mlperf_rn50.text import some
@@ -146,11 +146,8 @@ def _record_samples(rec: Path) -> list[Sample]:
     names, records, samples = {line[0]: line[-1] for line in lines}, RecordFile(rec), []
     for position in range(len(records)):
         record, (_, start, length) = records.read(position), records.place(position)
-        image, name = record.image.tobytes(), names.get(str(record.sample_id), f'{rec.name}, record {position}')
-        offset = start + length - len(image) - -len(image) % 4  # records are padded to multiples of 4 bytes
-        # A record that contains the magic number is stored in several parts.
-        data = image if MAGIC in image else None
-        samples.append(Sample(record.label, name, data, str(rec), offset, len(image), is_record=True))
+        name = names.get(str(record.sample_id), f'{rec.name}, record {position}')
+        samples.append(Sample(record.label, name, None, str(rec), start, length, is_record=True))
     return samples
 
 
