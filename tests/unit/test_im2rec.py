@@ -159,15 +159,15 @@ def test_image_without_a_size_is_named_with_its_source(older, monkeypatch):
 
 
 def test_failure_without_a_damaged_image_keeps_the_reason(older, monkeypatch):
-    from mlperf_rn50.data import batches, pipeline
+    from mlperf_rn50.data import pipeline
     out = older(PNGS, [0, 1, 0, 1, 0, 1], monkeypatch)
 
-    run = batches.run_pipeline
+    run = pipeline.run_pipeline
 
     def fail(pipe):
         run(pipe)
         raise DataError('the input pipeline failed: out of memory')
-    monkeypatch.setattr(batches, 'run_pipeline', fail)
+    monkeypatch.setattr(pipeline, 'run_pipeline', fail)
     for _ in range(2):
         with pytest.raises(DataError, match='^the input pipeline failed: out of memory$'):
             next(train_batches(config_of(out), Shard(6, 0, 1, 6), 1, 0, None))
