@@ -12,7 +12,7 @@ from nvidia.dali import backend as dali_backend
 from PIL import ExifTags, Image
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.pipeline import DecoderTest, build_pipeline, whole_images
+from mlperf_rn50.data.pipeline import DecoderTest, build_pipeline, run_pipeline, whole_images
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import read_bytes
 
@@ -78,11 +78,8 @@ def encode_picture(path: Path) -> bytes:
         raise DataError(f'{path}: {reason}; expected an image such as a JPEG or PNG') from e
 
 
-def transform_picture(encoded: bytes, config: Config, name: str = 'the image') -> mx.nd.NDArray:
-    """Return an encoded image as a network input: float32, (1, 3, side, side)."""
+def transform_picture(encoded: bytes, config: Config) -> mx.nd.NDArray:
+    """Return an image of encode_picture as a network input: float32, (1, 3, side, side)."""
     source = repeat(whole_images([np.frombuffer(encoded, np.uint8)]))  # endless, because DALI reads ahead
-    try:
-        images, _ = build_pipeline(source, 1, config, False, None).run()
-    except RuntimeError as e:  # DALI wraps a decoder's message in many lines
-        raise DataError(f'{name}: DALI cannot decode it: {" ".join(str(e).split())[:200]}') from e
+    images, _ = run_pipeline(build_pipeline(source, 1, config, False, None))
     return mx.nd.array(np.asarray(images.as_tensor()))

@@ -129,10 +129,10 @@ def _map_index(path: Path, size: int) -> np.ndarray:
     except (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, tokenize.TokenError, MemoryError,
             RecursionError) as e:
         reason = getattr(e, 'strerror', None) or type(e).__name__
-        raise DataError(f'{path}: not an index ({reason}); rebuild it with: mlperf-rn50 prepare') from e
+        raise DataError(f'{path}: not an index ({reason}); remove it to use the .idx') from e
     is_index = index.dtype == np.int64 and index.ndim == 2 and index.shape[0] == 2 and index.shape[1] > 0
     if not is_index or index[0, 0] != 0 or index[:, -1].sum() != size:
-        raise DataError(f'{path}: does not match its .rec of {size} bytes; rebuild it with: mlperf-rn50 prepare')
+        raise DataError(f'{path}: does not match its .rec of {size} bytes; remove it to use the .idx')
     return index
 
 
@@ -274,8 +274,3 @@ def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
             raise DataError(f'{path}: got {len(records)} records, expected {num_images}; prepare the data again')
         return records
     return open_records
-
-
-def open_split(data: DataConfig, split: str) -> RecordFile:
-    """Open the .rec of a split and check it against configuration and manifest."""
-    return find_split(data, split)()

@@ -22,8 +22,8 @@ from mlperf_rn50.data.prepare.folders import folder, im2rec
 from mlperf_rn50.data.prepare.imagenet import imagenet
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits
 from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, load_manifest, pack_record, parse_record
-from mlperf_rn50.data.verify import add_indexes, describe_records, dump_manifest, print_verdict, size_problem
-from mlperf_rn50.errors import EXIT_OK, DataError
+from mlperf_rn50.data.verify import REPAIR, describe_records, dump_manifest, verify
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
 from mlperf_rn50.files import no_link, read_bytes, sync, write_atomically
 from mlperf_rn50.jsonl import decode
 from mlperf_rn50.text import plural, some
@@ -42,16 +42,15 @@ class _Part(msgspec.Struct):
 
 def find_dataset(options: Namespace, name: str) -> Dataset:
     source = Path(options.source) if options.source else None
-    if options.dataset == 'digits':
-        return digits()
-    if options.dataset == 'cifar10':
-        return cifar10(source)
-    if source is None:
-        raise DataError(f'--source: missing; expected the folder of the {options.dataset} images')
     try:
+        if options.dataset == 'digits':
+            return digits()
+        if options.dataset == 'cifar10':
+            return cifar10(source)
+        if source is None:
+            raise DataError(f'--source: missing; expected the folder of the {options.dataset} images')
         if options.dataset == 'imagenet':
-            truth = Path(options.ground_truth) if options.ground_truth else None
-            return imagenet(source, truth, options.allow_partial)
+            return imagenet(source, options.ground_truth and Path(options.ground_truth), options.allow_partial)
         return im2rec(source, name) if options.dataset == 'im2rec' else folder(source, name, options.validation)
     except OSError as e:
         is_link = isinstance(e, FileNotFoundError) and os.path.islink(e.filename)
@@ -69,28 +68,20 @@ def make_record(sample: Sample, sample_id: int, encode: Callable[[bytes], bytes]
         if encode(image) != image:
             raise ValueError('DALI cannot decode it')
         return encoded
-    except ModuleNotFoundError:  # Pillow is missing or incomplete; the image is not damaged
-        raise
     except Exception as e:
         reason = ' '.join(str(e).split()).partition(' <_io')[0]  # without the name of a buffer
         return f'{type(e).__name__}: {reason[:120]}'
 
 
-def _read_part(path: Path) -> _Part:
-    if (part := decode(read_bytes(path), _Part)) is None:
-        raise DataError(f'{path}: damaged; remove {path.parent} and run prepare again')
-    return part
-
-
-def _write_parts(rec_path: Path, samples: list[Sample], encode: Callable[[bytes], bytes],
-                 num_workers: int) -> list[_Part]:
-    """Append the missing parts of a split to its .rec; return all parts, which files beside it list."""
+def _write_parts(rec_path: Path, samples: list[Sample], encode: Callable[[bytes], bytes], num_workers: int) -> _Part:
+    """Append the missing parts of a split to its .rec; return all parts as one. A file beside the .rec lists each."""
     starts = range(0, len(samples), PART_SIZE)
     paths = [rec_path.with_name(f'{rec_path.stem}_{i:05d}.json') for i in range(len(starts))]
-    parts = [_read_part(path) for path in takewhile(Path.exists, paths)]
-    num_done = sum(len(part.names) + len(part.damaged) for part in parts)
+    found = (decode(read_bytes(path), _Part) for path in takewhile(Path.exists, paths))
+    parts = [part for part in takewhile(bool, found) if part]
     with (open(rec_path, 'ab', opener=no_link) as rec, ThreadPoolExecutor(num_workers) as pool,
-          tqdm(total=len(samples), initial=num_done, desc=f'prepare {rec_path.stem}', unit='img', disable=None) as bar):
+          tqdm(total=len(samples), initial=sum(len(part.names) + len(part.damaged) for part in parts),
+               desc=f'prepare {rec_path.stem}', unit='img', disable=None) as bar):
         size = sum(chain.from_iterable(part.sizes for part in parts))
         if rec.seek(0, os.SEEK_END) < size:
             raise DataError(f'{rec_path}: truncated; remove {rec_path.parent} and run prepare again')
@@ -110,7 +101,7 @@ def _write_parts(rec_path: Path, samples: list[Sample], encode: Callable[[bytes]
             sync(rec)
             write_atomically(path, msgspec.json.encode(part))
             parts.append(part)
-    return parts
+    return _Part(*(list(chain.from_iterable(lists)) for lists in zip(*map(msgspec.structs.astuple, parts))))
 
 
 def _link(rec: Path, target: Path) -> None:
@@ -122,19 +113,6 @@ def _link(rec: Path, target: Path) -> None:
             link.symlink_to(os.path.relpath(path.resolve(), link.parent.resolve()))
 
 
-def _open_parts(out: Path, dataset: Dataset, resize_shorter: int | None) -> Path:
-    """Return the folder for parts, which is named by a digest of the input; remove parts of a different input."""
-    digest = hashlib.sha256(repr((PART_SIZE, resize_shorter)).encode())
-    for s in chain(dataset.train, dataset.validation):
-        digest.update(f'{s.label} {s.name} {s.size}\n'.encode())
-    parts = out / '.parts' / digest.hexdigest()
-    if not parts.exists():
-        if parts.parent.exists():
-            shutil.rmtree(parts.parent)
-        parts.mkdir(parents=True)
-    return parts
-
-
 def is_prepared(out: Path, dataset_name: str) -> bool:
     """Return whether a folder contains this complete data set; raise DataError if it contains a different one."""
     if not (out / MANIFEST_NAME).exists():
@@ -142,20 +120,26 @@ def is_prepared(out: Path, dataset_name: str) -> bool:
     manifest = load_manifest(out)
     if manifest['dataset'] != dataset_name:
         raise DataError(f'--out: {out} contains {manifest["dataset"]}, expected {dataset_name}; use a new folder')
-    return not any(size_problem(out / f'{name}.rec', split) for name, split in manifest['splits'].items())
+    recs = {out / f'{name}.rec': split['rec_bytes'] for name, split in manifest['splits'].items()}
+    return all(rec.is_file() and rec.stat().st_size == size for rec, size in recs.items())
 
 
 def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int | None = None,
          skip_damaged: bool = False) -> dict:
     """Pack a data set; return the manifest, written last. Raise DataError for damaged images unless skip_damaged."""
     from mlperf_rn50.data.pictures import DecoderTest, encode_image
-    folder = _open_parts(out, dataset, resize_shorter)
+    samples = {'train': dataset.train, 'validation': dataset.validation}
+    contents = [(s.label, s.name, s.size) for s in chain(*samples.values())]
+    folder = out / '.parts' / hashlib.sha256(repr((PART_SIZE, resize_shorter, contents)).encode()).hexdigest()
+    if folder.parent.exists() and not folder.exists():  # parts of a different input
+        shutil.rmtree(folder.parent)
+    folder.mkdir(parents=True, exist_ok=True)
     encode = partial(encode_image, test=DecoderTest(), resize_shorter=resize_shorter)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # Pillow warns of a large image and rejects one of twice that size
-        parts = {name: _write_parts(folder / f'{name}.rec', samples, encode, num_workers)
-                 for name, samples in (('train', dataset.train), ('validation', dataset.validation))}
-    damaged = [image for part in chain(*parts.values()) for image in part.damaged]
+        parts = {name: _write_parts(folder / f'{name}.rec', of_split, encode, num_workers)
+                 for name, of_split in samples.items()}
+    damaged = [image for part in parts.values() for image in part.damaged]
     if damaged and not skip_damaged:
         first, listed = some([f'{name} ({why})' for name, why in damaged], 5), out / 'damaged.txt'
         write_atomically(listed, ''.join(f'{name}\t{why}\n' for name, why in damaged))
@@ -163,18 +147,17 @@ def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int 
                   f'replace those listed in {listed} or skip them with --skip-corrupt')
         raise DataError(f'{plural(len(damaged), "image")} cannot be decoded: {first}; {advice}')
     splits = {}
-    for name, of_split in parts.items():
-        target = out / f'{name}.rec'
+    for name, part in parts.items():
+        rec_path = (out if dataset.recs else folder) / f'{name}.rec'
         if dataset.recs:
-            _link(dataset.recs[name], target)
+            _link(dataset.recs[name], rec_path)
         else:
-            starts = accumulate(chain.from_iterable(part.sizes for part in of_split), initial=0)
-            num_images = sum(len(part.names) for part in of_split)
-            write_atomically(target.with_suffix('.idx'),
-                             ''.join(f'{i}\t{start}\n' for i, start in zip(range(num_images), starts)))
-            (folder / target.name).replace(target)
-        splits[name] = describe_records(target, [image for part in of_split for image in part.names],
-                                        [checksum for part in of_split for checksum in part.checksums])
+            starts = accumulate(part.sizes, initial=0)
+            lines = (f'{key}\t{start}\n' for key, start in zip(range(len(part.sizes)), starts))
+            write_atomically(rec_path.with_suffix('.idx'), ''.join(lines))
+        splits[name] = describe_records(rec_path, part.names, part.checksums)
+    for path in [] if dataset.recs else [*folder.glob('train.*'), *folder.glob('validation.*')]:
+        path.replace(out / path.name)
     manifest = {'format': MANIFEST_FORMAT, 'dataset': dataset.name, 'source': dataset.source,
                 'resize_shorter': resize_shorter, 'classes': dataset.classes,
                 'splits': splits, 'skipped': [name for name, _ in damaged], 'notes': dataset.notes}
@@ -187,13 +170,16 @@ def prepare(options: Namespace) -> int:
     """Run the prepare command; return the exit code."""
     num_workers = options.workers or len(os.sched_getaffinity(0))
     if options.verify is not None:
-        return print_verdict(Path(options.verify), num_workers)
+        intact, damaged = verify(Path(options.verify), num_workers)
+        print(*intact, *damaged, sep='\n')
+        if damaged:
+            print(f'{options.verify}: damaged; {REPAIR}')
+        return EXIT_FAILED if damaged else EXIT_OK
     out = Path(options.out)
     name = options.name if options.dataset in ('folder', 'im2rec') and options.name else options.dataset
     try:
         if is_prepared(out, name):
-            added = ', '.join(path.name for path in add_indexes(out))
-            print(f'{out}: {name} is already prepared' + (f'; added {added}, images unchanged' if added else ''))
+            print(f'{out}: {name} is already prepared')
             return EXIT_OK
         found = find_dataset(options, name)
         for note in found.notes:
