@@ -22,7 +22,7 @@ from python_step import made_up_ranks, step_times
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import _read_ahead, train_requests
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.records import MANIFEST_FORMAT, Record, RecordFile, index_path, open_split
+from mlperf_rn50.data.records import MANIFEST_FORMAT, Record, RecordFile, find_split, index_path
 from mlperf_rn50.data.shards import Shard, epoch_order
 from mlperf_rn50.data.verify import dump_manifest
 from mlperf_rn50.launch.hosts import parse_hosts
@@ -106,7 +106,7 @@ def report_ms(num_ranks: int) -> list[float]:
 def opening_s(folder: Path) -> float:
     begin = time.perf_counter()
     for split in ('train', 'validation'):
-        open_split(replace(DATA, dir=str(folder)), split)
+        find_split(replace(DATA, dir=str(folder)), split)()
     return time.perf_counter() - begin
 
 

@@ -51,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
     answers: dict[str, list[Guess] | DataError] = {}
     for name in options.images:
         try:
-            logits = net(transform_picture(encode_picture(Path(name)), config, name)).asnumpy()[0]
+            logits = net(transform_picture(encode_picture(Path(name)), config)).asnumpy()[0]
             answers[name] = likeliest(logits, weights.description.classes)
         except DataError as e:
             answers[name] = e

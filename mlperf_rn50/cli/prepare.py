@@ -37,7 +37,7 @@ def make_parser() -> Parser:
     add('--name', help='folder, im2rec: name of the data set, shown next to accuracies')
     add('--resize-shorter', type=int, metavar='PIXELS',
         help='new length of the shorter side; resized images are encoded again (default: unchanged files)')
-    add('--workers', type=int, metavar='N', help='processes, or threads with --verify (default: number of cores)')
+    add('--workers', type=int, metavar='N', help='number of threads (default: number of cores)')
     add('--skip-corrupt', action='store_true', help='skip damaged images and list them')
     add('--allow-partial', action='store_true', help='imagenet: accept a different number of images or classes')
     return parser

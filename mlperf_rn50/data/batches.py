@@ -16,15 +16,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data import pipeline, shards
 from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.pipeline import (
-    Inputs,
-    build_warm,
-    has_async_engine,
-    keeps_outputs,
-    run_pipeline,
-    to_mxnet,
-    whole_images,
-)
+from mlperf_rn50.data.pipeline import Inputs
 from mlperf_rn50.data.records import Record, RecordCache, RecordFile, find_split
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import DataError
@@ -56,7 +48,7 @@ def _fill(records: list[Record], request: Request, data: DataConfig, describe: C
         if not 0 <= record.label < data.num_classes:
             raise DataError(f'{describe(sample)}: got a label of {record.label:g}, expected 0 to '
                             f'{data.num_classes - 1}; set data.num_classes, or prepare the data again')
-    inputs = whole_images([r.image for r in records])
+    inputs = pipeline.whole_images([r.image for r in records])
     changed: dict[str, Any] = {'labels': np.array([[r.label] for r in records], np.int32), 'samples': request.samples}
     uniforms = request.uniforms
     if uniforms is not None and data.crop == 'random_resized':
@@ -133,7 +125,8 @@ def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -
 
 
 def eval_requests(shard: Shard) -> Iterator[Request]:
-    order, none_new = shards.file_order(shard), np.zeros(shard.local_batch_size, bool)
+    order = np.resize(np.arange(shard.num_samples), shard.num_positions)  # in storage order, with padding at the end
+    none_new = np.zeros(shard.local_batch_size, bool)
     while True:
         for step in range(shard.steps_per_epoch):
             yield Request(shard.samples(order, step), none_new)
@@ -181,18 +174,18 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
         while parts := list(islice(inputs, num_joined)):
             inside.extend(parts)
             yield _join(parts)
-    pipe, left_over = build_warm(source(), num_joined * size, config, is_training, device_id,
+    pipe, left_over = pipeline.build_warm(source(), num_joined * size, config, is_training, device_id,
                                  is_warm=device_id is not None and config.train.num_warmup_steps > 0)
-    context, is_kept = device_context(device_id), keeps_outputs(pipe)
+    context, is_kept = device_context(device_id), pipeline.keeps_outputs(pipe)
 
     cut: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque()  # batches of the last run that are not used yet
     # With the asynchronous engine, MXNet waits until freed memory is unused before it returns it again. So the last
     # runs are kept until the steps that read them have ended, as the training loop is two steps ahead.
-    recent: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque(maxlen=4 if has_async_engine() else 0)
+    recent: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque(maxlen=4 if pipeline.has_async_engine() else 0)
 
     def run() -> Any:
         try:
-            return run_pipeline(pipe)
+            return pipeline.run_pipeline(pipe)
         except DataError as e:
             test = pipeline.DecoderTest(config.data.decoder, device_id)
             images = ((i, s) for part in inside for i, s in zip(part.images, part.samples))
@@ -207,7 +200,7 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
             run()
         for valid in num_valid:
             if not cut:
-                images, labels = (to_mxnet(output, is_kept, context) for output in run())
+                images, labels = (pipeline.to_mxnet(output, is_kept, context) for output in run())
                 recent.append((images, labels))
                 cut.extend((images[i:i + size], labels[i:i + size]) for i in range(0, num_joined * size, size))
             images, labels = cut.popleft()

@@ -12,7 +12,7 @@ from nvidia.dali import backend as dali_backend
 from PIL import ExifTags, Image
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.pipeline import DecoderTest, build_pipeline, whole_images
+from mlperf_rn50.data.pipeline import DecoderTest, build_pipeline, run_pipeline, whole_images
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import read_bytes
 
@@ -33,27 +33,25 @@ def encode_image(encoded: bytes, test: DecoderTest, resize_shorter: int | None =
     May raise any exception, because Pillow's decoders raise many types.
     """
     buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # Pillow warns of a large image and rejects one of twice that size
-        with Image.open(io.BytesIO(encoded)) as image:
-            if image.format == 'EPS':  # Pillow would run Ghostscript
-                raise ValueError('got EPS, expected pixels')
-            image.load()
-            turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
-            if resize_shorter not in (None, min(image.size)):
-                rgb = _upright_rgb(image, turn)
-                scale = resize_shorter / min(rgb.size)
-                width, height = (max(resize_shorter, round(side * scale)) for side in rgb.size)
-                rgb.resize((width, height), Image.Resampling.BICUBIC).save(buffer, 'JPEG', quality=JPEG_QUALITY)
-                return buffer.getvalue()
-            # The reader of sizes for training crops knows the orientation of JPEGs only.
-            is_upright = turn is None or image.format in ('JPEG', 'MPO') and _DALI_HAS_ORIENTATION
-            has_size = sorted(imagesize.get(io.BytesIO(encoded))) == sorted(image.size)
-            if (image.format in _NATIVE_FORMATS and is_upright and has_size
-                    and test.passes(np.frombuffer(encoded, np.uint8))):
-                return encoded
-            _upright_rgb(image, turn).save(buffer, 'PNG')
+    with Image.open(io.BytesIO(encoded)) as image:
+        if image.format == 'EPS':  # Pillow would run Ghostscript
+            raise ValueError('got EPS, expected pixels')
+        image.load()
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+        if resize_shorter not in (None, min(image.size)):
+            rgb = _upright_rgb(image, turn)
+            scale = resize_shorter / min(rgb.size)
+            width, height = (max(resize_shorter, round(side * scale)) for side in rgb.size)
+            rgb.resize((width, height), Image.Resampling.BICUBIC).save(buffer, 'JPEG', quality=JPEG_QUALITY)
             return buffer.getvalue()
+        # The reader of sizes for training crops knows the orientation of JPEGs only.
+        is_upright = turn is None or image.format in ('JPEG', 'MPO') and _DALI_HAS_ORIENTATION
+        has_size = sorted(imagesize.get(io.BytesIO(encoded))) == sorted(image.size)
+        if (image.format in _NATIVE_FORMATS and is_upright and has_size
+                and test.passes(np.frombuffer(encoded, np.uint8))):
+            return encoded
+        _upright_rgb(image, turn).save(buffer, 'PNG')
+        return buffer.getvalue()
 
 
 def _upright_rgb(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
@@ -70,7 +68,9 @@ def _upright_rgb(image: Image.Image, turn: Image.Transpose | None) -> Image.Imag
 def encode_picture(path: Path) -> bytes:
     """Return an image file as encode_image does; raise DataError if it is not an image."""
     try:
-        return encode_image(read_bytes(path), DecoderTest())
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            return encode_image(read_bytes(path), DecoderTest())
     except Exception as e:
         reason = f'{type(e).__name__}: {" ".join(str(e).split())[:120]}'
         if isinstance(e, OSError):
@@ -78,11 +78,8 @@ def encode_picture(path: Path) -> bytes:
         raise DataError(f'{path}: {reason}; expected an image such as a JPEG or PNG') from e
 
 
-def transform_picture(encoded: bytes, config: Config, name: str = 'the image') -> mx.nd.NDArray:
-    """Return an encoded image as a network input: float32, (1, 3, side, side)."""
+def transform_picture(encoded: bytes, config: Config) -> mx.nd.NDArray:
+    """Return an image of encode_picture as a network input: float32, (1, 3, side, side)."""
     source = repeat(whole_images([np.frombuffer(encoded, np.uint8)]))  # endless, because DALI reads ahead
-    try:
-        images, _ = build_pipeline(source, 1, config, False, None).run()
-    except RuntimeError as e:  # DALI wraps a decoder's message in many lines
-        raise DataError(f'{name}: DALI cannot decode it: {" ".join(str(e).split())[:200]}') from e
+    images, _ = run_pipeline(build_pipeline(source, 1, config, False, None))
     return mx.nd.array(np.asarray(images.as_tensor()))

@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import io
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -133,8 +134,8 @@ def run_pipeline(pipe: Pipeline) -> Any:
         raise DataError(f'the input pipeline failed: {" ".join(reason)[:300]}') from e
 
 
-class DecoderTest:
-    """Test whether DALI decodes single images, apart from the pipelines of a run."""
+class DecoderTest(threading.local):
+    """Test whether DALI decodes single images, apart from the pipelines of a run; each thread has its own pipeline."""
 
     def __init__(self, decoder: str = 'cpu', device_id: int | None = None):
         self._decoder, self._device_id = decoder, device_id

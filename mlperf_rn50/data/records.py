@@ -61,6 +61,17 @@ class Record:
     sample_id: int
 
 
+def pack_record(label: int, sample_id: int, image: bytes) -> bytes:
+    """Return the record of an image with its framing, as written by MXIndexedRecordIO."""
+    payload = _HEADER.pack(0, label, sample_id, 0) + image
+    # The magic number is not stored at multiples of 4 bytes, because it separates the parts of a record there.
+    places = 4 * np.flatnonzero(np.frombuffer(payload, 'S4', len(payload) // 4) == MAGIC)
+    parts = [payload[start:stop] for start, stop in zip([0, *places + 4], [*places, len(payload)])]
+    kinds = [1, *[2] * (len(parts) - 2), 3] if len(parts) > 1 else [0]
+    return b''.join(_FRAME.pack(MAGIC, kind << _LENGTH_BITS | len(part)) + part + bytes(-len(part) % 4)
+                    for kind, part in zip(kinds, parts))
+
+
 def _payload(frames: bytes, where: str) -> bytes:
     """Return a record without its framing. A record that contains the magic number is stored in several parts."""
     parts, offset = [], 0
@@ -79,7 +90,9 @@ def _payload(frames: bytes, where: str) -> bytes:
             return MAGIC.join(parts)
 
 
-def _parse_record(payload: bytes, where: str) -> Record:
+def parse_record(frames: bytes, where: str) -> Record:
+    """Parse a record with its framing."""
+    payload = _payload(frames, where)
     if len(payload) < _HEADER.size:
         raise DataError(f'{where}: got {len(payload)} bytes, expected an image header; prepare the data again')
     num_labels, label, sample_id, _ = _HEADER.unpack_from(payload)
@@ -124,10 +137,10 @@ def _map_index(path: Path, size: int) -> np.ndarray:
     except (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, tokenize.TokenError, MemoryError,
             RecursionError) as e:
         reason = getattr(e, 'strerror', None) or type(e).__name__
-        raise DataError(f'{path}: not an index ({reason}); rebuild it with: mlperf-rn50 prepare') from e
+        raise DataError(f'{path}: not an index ({reason}); remove it to use the .idx') from e
     is_index = index.dtype == np.int64 and index.ndim == 2 and index.shape[0] == 2 and index.shape[1] > 0
     if not is_index or index[0, 0] != 0 or index[:, -1].sum() != size:
-        raise DataError(f'{path}: does not match its .rec of {size} bytes; rebuild it with: mlperf-rn50 prepare')
+        raise DataError(f'{path}: does not match its .rec of {size} bytes; remove it to use the .idx')
     return index
 
 
@@ -179,7 +192,7 @@ class RecordFile:
         if len(self._checksums) == len(self) and not next(self._num_reads) % _CHECK_PERIOD \
                 and zlib.crc32(frames) != self._checksums[position]:
             raise DataError(f'{where}: does not match its checksum; copy the file again, or prepare the data again')
-        return _parse_record(_payload(frames, where), where)
+        return parse_record(frames, where)
 
     def describe(self, position: int) -> str:
         """Return the file and number of a record for messages, with the source of its image if it is known."""
@@ -284,8 +297,3 @@ def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
             raise DataError(f'{path}: got {len(records)} records, expected {num_images}; prepare the data again')
         return records
     return open_records
-
-
-def open_split(data: DataConfig, split: str) -> RecordFile:
-    """Open the .rec of a split and check it against configuration and manifest."""
-    return find_split(data, split)()

@@ -91,18 +91,9 @@ class Shard:
         """Positions of these ranks in an epoch, padded ones included; ranks and positions are ascending. int64."""
         return np.add.outer(np.arange(0, self.num_positions, self.world_size), ranks).ravel()
 
-    def node_positions(self, node: int) -> np.ndarray:
-        """Positions of a node's ranks in an epoch, in ascending order, padded ones included. int64."""
-        return self.positions_of(self.ranks_of_nodes()[node])
-
 
 def _generator(stream: int, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((stream, *key))))
-
-
-def file_order(shard: Shard) -> np.ndarray:
-    """Return the sample at each position of an epoch in storage order, padding included. int64, (num_positions,)."""
-    return np.resize(np.arange(shard.num_samples), shard.num_positions)
 
 
 def epoch_order(shard: Shard, seed: int, epoch: int) -> np.ndarray:
@@ -128,7 +119,7 @@ def first_reads(shard: Shard, order: np.ndarray, is_known: np.ndarray) -> np.nda
 
     is_known: mask of the samples that the node has read before, (num_samples,). This epoch's samples are added to it.
     """
-    positions = shard.node_positions(shard.nodes[shard.rank] if shard.nodes else 0)
+    positions = shard.positions_of(shard.ranks_of_nodes()[shard.nodes[shard.rank] if shard.nodes else 0])
     samples, places = np.unique(order[positions], return_index=True)
     is_first = np.zeros(shard.num_positions, bool)
     is_first[positions[places[~is_known[samples]]]] = True

@@ -8,7 +8,6 @@ from mlperf_rn50.data.shards import (
     alternating_mirrors,
     augmentation_uniforms,
     epoch_order,
-    file_order,
     first_reads,
 )
 
@@ -25,6 +24,10 @@ def shards(num_samples, world_size, local, num_micro, nodes=(), rotation_epochs=
 def nodes_of(layout):
     """Return the node of every rank, with adjacent ranks on a node."""
     return tuple(np.repeat(range(len(layout)), layout).tolist())
+
+
+def node_positions(shard, node):
+    return shard.positions_of(shard.ranks_of_nodes()[node])
 
 
 def read(group, order, is_counted=True):
@@ -101,7 +104,6 @@ def test_padding_repeats_first_samples_of_epoch():
     order = epoch_order(group[0], 1, 0)
     filled = np.stack([s.samples(order, 2) for s in group], axis=1).ravel()
     np.testing.assert_array_equal(filled, [*order[8:10], *order[:2]])
-    np.testing.assert_array_equal(file_order(group[0]), [*range(10), 0, 1])
 
 
 # --- nodes with parts of the samples ----------------------------------------------------------------------
@@ -124,7 +126,7 @@ def test_positions_of_a_node_are_those_of_its_ranks(num_samples, nodes, local, n
     shard = Shard(num_samples, 0, len(nodes), local, num_micro, tuple(nodes), 1)
     for node in range(max(nodes) + 1):  # also numbers without ranks
         expected = [p for p in range(shard.num_positions) if nodes[p % len(nodes)] == node]
-        assert shard.node_positions(node).tolist() == expected
+        assert node_positions(shard, node).tolist() == expected
 
 
 def test_orders_by_node_are_stable():
@@ -149,7 +151,7 @@ def test_node_keeps_its_part_until_rotation(layout, rotation_epochs, num_each):
     shard = Shard(2 * num_nodes * num_each, 0, 2 * num_nodes, 3, 1, nodes, rotation_epochs)
 
     def part(node, epoch):
-        positions = shard.node_positions(node)
+        positions = node_positions(shard, node)
         return frozenset(epoch_order(shard, 3, epoch)[positions[positions < shard.num_samples]].tolist())
     turns = [part(0, turn * rotation_epochs) for turn in range(num_nodes)]
     assert part(0, rotation_epochs - 1) == turns[0]
@@ -164,7 +166,7 @@ def test_part_of_node_is_spread_over_the_file():
     shard = Shard(16_000, 0, 16, 8, 1, nodes, 10)
     order = epoch_order(shard, 3, 0)
     for node in range(4):
-        counts = np.bincount(order[shard.node_positions(node)] // 1000, minlength=16)  # 1000 samples per class
+        counts = np.bincount(order[node_positions(shard, node)] // 1000, minlength=16)  # 1000 samples per class
         assert counts.min() > 150 and counts.max() < 350
 
 
@@ -180,7 +182,7 @@ def test_first_reads_are_samples_new_to_the_node(num_samples, layout, local, dat
         is_first = first_reads(shard, order, is_known)
         samples = {*read(peers, order), *read(peers, order, is_counted=False)}
         assert sorted(order[is_first]) == sorted(samples - seen)
-        assert set(np.flatnonzero(is_first)) <= set(shard.node_positions(nodes[shard.rank]))
+        assert set(np.flatnonzero(is_first)) <= set(node_positions(shard, nodes[shard.rank]))
         seen |= samples
         assert set(np.flatnonzero(is_known)) == seen
 

@@ -68,7 +68,7 @@ def test_missing_package_is_one_line_with_the_install_command(words, missing, me
 
 @pytest.mark.parametrize('words, module, name', [
     (['prepare', 'digits', '--out', 'digits', '--workers', '2'], 'mxnet', 'MXNet'), (['doctor'], 'nvidia', 'DALI')],
-    ids=['worker processes', 'doctor'])
+    ids=['prepare', 'doctor'])
 @pytest.mark.slow  # separate processes, because the test process may have imported the packages
 def test_missing_package_that_is_imported_late_is_one_line(words, module, name, tmp_path):
     (tmp_path / f'{module}.py').write_text(f'raise ModuleNotFoundError("not here", name={module!r})\n')

@@ -15,7 +15,7 @@ from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.data import pipeline
 from mlperf_rn50.data.batches import eval_batches, train_batches
 from mlperf_rn50.data.pipeline import build_warm, synthetic_inputs
-from mlperf_rn50.data.records import Record, RecordCache, RecordFile, open_split
+from mlperf_rn50.data.records import Record, RecordCache, RecordFile, find_split
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.options import TrainConfig
@@ -127,7 +127,7 @@ def test_batches_from_the_cache_are_identical(numbered, monkeypatch, split, node
 
 def test_byte_counts_cover_only_reads_from_the_file(numbered):
     config = with_data(numbered, record_cache_mib=1, read_threads=1)
-    records = open_split(config.data, 'train')
+    records = find_split(config.data, 'train')()
     batches = list(islice(train_batches(config, Shard(24, 0, 1, 4), 9, 0, None), 18))
     sizes = [records.num_bytes(b.labels.asnumpy()) for b in batches[:6]] + [0] * 12
     assert [(b.num_bytes, b.num_new_bytes) for b in batches] == list(zip(sizes, sizes))

@@ -8,7 +8,7 @@ import pytest
 from numbered import with_data
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.data import batches
+from mlperf_rn50.data import pipeline
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.pipeline import whole_images
 from mlperf_rn50.doctor import facts as doctor_facts
@@ -188,8 +188,8 @@ def test_one_batch_of_each_kind_is_tried(monkeypatch, thin_resnets):
 
 
 def test_dali_decodes_a_batch_like_those_of_training(monkeypatch, thin_resnets):
-    seen, run = [], batches.run_pipeline
-    monkeypatch.setattr(batches, 'run_pipeline', lambda pipe: seen.append(run(pipe)) or seen[-1])
+    seen, run = [], pipeline.run_pipeline
+    monkeypatch.setattr(pipeline, 'run_pipeline', lambda pipe: seen.append(run(pipe)) or seen[-1])
     with_files = with_data(config(), synthetic=False)
     trial = doctor_facts.try_batches(with_files, 1, 0, None)
     assert (trial['what'], trial['problem'], len(seen)) == ('DALI with data.decoder=cpu', '', 1)

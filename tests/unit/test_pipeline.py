@@ -125,7 +125,7 @@ def test_asynchronous_engine_gets_copies_that_are_held_for_four_runs(numbered, m
         output = Output(to_mxnet(*arguments))
         outputs.append(weakref.ref(output))
         return output
-    monkeypatch.setattr(batches, 'to_mxnet', tracked)
+    monkeypatch.setattr(pipeline, 'to_mxnet', tracked)
     stream = train_batches(numbered[24], Shard(24, 0, 1, 4), 9, 0, None)
     for _ in range(7):
         next(stream)

@@ -10,15 +10,16 @@ import pytest
 from numbered import make_config, ramp
 
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.prepare.command import add_indexes, is_prepared
+from mlperf_rn50.data.prepare.command import is_prepared
 from mlperf_rn50.data.records import (
     MAGIC,
     RecordFile,
     class_names,
     data_digest,
+    find_split,
     index_path,
     load_manifest,
-    open_split,
+    pack_record,
     parse_index,
 )
 from mlperf_rn50.errors import DataError
@@ -46,6 +47,12 @@ def test_split_payload_is_joined_and_the_first_of_several_labels_counts(tmp_path
     assert [(r.label, r.image.tobytes()) for r in read_all(path)] == [(0, b'x'), (1, payload), (7, b'y')]
 
 
+def test_packed_record_has_the_bytes_of_mxnet(tmp_path):
+    payloads = [b'', b'x', MAGIC, MAGIC * 3, b'abcd' + MAGIC + b'ij', b'ab' + MAGIC, MAGIC[:3], b'abcd' * 9 + MAGIC]
+    path = write(tmp_path, payloads)
+    assert path.read_bytes() == b''.join(pack_record(i, 100 + i, payload) for i, payload in enumerate(payloads))
+
+
 @pytest.mark.parametrize('damage, message', [
     (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-8]), 'not a RecordIO record|truncated|do not match'),
     (lambda rec, idx: rec.write_bytes(b'\0' * rec.stat().st_size), 'not a RecordIO record'),
@@ -71,7 +78,7 @@ def test_named_pipe_in_place_of_a_file_is_refused(tmp_path, name):
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
     with pytest.raises(DataError, match=rf'^\S+/{name}: .*got a named pipe, expected a file.*; \S+ [^\n]*$'):
-        open_split(data, 'train')
+        find_split(data, 'train')()
 
 
 def write_index(path: Path) -> Path:
@@ -105,7 +112,7 @@ def changed(index, value):
 
 
 @pytest.mark.parametrize('damage, message', [
-    (lambda p: p.write_bytes(b''), 'not an index .*mlperf-rn50 prepare'),
+    (lambda p: p.write_bytes(b''), 'not an index .*remove it to use the .idx'),
     (lambda p: p.write_bytes(p.read_bytes().replace(b'(2, 3)', b'(2, ((')), 'not an index'),
     (lambda p: np.save(p, np.load(p).astype(np.int32)), 'does not match its .rec of'),
     (lambda p: np.save(p, np.load(p)[:1]), 'does not match'),
@@ -140,13 +147,13 @@ def test_index_with_any_byte_changed_is_read_or_refused(tmp_path):
 
 def test_manifest_and_configuration_must_agree(tmp_path):
     data = make_config(tmp_path, ramp(5), num_val=3).data
-    assert (len(open_split(data, 'train')), len(open_split(data, 'validation'))) == (5, 3)
+    assert (len(find_split(data, 'train')()), len(find_split(data, 'validation')())) == (5, 3)
     with pytest.raises(DataError, match='got 4, expected 5 from .*; set data.num_train'):
-        open_split(replace(data, num_train=4), 'train')
+        find_split(replace(data, num_train=4), 'train')()
     with pytest.raises(DataError, match='got imagenet, expected numbered from'):
-        open_split(replace(data, dataset='imagenet'), 'train')
+        find_split(replace(data, dataset='imagenet'), 'train')()
     with pytest.raises(DataError, match='no such file; create the data with: mlperf-rn50 prepare'):
-        open_split(replace(data, dir=str(tmp_path / 'none')), 'train')
+        find_split(replace(data, dir=str(tmp_path / 'none')), 'train')()
 
 
 @pytest.mark.parametrize('label', [-float('inf'), 1.5])
@@ -175,7 +182,7 @@ def test_digest_depends_on_contents_and_not_on_the_place(tmp_path):
 
 def test_edited_records_are_found_as_they_are_read(tmp_path):
     data = make_config(tmp_path, ramp(40)).data
-    records = open_split(data, 'train')
+    records = find_split(data, 'train')()
     for position in range(len(records)):
         records.read(position)
     with open(tmp_path / 'train.rec', 'r+b') as f:
@@ -187,7 +194,7 @@ def test_edited_records_are_found_as_they_are_read(tmp_path):
         for position in range(len(records)):
             records.read(position)
     (tmp_path / 'train.crc.npy').unlink()  # as in an older folder
-    assert open_split(data, 'train').read(0).label == 1
+    assert find_split(data, 'train')().read(0).label == 1
 
 
 def test_classes_have_names_or_numbers(tmp_path):
@@ -211,8 +218,8 @@ def test_damaged_manifest_is_a_one_line_error_in_every_reader(tmp_path, content,
     text = content if isinstance(content, str) else json.dumps({**GOOD, **content})
     (tmp_path / 'manifest.json').write_text(text)
     data = DataConfig(dir=str(tmp_path), dataset='d', num_train=1, num_val=1, num_classes=2)
-    for read in (lambda: load_manifest(tmp_path), lambda: class_names(data), lambda: open_split(data, 'train'),
-                 lambda: is_prepared(tmp_path, 'd'), lambda: add_indexes(tmp_path)):
+    for read in (lambda: load_manifest(tmp_path), lambda: class_names(data), lambda: find_split(data, 'train')(),
+                 lambda: is_prepared(tmp_path, 'd')):
         with pytest.raises(DataError) as e:
             read()
         assert message in str(e.value) and 'prepare the data again' in str(e.value) and '\n' not in str(e.value)

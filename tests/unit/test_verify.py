@@ -86,7 +86,7 @@ def test_whole_file_is_checked_if_indexes_are_damaged(folder):
         flip(folder / name, -3)
     right, problems = verify(folder, 2)
     assert len(problems) == 2
-    assert 'train.rec: matches its SHA-256 (record checksums or indexes' in right[0]
+    assert 'train.rec: matches its SHA-256 (no usable record checksums)' in right[0]
 
 
 @pytest.mark.parametrize('damage, message', [
@@ -109,10 +109,10 @@ def test_older_folder_is_checked_by_available_checksums(folder):
     assert sample(folder, 32, 0) >= 31
     right, found = verify(folder, 2)
     assert not found and len(right) == 2
-    assert 'train.rec: matches its SHA-256 (older folder without' in right[0]
+    assert 'train.rec: matches its SHA-256 (no usable record checksums)' in right[0]
     flip(folder / 'train.rec', 5000)
     [found] = verify(folder, 2)[1]
-    assert 'train.rec: does not match its SHA-256; the differing records' in found
+    assert 'train.rec: does not match its SHA-256 in manifest.json' in found
 
 
 @pytest.mark.parametrize('arguments, message', [

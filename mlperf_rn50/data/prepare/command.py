@@ -1,188 +1,116 @@
-"""Packing of images into RecordIO: <out>/{train,validation}.{rec,idx,index.npy,crc.npy} and manifest.json.
+"""Packing of images into RecordIO: <out>/{train,validation}.{rec,idx,index.npy,crc.npy,names.txt} and manifest.json.
 
-Parallel workers pack parts of PART_SIZE images. Finished parts are kept until they are joined at the end, so that an
-interrupted preparation can resume.
+Threads check and convert the images, PART_SIZE at a time. An interrupted preparation resumes after the last whole part.
 """
-import ctypes
 import hashlib
 import os
 import shutil
-import signal
+import warnings
+import zlib
 from argparse import Namespace
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import ExitStack, suppress
-from itertools import chain
-from multiprocessing import active_children, get_context
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate, chain, count, repeat, takewhile
 from pathlib import Path
-from threading import Thread
 
 import msgspec
 from tqdm import tqdm
 
-from mlperf_rn50.data import verify
 from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.prepare.folders import folder, im2rec
 from mlperf_rn50.data.prepare.imagenet import imagenet
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits
-from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest
-from mlperf_rn50.data.verify import dump_manifest, print_verdict, record_checksums, size_problem, write_index
-from mlperf_rn50.errors import EXIT_OK, DataError
-from mlperf_rn50.files import HashedFile, no_link, read_bytes, replacing, write_atomically
+from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, load_manifest, pack_record, parse_record
+from mlperf_rn50.data.verify import REPAIR, describe_records, dump_manifest, verify
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
+from mlperf_rn50.files import no_link, read_bytes, sync, write_atomically
 from mlperf_rn50.jsonl import decode
 from mlperf_rn50.text import plural, some
 
-_CLOSING_LIMIT_S = 5.0
 PART_SIZE = 1000
-_COPY_BYTES = 1 << 24
 
 
 class _Part(msgspec.Struct):
-    """Names of the images that are stored in a part, stored in another format, and not stored with the reason."""
+    """Names and CRC-32 of the records of a part, sizes of those written, and damaged images with the reasons."""
 
     names: list[str] = []
-    converted: list[str] = []
+    checksums: list[int] = []
+    sizes: list[int] = []
     damaged: list[tuple[str, str]] = []
 
 
 def find_dataset(options: Namespace, name: str) -> Dataset:
     source = Path(options.source) if options.source else None
-    if options.dataset == 'digits':
-        return digits()
-    if options.dataset == 'cifar10':
-        return cifar10(source)
-    if source is None:
-        raise DataError(f'--source: missing; expected the folder of the {options.dataset} images')
-    if options.dataset == 'imagenet':
-        truth = Path(options.ground_truth) if options.ground_truth else None
-        return imagenet(source, truth, options.allow_partial)
-    return im2rec(source, name) if options.dataset == 'im2rec' else folder(source, name, options.validation)
-
-
-def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter: int | None) -> int:
-    """Write <stem>.rec, .idx and finally .json, a _Part; return the number of samples."""
-    import mxnet as mx
-
-    from mlperf_rn50.data.pictures import encode_image
-    from mlperf_rn50.data.pipeline import DecoderTest
-    part, test = _Part(), DecoderTest()
-    for suffix in ('.idx', '.rec'):  # a link, which MXNet would follow
-        stem.with_suffix(suffix).unlink(missing_ok=True)
-    record = mx.recordio.MXIndexedRecordIO(f'{stem}.idx', f'{stem}.rec', 'w')
-    for sample_id, sample in enumerate(samples, start=first_id):
-        encoded = sample.read()
-        try:
-            stored = encode_image(encoded, test, resize_shorter)
-            if sample.is_record and stored != encoded:
-                raise ValueError('DALI cannot decode it')
-        except ModuleNotFoundError:  # Pillow is missing or incomplete; the image is not damaged
-            raise
-        except Exception as e:
-            reason = ' '.join(str(e).split()).partition(' <_io')[0]  # without the name of a buffer
-            part.damaged.append((sample.name, f'{type(e).__name__}: {reason[:120]}'))
-            continue
-        part.names.append(sample.name)
-        if sample.is_record:
-            continue
-        if resize_shorter is None and stored != encoded:
-            part.converted.append(sample.name)
-        header = mx.recordio.IRHeader(0, sample.label, sample_id, 0)
-        record.write_idx(sample_id, mx.recordio.pack(header, stored))
-    record.close()
-    write_atomically(stem.with_suffix('.json'), msgspec.json.encode(part))
-    return len(samples)
-
-
-def _write_parts(parts: Path, split: str, samples: list[Sample], num_workers: int,
-                 resize_shorter: int | None) -> list[Path]:
-    """Write the missing parts of a split; return the stems of all parts."""
-    starts = range(0, len(samples), PART_SIZE)
-    stems = [parts / f'{split}_{i:05d}' for i in range(len(starts))]
-    missing = [(stem, start, samples[start:start + PART_SIZE], resize_shorter)
-               for stem, start in zip(stems, starts) if not stem.with_suffix('.json').exists()]
-    num_done = len(samples) - sum(len(m[2]) for m in missing)
-    with tqdm(total=len(samples), initial=num_done, desc=f'prepare {split}', unit='img', disable=None) as bar:
-        if len(missing) <= 1 or num_workers == 1:
-            for part in missing:
-                bar.update(write_part(*part))
-            return stems
-        # A forked process may hang, because MXNet has threads.
-        pool = ProcessPoolExecutor(num_workers, get_context('spawn'), _follow_parent)
-        with ExitStack() as cleanup:
-            cleanup.callback(pool.shutdown)
-            try:
-                for done in as_completed(_submit(pool, missing)):
-                    bar.update(done.result())
-            except KeyboardInterrupt:
-                cleanup.pop_all()
-                for worker in active_children():
-                    worker.kill()
-                # Python before 3.11.5 waits forever if a worker is killed while work is being sent to it.
-                closing = Thread(target=pool.shutdown, daemon=True)
-                closing.start()
-                closing.join(_CLOSING_LIMIT_S)
-                raise
-    return stems
-
-
-def _submit(pool: ProcessPoolExecutor, parts: list) -> list[Future]:
-    """Start the workers with SIGINT blocked, because the parent ends them on Ctrl-C."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        return [pool.submit(write_part, *part) for part in parts]
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if options.dataset == 'digits':
+            return digits()
+        if options.dataset == 'cifar10':
+            return cifar10(source)
+        if source is None:
+            raise DataError(f'--source: missing; expected the folder of the {options.dataset} images')
+        if options.dataset == 'imagenet':
+            return imagenet(source, options.ground_truth and Path(options.ground_truth), options.allow_partial)
+        return im2rec(source, name) if options.dataset == 'im2rec' else folder(source, name, options.validation)
+    except OSError as e:
+        is_link = isinstance(e, FileNotFoundError) and os.path.islink(e.filename)
+        reason = 'link to a missing file' if is_link else e.strerror
+        raise DataError(f'--source: {e.filename or source}: {reason}; repair, move or remove it') from e
 
 
-def _follow_parent() -> None:
-    """Let the kernel kill this worker when its parent ends."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+def make_record(sample: Sample, sample_id: int, encode: Callable[[bytes], bytes]) -> bytes | str:
+    """Return the record to store for an image, or the reason why the image is damaged."""
+    encoded = sample.read()
+    try:
+        if not sample.is_record:
+            return pack_record(sample.label, sample_id, encode(encoded))
+        image = parse_record(encoded, sample.name).image.tobytes()
+        if encode(image) != image:
+            raise ValueError('DALI cannot decode it')
+        return encoded
+    except Exception as e:
+        reason = ' '.join(str(e).split()).partition(' <_io')[0]  # without the name of a buffer
+        return f'{type(e).__name__}: {reason[:120]}'
 
 
-def _read_part(stem: Path) -> _Part:
-    path = stem.with_suffix('.json')
-    if (part := decode(read_bytes(path), _Part)) is None:
-        raise DataError(f'{path}: damaged; remove {path.parent} and run prepare again')
-    return part
+def _write_parts(rec_path: Path, samples: list[Sample], encode: Callable[[bytes], bytes], num_workers: int) -> _Part:
+    """Append the missing parts of a split to its .rec; return all parts as one. A file beside the .rec lists each."""
+    starts = range(0, len(samples), PART_SIZE)
+    paths = [rec_path.with_name(f'{rec_path.stem}_{i:05d}.json') for i in range(len(starts))]
+    found = (decode(read_bytes(path), _Part) for path in takewhile(Path.exists, paths))
+    parts = [part for part in takewhile(bool, found) if part]
+    with (open(rec_path, 'ab', opener=no_link) as rec, ThreadPoolExecutor(num_workers) as pool,
+          tqdm(total=len(samples), initial=sum(len(part.names) + len(part.damaged) for part in parts),
+               desc=f'prepare {rec_path.stem}', unit='img', disable=None) as bar):
+        size = sum(chain.from_iterable(part.sizes for part in parts))
+        if rec.seek(0, os.SEEK_END) < size:
+            raise DataError(f'{rec_path}: truncated; remove {rec_path.parent} and run prepare again')
+        rec.truncate(size)
+        for path, start in list(zip(paths, starts))[len(parts):]:
+            part, group = _Part(), samples[start:start + PART_SIZE]
+            for sample, record in zip(group, pool.map(make_record, group, count(start), repeat(encode))):
+                bar.update()
+                if isinstance(record, str):
+                    part.damaged.append((sample.name, record))
+                    continue
+                part.names.append(sample.name)
+                part.checksums.append(zlib.crc32(record))
+                if not sample.is_record:
+                    part.sizes.append(len(record))
+                    rec.write(record)
+            sync(rec)
+            write_atomically(path, msgspec.json.encode(part))
+            parts.append(part)
+    return _Part(*(list(chain.from_iterable(lists)) for lists in zip(*map(msgspec.structs.astuple, parts))))
 
 
-def _join(stems: list[Path], target: Path, names: list[str]) -> dict:
-    """Join parts into target.rec with indexes and checksums; return the manifest entry of the split."""
-    offset, lines, checksums = 0, [], []
-    rec_path = target.with_suffix('.rec')
-    with replacing(rec_path) as rec:
-        hashed = HashedFile(rec)
-        for stem in stems:
-            for line in stem.with_suffix('.idx').read_text().splitlines():
-                key, start = line.split()
-                lines.append(f'{key}\t{int(start) + offset}\n')
-            checksums += record_checksums(stem.with_suffix('.rec'))
-            with open(stem.with_suffix('.rec'), 'rb', opener=no_link) as part:
-                shutil.copyfileobj(part, hashed, _COPY_BYTES)
-            offset = rec.tell()
-        write_atomically(target.with_suffix('.idx'), ''.join(lines))
-    return verify.describe_records(rec_path, names, hashed.hexdigest(), checksums)
-
-
-def _link(rec: Path, target: Path, names: list[str]) -> dict:
-    """Link to a .rec and its .idx, unless they are at target already; return the manifest entry of the split."""
+def _link(rec: Path, target: Path) -> None:
+    """Link to a .rec and its .idx, unless they are at target already."""
     for suffix in ('.rec', '.idx'):
         path, link = rec.with_suffix(suffix), target.with_suffix(suffix)
         if not (link.exists() and link.samefile(path)):
             link.unlink(missing_ok=True)
             link.symlink_to(os.path.relpath(path.resolve(), link.parent.resolve()))
-    return verify.describe_records(target.with_suffix('.rec'), names)
-
-
-def _open_parts(parts: Path, dataset: Dataset, resize_shorter: int | None) -> None:
-    """Create the folder for parts. Empty it first unless its fingerprint file matches the present input."""
-    digest = hashlib.sha256(repr((PART_SIZE, resize_shorter, 'names')).encode())
-    for s in chain(dataset.train, dataset.validation):
-        digest.update(f'{s.label} {s.name} {s.size}\n'.encode())
-    note = parts / 'fingerprint'
-    if parts.exists() and not (note.exists() and note.read_text() == digest.hexdigest()):
-        shutil.rmtree(parts)
-    parts.mkdir(parents=True, exist_ok=True)
-    write_atomically(note, digest.hexdigest())
 
 
 def is_prepared(out: Path, dataset_name: str) -> bool:
@@ -192,54 +120,49 @@ def is_prepared(out: Path, dataset_name: str) -> bool:
     manifest = load_manifest(out)
     if manifest['dataset'] != dataset_name:
         raise DataError(f'--out: {out} contains {manifest["dataset"]}, expected {dataset_name}; use a new folder')
-    return not any(size_problem(out / f'{name}.rec', split) for name, split in manifest['splits'].items())
-
-
-def add_indexes(out: Path) -> list[Path]:
-    """Write the missing or damaged memory-mapped indexes of a prepared folder; return the paths written."""
-    manifest, added = load_manifest(out), []
-    for name, split in manifest['splits'].items():
-        path = index_path(out / f'{name}.rec')
-        if not path.exists() or hashlib.sha256(read_bytes(path)).hexdigest() != split.get('index_sha256'):
-            split['index_sha256'] = write_index(out / f'{name}.rec')
-            added.append(path)
-    if added:
-        dump_manifest(out, manifest)
-    return added
+    recs = {out / f'{name}.rec': split['rec_bytes'] for name, split in manifest['splits'].items()}
+    return all(rec.is_file() and rec.stat().st_size == size for rec, size in recs.items())
 
 
 def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int | None = None,
          skip_damaged: bool = False) -> dict:
     """Pack a data set; return the manifest, written last. Raise DataError for damaged images unless skip_damaged."""
-    parts = out / '.parts'
-    _open_parts(parts, dataset, resize_shorter)
-    stems = {name: _write_parts(parts, name, samples, num_workers, resize_shorter)
-             for name, samples in (('train', dataset.train), ('validation', dataset.validation))}
-    finished = {name: [_read_part(stem) for stem in group] for name, group in stems.items()}
-    damaged = [image for part in chain(*finished.values()) for image in part.damaged]
-    first = some([f'{name} ({why})' for name, why in damaged], 5)
-    if damaged and dataset.recs:
-        shutil.rmtree(parts)
-        with suppress(OSError):  # there are other files
-            out.rmdir()
-        raise DataError(f'--source: {dataset.source}: {plural(len(damaged), "image")} cannot be decoded: {first}; run '
-                        'im2rec again without them')
+    from mlperf_rn50.data.pictures import DecoderTest, encode_image
+    samples = {'train': dataset.train, 'validation': dataset.validation}
+    contents = [(s.label, s.name, s.size) for s in chain(*samples.values())]
+    folder = out / '.parts' / hashlib.sha256(repr((PART_SIZE, resize_shorter, contents)).encode()).hexdigest()
+    if folder.parent.exists() and not folder.exists():  # parts of a different input
+        shutil.rmtree(folder.parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    encode = partial(encode_image, test=DecoderTest(), resize_shorter=resize_shorter)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # Pillow warns of a large image and rejects one of twice that size
+        parts = {name: _write_parts(folder / f'{name}.rec', of_split, encode, num_workers)
+                 for name, of_split in samples.items()}
+    damaged = [image for part in parts.values() for image in part.damaged]
     if damaged and not skip_damaged:
-        listed = out / 'damaged.txt'
+        first, listed = some([f'{name} ({why})' for name, why in damaged], 5), out / 'damaged.txt'
         write_atomically(listed, ''.join(f'{name}\t{why}\n' for name, why in damaged))
-        raise DataError(f'{plural(len(damaged), "image")} cannot be decoded: {first}; replace those listed in {listed} '
-                        'or skip them with --skip-corrupt')
+        advice = (f'run im2rec again without those listed in {listed}' if dataset.recs else
+                  f'replace those listed in {listed} or skip them with --skip-corrupt')
+        raise DataError(f'{plural(len(damaged), "image")} cannot be decoded: {first}; {advice}')
     splits = {}
-    for name, group in stems.items():
-        names = [image for part in finished[name] for image in part.names]
-        splits[name] = (_link(dataset.recs[name], out / name, names) if dataset.recs else
-                        _join(group, out / name, names))
+    for name, part in parts.items():
+        rec_path = (out if dataset.recs else folder) / f'{name}.rec'
+        if dataset.recs:
+            _link(dataset.recs[name], rec_path)
+        else:
+            starts = accumulate(part.sizes, initial=0)
+            lines = (f'{key}\t{start}\n' for key, start in zip(range(len(part.sizes)), starts))
+            write_atomically(rec_path.with_suffix('.idx'), ''.join(lines))
+        splits[name] = describe_records(rec_path, part.names, part.checksums)
+    for path in [] if dataset.recs else [*folder.glob('train.*'), *folder.glob('validation.*')]:
+        path.replace(out / path.name)
     manifest = {'format': MANIFEST_FORMAT, 'dataset': dataset.name, 'source': dataset.source,
                 'resize_shorter': resize_shorter, 'classes': dataset.classes,
-                'splits': splits, 'skipped': [name for name, _ in damaged], 'notes': dataset.notes,
-                'converted': [name for part in chain(*finished.values()) for name in part.converted]}
+                'splits': splits, 'skipped': [name for name, _ in damaged], 'notes': dataset.notes}
     dump_manifest(out, manifest)
-    shutil.rmtree(parts)
+    shutil.rmtree(folder.parent)
     return manifest
 
 
@@ -247,34 +170,26 @@ def prepare(options: Namespace) -> int:
     """Run the prepare command; return the exit code."""
     num_workers = options.workers or len(os.sched_getaffinity(0))
     if options.verify is not None:
-        return print_verdict(Path(options.verify), num_workers)
+        intact, damaged = verify(Path(options.verify), num_workers)
+        print(*intact, *damaged, sep='\n')
+        if damaged:
+            print(f'{options.verify}: damaged; {REPAIR}')
+        return EXIT_FAILED if damaged else EXIT_OK
     out = Path(options.out)
     name = options.name if options.dataset in ('folder', 'im2rec') and options.name else options.dataset
-    if is_prepared(out, name):
-        try:
-            added = add_indexes(out)
-        except OSError as e:
-            raise DataError(f'--out: {e.filename or out}: {e.strerror}; cannot write the missing indexes') from e
-        print(f'{out}: {name} is already prepared'
-              + (f'; added {", ".join(p.name for p in added)}, images unchanged' if added else ''))
-        return EXIT_OK
     try:
+        if is_prepared(out, name):
+            print(f'{out}: {name} is already prepared')
+            return EXIT_OK
         found = find_dataset(options, name)
-    except OSError as e:
-        is_link = isinstance(e, FileNotFoundError) and os.path.islink(e.filename)
-        reason = 'link to a missing file' if is_link else e.strerror
-        raise DataError(f'--source: {e.filename or options.source}: {reason}; repair, move or remove it') from e
-    if found.notes:
-        print(*found.notes, sep='\n', flush=True)
-    try:
+        for note in found.notes:
+            print(note, flush=True)
         out.mkdir(parents=True, exist_ok=True)
         manifest = pack(found, out, num_workers, options.resize_shorter, options.skip_corrupt)
     except OSError as e:
         raise DataError(f'--out: {e.filename or out}: {e.strerror}; run prepare again (it keeps finished parts)') from e
     for split, entry in manifest['splits'].items():
         print(f'{out}/{split}.rec: {entry["num_images"]:,} images of {name}, {entry["rec_bytes"] / 1e6:,.1f} MB')
-    if converted := manifest['converted']:
-        print(f'converted {plural(len(converted), "image")} to PNG, because DALI cannot use them: {some(converted, 5)}')
     if manifest['skipped']:
         print(f'skipped {plural(len(manifest["skipped"]), "damaged image")}, listed in {out / MANIFEST_NAME}')
     return EXIT_OK

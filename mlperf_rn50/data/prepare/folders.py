@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, check_name
-from mlperf_rn50.data.records import MAGIC, RecordFile
+from mlperf_rn50.data.records import RecordFile
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import read_bytes, regular_file
 from mlperf_rn50.text import some
@@ -47,12 +47,10 @@ def scan(folder: Path) -> tuple[list[str], list[Sample], Counter[str]]:
     return folders, images, others
 
 
-def by_role(paths: Iterable[Path]) -> dict[str, Path]:
+def by_role(paths: list[Path]) -> dict[str, Path]:
     """Return the paths for train, validation and test, by names such as val or my_train.rec; refuse several for one."""
-    found: dict[str, list[Path]] = {role: [] for role in _ROLES}
-    for path in paths:
-        for role in (r for r, names in _ROLES.items() if path.stem.lower().rpartition('_')[2] in names):
-            found[role].append(path)
+    found = {role: [path for path in paths if path.stem.lower().rpartition('_')[2] in names]
+             for role, names in _ROLES.items()}
     for role, named in found.items():
         if len(named) > 1:
             raise DataError(f'--source: got {" and ".join(map(str, named))}, expected one for {role}; move the others')
@@ -87,17 +85,22 @@ def label(images: dict[str, list[Sample]], classes: Iterable[str]) -> list[Sampl
     return [replace(image, label=i) for i, name in enumerate(classes) for image in images.get(name, [])]
 
 
-def _split(images: list[Sample], fraction: float) -> tuple[list[Sample], list[Sample]]:
-    """Return the training and the validation images of a class; the latter have hashes below the fraction.
+def _split(images: dict[str, list[Sample]], fraction: float) -> list[dict[str, list[Sample]]]:
+    """Return the training and the validation images of each class; the latter have hashes below the fraction.
 
-    Each part has an image. An image that is added to the class later does not move others, except to fill a part.
+    Each part has an image. An image that is added to a class later does not move others, except to fill a part.
     """
     def place(image: Sample) -> float:
         name = os.fsencode('/'.join(image.name.split('/')[-2:]))
         return int.from_bytes(hashlib.sha256(name).digest()[:8], 'big') / 2**64
-    ordered = sorted(images, key=place)
-    num_held = max(1, min(sum(place(image) < fraction for image in images), len(images) - 1))
-    return sorted(ordered[num_held:], key=lambda s: s.name), sorted(ordered[:num_held], key=lambda s: s.name)
+    held = set()
+    for name, of_class in images.items():
+        if len(of_class) == 1:
+            raise DataError(f'--validation: got 1 image in {name}/, expected 2 or more in each class')
+        num_held = max(1, min(sum(place(image) < fraction for image in of_class), len(of_class) - 1))
+        held.update(sorted(of_class, key=place)[:num_held])
+    return [{name: [image for image in of_class if (image in held) == is_held] for name, of_class in images.items()}
+            for is_held in (False, True)]
 
 
 def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
@@ -107,16 +110,13 @@ def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
     """
     folders, loose, others = scan(source)
     # With a fraction, a folder called train may be a class; a split contains folders.
-    parts = by_role(source / f for f in folders if fraction is None or scan(source / f)[0])
+    parts = by_role([source / f for f in folders if fraction is None or scan(source / f)[0]])
     train, val = parts.get('train'), parts.get('validation')
     if fraction is not None:
         if val:
             raise DataError(f'--validation: got {fraction:g}, but {val} exists; omit the option, or move the folder')
         images, notes = read_classes(train or source)
-        if single := [n for n, of_class in images.items() if len(of_class) == 1]:
-            raise DataError(f'--validation: got 1 image in {single[0]}/, expected 2 or more in each class')
-        splits = {n: _split(of_class, fraction) for n, of_class in images.items()}
-        train_images, val_images = ({n: split[i] for n, split in splits.items()} for i in range(2))
+        train_images, val_images = _split(images, fraction)
         notes.append(f'{source}: {sum(map(len, val_images.values())):,} of these images are for validation: '
                      f'{fraction:g} of each class, selected by the SHA-256 of CLASS/FILE')
     else:
@@ -146,11 +146,8 @@ def _record_samples(rec: Path) -> list[Sample]:
     names, records, samples = {line[0]: line[-1] for line in lines}, RecordFile(rec), []
     for position in range(len(records)):
         record, (_, start, length) = records.read(position), records.place(position)
-        image, name = record.image.tobytes(), names.get(str(record.sample_id), f'{rec.name}, record {position}')
-        offset = start + length - len(image) - -len(image) % 4  # records are padded to multiples of 4 bytes
-        # A record that contains the magic number is stored in several parts.
-        data = image if MAGIC in image else None
-        samples.append(Sample(record.label, name, data, str(rec), offset, len(image), is_record=True))
+        name = names.get(str(record.sample_id), f'{rec.name}, record {position}')
+        samples.append(Sample(record.label, name, None, str(rec), start, length, is_record=True))
     return samples
 
 

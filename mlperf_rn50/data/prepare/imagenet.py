@@ -1,6 +1,5 @@
 """ImageNet (ILSVRC2012) from its two tars, read in place, or from synset folders."""
 import tarfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,28 +11,27 @@ from mlperf_rn50.files import regular_file
 COUNTS = (1_281_167, 50_000, 1000)  # numbers of training images, validation images and classes
 
 
-def _tar_members(path: Path, is_nested: bool) -> Iterator[tuple[str, str, int, int]]:
-    """Yield (inner tar's stem or '', name, offset, size) for each image in a tar or in its nested tars."""
-    with open(path, 'rb', opener=regular_file) as file, tarfile.open(fileobj=file, mode='r:') as outer:
-        for member in filter(tarfile.TarInfo.isfile, outer):
-            if not is_nested:
-                yield '', Path(member.name).name, member.offset_data, member.size
-                continue
-            with tarfile.open(fileobj=outer.extractfile(member), mode='r:') as inner:
-                for picture in filter(tarfile.TarInfo.isfile, inner):
-                    yield (Path(member.name).stem, Path(picture.name).name,
-                           member.offset_data + picture.offset_data, picture.size)
+def _members(path: Path, tar: tarfile.TarFile, start: int = 0) -> list[Sample]:
+    """Return the unlabelled images of a tar, which begins at a byte of the file, in order of name."""
+    samples = [Sample(-1, check_name(f'{path.name}/{Path(member.name).name}'), None, str(path),
+                      start + member.offset_data, member.size) for member in filter(tarfile.TarInfo.isfile, tar)]
+    return sorted(samples, key=lambda s: s.name)
 
 
-def _tar_samples(path: Path, is_nested: bool) -> list[tuple[str, Sample]]:
-    """Return (synset or '', unlabelled sample) for each image in a tar, sorted by name."""
+def _read_tar(path: Path, is_nested: bool) -> dict[str, list[Sample]]:
+    """Return the images of each nested tar by its stem, the synset, in order of name; those of a flat tar by ''."""
     try:
-        samples = [(synset, Sample(-1, check_name(f'{path.name}/{name}'), None, str(path), offset, size))
-                   for synset, name, offset, size in _tar_members(path, is_nested)]
+        with open(path, 'rb', opener=regular_file) as file, tarfile.open(fileobj=file, mode='r:') as outer:
+            if not is_nested:
+                return {'': _members(path, outer)}
+            images = {}
+            for member in filter(tarfile.TarInfo.isfile, outer):
+                with tarfile.open(fileobj=outer.extractfile(member), mode='r:') as inner:
+                    images[Path(member.name).stem] = _members(path, inner, member.offset_data)
+            return dict(sorted(images.items()))
     except TAR_ERRORS as e:
         raise DataError(f'imagenet: {path}: not a readable, uncompressed tar ({" ".join(str(e).split())}); decompress '
                         'it or download it again') from e
-    return sorted(samples, key=lambda pair: (pair[0], pair[1].name))
 
 
 def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list[int]:
@@ -67,22 +65,17 @@ def imagenet(source: Path, ground_truth: Path | None, allow_partial: bool) -> Da
     flat val/ with a ground truth file.
     """
     train_tar, val_tar = source / 'ILSVRC2012_img_train.tar', source / 'ILSVRC2012_img_val.tar'
-    notes: list[str] = []
-    parts = by_role(source / f for f in scan(source)[0])
+    parts = by_role([source / f for f in scan(source)[0]])
     if 'train' in parts:
         images, notes = read_classes(parts['train'])
-        classes, train = [*images], label(images, images)
     elif train_tar.exists():
-        samples = _tar_samples(train_tar, is_nested=True)
-        classes = sorted({synset for synset, _ in samples})
-        number = {synset: label for label, synset in enumerate(classes)}
-        train = [replace(sample, label=number[synset]) for synset, sample in samples]
+        images, notes = _read_tar(train_tar, is_nested=True), []
     else:
         raise DataError(f'--source: {source}: expected {train_tar.name} or train/<synset>/ in it; '
                         'for .rec files, use prepare im2rec --name imagenet')
-    validation, more = _validation(parts.get('validation'), val_tar, ground_truth, classes)
-    result = Dataset('imagenet', str(source), classes, train, validation, (*notes, *more))
-    counts = (len(result.train), len(result.validation), len(classes))
+    validation, more = _validation(parts.get('validation'), val_tar, ground_truth, [*images])
+    result = Dataset('imagenet', str(source), [*images], label(images, images), validation, (*notes, *more))
+    counts = (len(result.train), len(validation), len(images))
     if counts != COUNTS and not allow_partial:
         raise DataError(f'imagenet: got {counts[0]:,} training and {counts[1]:,} validation images of {counts[2]} '
                         'classes, expected 1,281,167 and 50,000 of 1000; complete the data or use --allow-partial')
@@ -92,7 +85,6 @@ def imagenet(source: Path, ground_truth: Path | None, allow_partial: bool) -> Da
 def _validation(val_dir: Path | None, val_tar: Path, ground_truth: Path | None,
                 classes: list[str]) -> tuple[list[Sample], list[str]]:
     """Return the labelled validation images, and lines on what is used and what is not."""
-    notes: list[str] = []
     if val_dir:
         folders, flat, others = scan(val_dir)
         if folders:
@@ -102,7 +94,7 @@ def _validation(val_dir: Path | None, val_tar: Path, ground_truth: Path | None,
             return label(images, classes), notes
         notes = unused(val_dir, others)
     elif val_tar.exists():
-        flat = [sample for _, sample in _tar_samples(val_tar, is_nested=False)]
+        flat, notes = _read_tar(val_tar, is_nested=False)[''], []
     else:
         raise DataError(f'--source: {val_tar.parent}: expected {val_tar.name} or val/ in it')
     if ground_truth is None:
