@@ -6,26 +6,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mlperf_rn50.files import LineFile
+from mlperf_rn50.files import LineHandler
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 
 _PLAIN_PERIOD_S = 30.0  # time between two progress lines if stderr is not a terminal
-
-
-class _LogFile(logging.Handler):
-    """Handler for train.log that propagates write errors, unlike logging's handlers."""
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self._file = LineFile(path)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._file.write(self.format(record))
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def _open_console(log_path: Path) -> logging.Logger:
@@ -34,7 +19,7 @@ def _open_console(log_path: Path) -> logging.Logger:
     logger.propagate = False
     logger.setLevel(logging.INFO)
     formatter = logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S')
-    for handler in (logging.StreamHandler(sys.stderr), _LogFile(log_path)):
+    for handler in (logging.StreamHandler(sys.stderr), LineHandler(log_path)):
         handler.setFormatter(formatter)
         logger.addHandler(handler)
     return logger
