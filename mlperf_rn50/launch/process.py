@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from enum import Enum
+from enum import Enum, IntEnum, auto
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_FAILED
@@ -25,13 +25,13 @@ END_LIMITS_S = (120.0, 30.0)  # time to end after a run has logged its end, with
 _LOOK_S = 10.0  # time between two looks at the run
 
 
-class Stage(Enum):
+class Stage(IntEnum):
     """Stage of stopping an engine."""
 
-    RUNNING = 'running'
-    STOPPING = 'stop requested'
-    TERMINATING = 'terminating'
-    KILLING = 'killed'
+    RUNNING = auto()
+    STOPPING = auto()
+    TERMINATING = auto()
+    KILLING = auto()
 
 
 _WAITING = {Stage.RUNNING: 'still starting', Stage.STOPPING: 'the stop request has had no effect'}
@@ -48,14 +48,9 @@ class EngineEvent(Enum):
 
 def react(stage: Stage, event: EngineEvent) -> Stage:
     """Return the stage after an event. Stages never go back; timeouts lead to termination and then to killing."""
-    order = list(Stage)
-    if event is EngineEvent.STOP:
-        wanted = Stage.STOPPING
-    elif event is EngineEvent.LATE:
-        wanted = Stage.KILLING if stage in (Stage.TERMINATING, Stage.KILLING) else Stage.TERMINATING
-    else:
-        wanted = Stage.TERMINATING
-    return max(stage, wanted, key=order.index)
+    if event is EngineEvent.LATE:
+        return Stage.KILLING if stage >= Stage.TERMINATING else Stage.TERMINATING
+    return max(stage, Stage.STOPPING if event is EngineEvent.STOP else Stage.TERMINATING)
 
 
 def next_event(signals: SignalQueue, timeout_s: float) -> EngineEvent | None:

@@ -90,18 +90,18 @@ class Supervisor:
                 silent = world.silent(self.layout.hosts) if self.has_ssh else ()
                 attempt = self.explain_failure(job, attempt, silent)
             self._record(job, attempt)
-            verdict = attempts.judge(attempt, world.signals.is_requested, restarts_left, self._attempts,
-                                     bool(self._bad_hosts()))
+            end_code, reason = attempts.judge(attempt, world.signals.is_requested, restarts_left, self._attempts,
+                                              bool(self._bad_hosts()))
             # A restart checks the hosts again unless they passed and the failure had nothing to do with them.
             is_checked = is_fit and attempt.origin == 'outside' and not silent
-            if verdict.reason:
-                world.say(verdict.reason)
-            if verdict.action == 'end':
-                return verdict.exit_code
+            if reason:
+                world.say(reason)
+            if end_code is not None:
+                return end_code
             restarts_left -= 1
-            if verdict.pause_s:
-                world.say(f'waiting {verdict.pause_s:.0f} s because the last attempt wrote no newer checkpoint')
-                world.signals.pause(verdict.pause_s)
+            if pause_s := attempts.pause_s(attempts.count_stuck(self._attempts)):
+                world.say(f'waiting {pause_s:.0f} s because the last attempt wrote no newer checkpoint')
+                world.signals.pause(pause_s)
             if not self.regroup():
                 return EXIT_FAILED
             if world.signals.is_requested:

@@ -199,20 +199,20 @@ def test_torn_and_hostile_lines_are_ignored(tmp_path):
 
 @pytest.mark.parametrize('attempt, is_stop_requested, restarts_left, num_stuck, expected', [
     # A run that logged its end is not restarted.
-    (Attempt(0, 1, 'converged', True, True), False, 9, 0, ('end', 0)),
-    (Attempt(0, 1, 'failed', True, True), False, 9, 0, ('end', 1)),
-    (Attempt(0, 1, 'interrupted', True, True), False, 9, 0, ('end', 75)),
+    (Attempt(0, 1, 'converged', True, True), False, 9, 0, 0),
+    (Attempt(0, 1, 'failed', True, True), False, 9, 0, 1),
+    (Attempt(0, 1, 'interrupted', True, True), False, 9, 0, 75),
     # An interrupted run is restarted while it gains steps.
-    (Attempt(0, 1, None, True, True), False, 1, 0, ('restart', 0)),
-    (Attempt(0, 1, None, True, True), False, 0, 0, ('end', 1)),
-    (Attempt(0, 1, None, False, True), False, 9, 2, ('restart', 0)),
-    (Attempt(0, 1, None, False, True), False, 9, 3, ('end', 1)),
-    (Attempt(0, 2, None, False, True), False, 9, 1, ('end', 2)),
-    (Attempt(0, 1, None, True, True), True, 9, 0, ('end', 75)),
-    (Attempt(None, 1, None, False, False), True, 9, 1, ('end', 1))])
+    (Attempt(0, 1, None, True, True), False, 1, 0, None),
+    (Attempt(0, 1, None, True, True), False, 0, 0, 1),
+    (Attempt(0, 1, None, False, True), False, 9, 2, None),
+    (Attempt(0, 1, None, False, True), False, 9, 3, 1),
+    (Attempt(0, 2, None, False, True), False, 9, 1, 2),
+    (Attempt(0, 1, None, True, True), True, 9, 0, 75),
+    (Attempt(None, 1, None, False, False), True, 9, 1, 1)])
 def test_restart_decision_after_an_attempt(attempt, is_stop_requested, restarts_left, num_stuck, expected):
-    verdict = judge(attempt, is_stop_requested, restarts_left, [attempt] * num_stuck)
-    assert (verdict.action, verdict.exit_code) == expected
+    exit_code, reason = judge(attempt, is_stop_requested, restarts_left, [attempt] * num_stuck)
+    assert exit_code == expected and bool(reason) == (num_stuck == 3)
 
 
 def test_stuck_attempts_are_counted_across_starts_of_a_job(tmp_path):
