@@ -60,8 +60,10 @@ class RunLog:
         v05.time = self  # the package calls time.time() for each line
 
     def close(self) -> None:
-        for file in filter(None, (self._sink, self._v06)):
-            file.close()
+        if self._sink:
+            self._sink.close()
+        if self._v06:
+            self._v06.close()
 
     def time(self) -> float:
         """Return the time of the next line: now, but after the target was reached, that of the last line before it."""
