@@ -77,14 +77,15 @@ class Supervisor:
             job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(self.layout.run_dir)
             code = 0 if is_checked else self._run_doctor(job, train_options)
             is_fit = not code
-            if not is_fit and not world.signals.is_requested and self._is_finding(job, code) and (
-                    code == EXIT_USAGE or self._num_jobs == 1 or not restarts_left):
-                return code
+            if not is_fit and not world.signals.is_requested and (code == EXIT_USAGE or code == EXIT_FAILED and (
+                    self._num_jobs == 1 or not restarts_left) and not self._has_failure(job)):
+                return code  # the doctor found a fault; a killed rank or a lost host is a failed attempt instead
             if is_fit and not world.signals.is_requested:
                 code = self._start(job, ['train', *train_options], partial(self._status, before))
             attempt = attempts.read_attempt(self.layout.run_dir, before, code, train_options[0] == '--resume')
-            if attempt.end == 'interrupted' and self._has_lost_host(job, code):
-                attempt = replace(attempt, end=None)
+            if attempt.end == 'interrupted' and self.has_ssh and not world.signals.is_requested and (
+                    code == EXIT_FAILED or self._has_failure(job)):
+                attempt = replace(attempt, end=None)  # guards send the ranks a stop request if a host is lost
             silent: Sequence[str] = ()
             if not attempt.end and not world.signals.is_requested:
                 silent = world.silent(self.layout.hosts) if self.has_ssh else ()
@@ -111,11 +112,9 @@ class Supervisor:
             world.say(f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: '
                       f'{" ".join(train_options)}')
 
-    def _has_lost_host(self, job: str, code: int) -> bool:
-        """Return whether a lost host, not the user, interrupted a run; guards then send a stop request to the ranks."""
-        if self.world.signals.is_requested or not self.has_ssh:
-            return False
-        return code == EXIT_FAILED or bool(self._failures(job)) or bool(self.world.silent(self.layout.hosts))
+    def _has_failure(self, job: str) -> bool:
+        """Return whether a failure is recorded for a job, or a host does not answer."""
+        return bool(self._failures(job)) or self.has_ssh and bool(self.world.silent(self.layout.hosts))
 
     def _failures(self, job: str) -> list[Failure]:
         return [f for f in read_failures(self.layout.run_dir) if f.job in (job, job + _DOCTOR)]
@@ -144,12 +143,6 @@ class Supervisor:
             return 0
         # The doctor is a separate job, so that its guards end only its own processes.
         return self._start(job + _DOCTOR, ['doctor', '--quiet', *train_options], lambda: None)
-
-    def _is_finding(self, job: str, code: int) -> bool:
-        """Return whether the doctor found a fault; a killed rank or a lost host is a failed attempt instead."""
-        if code != EXIT_FAILED:
-            return code == EXIT_USAGE
-        return not self._failures(job) and not (self.has_ssh and self.world.silent(self.layout.hosts))
 
     def _record(self, job: str, attempt: Attempt) -> None:
         if attempt.end or not self.world.signals.is_requested:  # a stop request is not a failure

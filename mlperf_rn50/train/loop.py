@@ -171,7 +171,7 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Eva
     run.sinks.handle(events.EvalStarted(epoch))
     trainer, num_val = run.trainer, run.plan.config.data.num_val
     with trainer.evaluating() as net:
-        result = evaluate(net, run.eval_data(), num_val, run.comm, lambda: run.sinks.handle(events.Alive()))
+        result = evaluate(net, run.eval_data(), num_val, run.comm, run.position.now)
     evaluated = events.Evaluated(epoch, first_epoch, run.now_s(), result)
     run.sinks.handle(evaluated)
     if compared := run.comparison.compare(epoch + 1, result.top1, evaluated.time_s):

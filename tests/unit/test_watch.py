@@ -196,7 +196,8 @@ def test_exit_code_and_message_of_rank(status, code, message, capsys):  # status
 
 def test_stacks_and_state_of_stalled_rank_are_written(tmp_path):
     body = 'import ctypes; list(position.track_reading(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))'
-    process = start(body, '{"training": 0.5}', tmp_path / 'stalled/4-2', HOROVOD_RANK='2', HOROVOD_SIZE='4', MLPERF_RN50_JOB='4-2')
+    process = start(body, '{"training": 0.5}', tmp_path / 'stalled/4-2', HOROVOD_RANK='2', HOROVOD_SIZE='4',
+                    MLPERF_RN50_JOB='4-2')
     path = tmp_path / 'stalled/4-2/rank_2.txt'
     err = error_of(process)
     assert f'busy: reading data; no report from ranks 0, 1, 3; stacks: {path}\n' in err
@@ -269,7 +270,8 @@ def test_cause_of_the_end_of_a_rank_is_recorded(tmp_path, body, recorded):
 
 def test_lost_engine_is_recorded(tmp_path):
     body = 'signal.signal(signal.SIGTERM, lambda *_: os._exit(75)); print(os.getppid(), flush=True); rest()'
-    launcher = start(body, folder=tmp_path / 'stalled/4-2', command=['sh', '-c', '"$@" & wait', 'sh'], MLPERF_RN50_JOB='4-2')
+    launcher = start(body, folder=tmp_path / 'stalled/4-2', command=['sh', '-c', '"$@" & wait', 'sh'],
+                     MLPERF_RN50_JOB='4-2')
     watcher = psutil.Process(int(launcher.stdout.readline()))
     launcher.kill()
     assert_ends(watcher)

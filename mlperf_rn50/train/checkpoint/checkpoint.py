@@ -155,7 +155,10 @@ def load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
     try:
         return _load(path)
     except DamagedCheckpoint as e:
-        raise DamagedCheckpoint(f'{e}{_previous_hint(path)}') from e
+        others = list_checkpoints(path.parent) if is_checkpoint_name(path.name) else []
+        last = max((p for p in others if step_of(p) < step_of(path)), key=step_of, default=None)
+        hint = f'the previous one is {last}: --resume {last}' if last else 'there is no previous one'
+        raise DamagedCheckpoint(f'{e}; {hint}') from e
 
 
 def load_newest(folder: Path) -> LoadedCheckpoint:
@@ -208,8 +211,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return f'{Path(error.filename).name if error.filename else "a file"}: {error.strerror}'
     return f'not a checkpoint of this program ({" ".join(str(error).split())[:300] or type(error).__name__})'
-
-
-def _previous_hint(path: Path) -> str:
-    others = [p for p in list_checkpoints(path.parent) if is_checkpoint_name(path.name) and step_of(p) < step_of(path)]
-    return f'; the previous one is {others[-1]}: --resume {others[-1]}' if others else '; there is no previous one'
