@@ -578,7 +578,8 @@ def test_python_that_the_user_cannot_execute_is_named(tmp_path):
     for folder in ('a/.venv/bin', 'a/launch/engines'):
         (tmp_path / folder).mkdir(parents=True)
     script = tmp_path / 'a/launch/engines/launcher.sh'
-    shutil.copy(ROOT / 'launch/engines/launcher.sh', script)
+    for name in ('launcher.sh', 'isolate.sh'):
+        shutil.copy(ROOT / 'launch/engines' / name, script.with_name(name))
     done = run([script, 'launch/local.sh'])
     assert (done.returncode, done.stderr) == (2, f'launch/local.sh: {tmp_path}/a/.venv is missing; run launch/setup.sh '
                                                  'there\n')
@@ -591,7 +592,7 @@ def test_python_that_the_user_cannot_execute_is_named(tmp_path):
 def test_missing_tmpdir_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setenv('TMPDIR', str(tmp_path / 'none'))
     with pytest.raises(ConfigError, match=f'TMPDIR: {tmp_path}/none is not a writable folder; create it or set'):
-        check_room(ENGINES[name])
+        check_room(ENGINES[name], 1)
 
 
 def test_host_name_in_a_message_is_escaped(capfd):
