@@ -57,16 +57,12 @@ class WeightsDescription:
 
 
 def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: int, epoch: int, seed: int, *,
-                     is_best: bool, is_last: bool, counts: tuple[int, int, int] | None = None,
-                     data_sha256: str = '') -> WeightsDescription:
-    """Return the description of a run's network. counts: images correct in Top-1, correct in Top-5, and evaluated."""
+                     is_best: bool, is_last: bool, **more: Any) -> WeightsDescription:
+    """Return the description of a run's network. more: further fields, such as those of its accuracy."""
     tree = to_tree(config)
     train = {**tree['train'], 'eval_batch_size': eval_batch_size}
-    top1, top5, total = counts or (None, None, None)
     return WeightsDescription(__version__, tree['model'], {k: tree['data'][k] for k in DATA_KEYS},
-                       {k: train[k] for k in TRAIN_KEYS}, tuple(classes), epoch, seed, is_best, is_last,
-                       top1 / total if top1 is not None and total else None, top1, top5, total,
-                       data_sha256=data_sha256)
+                              {k: train[k] for k in TRAIN_KEYS}, tuple(classes), epoch, seed, is_best, is_last, **more)
 
 
 def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: dict[str, np.ndarray]) -> Path:
