@@ -356,7 +356,7 @@ def test_stop_request_without_effect_is_reported(run_shell):
 
 
 def test_status_of_a_run_is_that_of_this_attempt(tmp_path):
-    status = supervisor.Supervisor(None, None, supervisor.RunPlace(tmp_path, (), 1), False, '', '')._status
+    status = supervisor.Supervisor(*[None] * 5, supervisor.RunPlace(tmp_path, (), 1), False, '', '')._status
     new = read_progress(tmp_path)
     assert status(new) is None
     run = begin(tmp_path)

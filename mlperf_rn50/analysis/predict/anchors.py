@@ -89,8 +89,7 @@ def _round_number(run_set: RunSet) -> float:
 
 def lacks_schedule(run_set: RunSet | None) -> bool:
     """Return whether a set's logs declare no schedule, as in v0.5, whose software differs from that of other sets."""
-    return run_set is not None and run_set.is_imagenet and (
-        run_set.recipe.decay is None or 'decay' in run_set.unlogged)
+    return run_set is not None and run_set.is_imagenet and (run_set.recipe.decay is None or 'decay' in run_set.unlogged)
 
 
 def is_early(run_set: RunSet) -> bool:
