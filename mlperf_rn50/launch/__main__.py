@@ -171,8 +171,9 @@ class Launcher:
             self.try_mpi(layout, f'{token}-m', device)
         batch_job = os.environ.get('SLURM_JOB_ID', token)
         with folder_lock(layout.run_dir):
-            code = Supervisor(partial(self.start, start_limit_s, device), silent_hosts, report, self.signals,
-                              self.options, layout, bool(self.options.hosts), batch_job, token).run_all()
+            silent = silent_hosts if self.options.hosts else lambda _: []
+            code = Supervisor(partial(self.start, start_limit_s, device), silent, report, self.signals, self.options,
+                              layout, bool(self.options.hosts), batch_job, token).run_all()
         if self.options.ranks_per_device > 1:
             with closing(SignalQueue(LAUNCHER_SIGNALS)) as signals:  # new, without earlier stop requests
                 replace(self, signals=signals).start_ranks(replace(layout, ranks_per_node=1), f'{token}-m',

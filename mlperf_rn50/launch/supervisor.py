@@ -37,7 +37,7 @@ class Supervisor:
 
     # Run a command on all ranks, under a job name; the given function returns the status of the run, see run_engine.
     start: Callable[[RunPlace, str, Sequence[str], Callable[[], str | None]], int]
-    silent: Callable[[Sequence[str]], list[str]]  # return the hosts that do not answer
+    silent: Callable[[Sequence[str]], list[str]]  # return the hosts that do not answer; none without ssh
     say: Callable[[str], None]
     signals: SignalQueue
     options: Options
@@ -81,7 +81,7 @@ class Supervisor:
                 attempt = replace(attempt, end=None)  # guards send the ranks a stop request if a host is lost
             silent: Sequence[str] = ()
             if not attempt.end and not self.signals.is_requested:
-                silent = self.silent(self.layout.hosts) if self.has_ssh else ()
+                silent = self.silent(self.layout.hosts)
                 attempt = self.explain_failure(job, attempt, silent)
             self._record(job, attempt)
             end_code, reason = attempts.judge(attempt, self.signals.is_requested, restarts_left, self._attempts,
@@ -107,7 +107,7 @@ class Supervisor:
 
     def _has_failure(self, job: str) -> bool:
         """Return whether a failure is recorded for a job, or a host does not answer."""
-        return bool(self._failures(job)) or self.has_ssh and bool(self.silent(self.layout.hosts))
+        return bool(self._failures(job) or self.silent(self.layout.hosts))
 
     def _failures(self, job: str) -> list[Failure]:
         return [f for f in read_failures(self.layout.run_dir) if f.job in (job, job + _DOCTOR)]
@@ -152,8 +152,7 @@ class Supervisor:
         lost = {f.host: f.cause for f in reversed(self._failures(job)) if f.rank is None and f.host in layout.hosts}
         lost |= dict.fromkeys(silent, f'does not answer {platform.node()}')
         for host, cause in lost.items():
-            self.say(f'host {host} (with rank {ranks_of(host, layout.hosts, layout.ranks_per_node)}) {cause}; '
-                     f'{where}')
+            self.say(f'host {host} (with rank {ranks_of(host, layout.hosts, layout.ranks_per_node)}) {cause}; {where}')
         if not lost:
             self.say(f'the ranks ended with exit code {attempt.exit_code}; {where}')
         first = next(iter(self._failures(job)), None)
@@ -166,8 +165,6 @@ class Supervisor:
 
     def regroup(self) -> bool:
         """Wait for silent hosts or exclude them before the next attempt; return whether an attempt is possible."""
-        if not self.has_ssh:
-            return True
         for host, cause in self._bad_hosts().items():
             self.say(f'excluding {host} after {attempts.MAX_FAILURES} failures in attempts without a newer '
                      f'checkpoint ({cause})')

@@ -89,7 +89,3 @@ def render_table(studies: Sequence[Study], style: Style = TERMINAL, has_all_find
     parts += [render_section(heading(s), (), report.tables_of(s), report.finding_lines(s, has_all_findings), style,
                              'Findings') for s in studies]
     return '\n\n'.join(parts)
-
-
-def render_markdown(studies: Sequence[Study], has_all_findings: bool = False) -> str:
-    return render_table(studies, MARKDOWN, has_all_findings)
