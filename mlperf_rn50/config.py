@@ -102,6 +102,11 @@ def render_yaml(config: Config) -> str:
     return yaml.safe_dump(to_tree(config), sort_keys=False, default_flow_style=None)
 
 
+def render_value(value: Any) -> str:
+    """Return a value as in a configuration file."""
+    return 'null' if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _check_key(name: str, key: dataclasses.Field, value: Any) -> None:
     """Raise ConfigError for a missing value, a number out of bounds or a text with control characters."""
     bounds: Bounds | None = key.metadata.get('bounds')
@@ -134,15 +139,10 @@ def _check_together(c: Config) -> None:
     require((c.run.ranks_per_node or c.run.ranks_per_device) % c.run.ranks_per_device == 0,
             f'run.ranks_per_node: got {c.run.ranks_per_node}, expected a multiple of '
             f'run.ranks_per_device={c.run.ranks_per_device}')
-    require(is_open or not c.optimizer.nesterov,
-            'optimizer.nesterov: got true in the closed division, expected false, or run.submission_division=open')
-    require(is_open or d.mirror == 'random',
-            'data.mirror: got alternating in the closed division, expected random, or run.submission_division=open')
-    require(is_open or d.last_batch == 'wrap',
-            'data.last_batch: got weight in the closed division, expected wrap, or run.submission_division=open')
-    require(is_open or t.init_weights is None,
-            f'train.init_weights: got {t.init_weights} in the closed division, expected null, or '
-            'run.submission_division=open')
+    for key, value, rule in (('optimizer.nesterov', c.optimizer.nesterov, False), ('data.mirror', d.mirror, 'random'),
+                             ('data.last_batch', d.last_batch, 'wrap'), ('train.init_weights', t.init_weights, None)):
+        require(is_open or value == rule, f'{key}: got {render_value(value)} in the closed division, expected '
+                                          f'{render_value(rule)}, or run.submission_division=open')
     require(t.device == 'gpu' or d.decoder == 'cpu',
             'data.decoder: got mixed with train.device=cpu, expected cpu; nvJPEG needs train.device=gpu')
     require(not c.run.stop_when_behind or bool(c.run.reference) or d.dataset == IMAGENET and not d.synthetic,

@@ -4,6 +4,7 @@ import hashlib
 import io
 import itertools
 import json
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -182,6 +183,21 @@ class LineFile:
         """Close the file; raise StorageError if the disk reports a late write error."""
         with writing(self._path):
             self._file.close()
+
+
+class LineHandler(logging.Handler):
+    """Handler that writes each message to a LineFile at once and raises its errors, unlike the handlers of logging."""
+
+    def __init__(self, path: Path, is_new: bool = False):
+        super().__init__()
+        self._file = LineFile(path, is_new)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._file.write(self.format(record))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def describe_disk(path: Path) -> str:

@@ -1,39 +1,36 @@
 """Reader of untrusted .npz files, which accepts only numbers and never reads more than the file size."""
+import io
 import math
 import tokenize
 import zipfile
 from collections.abc import Mapping
-from typing import BinaryIO
 
 import numpy as np
 
 
-def read_arrays(file: BinaryIO, num_bytes: int) -> dict[str, np.ndarray]:
-    """Return the arrays of an uncompressed .npz by name; raise ValueError for any other file."""
+def read_arrays(data: bytes) -> dict[str, np.ndarray]:
+    """Return the arrays of an uncompressed .npz by name; raise ValueError for other content and non-finite values."""
     try:
-        with zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()
             if any(m.compress_type != zipfile.ZIP_STORED or m.flag_bits & 1 for m in members):
                 raise ValueError('got compressed or encrypted arrays, expected uncompressed and unencrypted ones')
-            if sum(m.file_size for m in members) > num_bytes:
-                raise ValueError(f'got arrays larger than the {num_bytes} bytes of the file')
-            return {m.filename.removesuffix('.npy'): _read_array(archive, m) for m in members}
+            if sum(m.file_size for m in members) > len(data):
+                raise ValueError(f'got arrays larger than the {len(data)} bytes of the file')
+            arrays = {m.filename.removesuffix('.npy'): _read_array(archive, m) for m in members}
     # zipfile and NumPy raise all of these for damaged headers.
     except (zipfile.BadZipFile, EOFError, KeyError, TypeError, AttributeError, SyntaxError, OverflowError, MemoryError,
             RecursionError, NotImplementedError, tokenize.TokenError) as e:
         raise ValueError(f'not an .npz ({" ".join(str(e).split())[:200] or type(e).__name__})') from e
+    if name := find_non_finite(arrays):
+        num_bad = int((~np.isfinite(arrays[name])).sum())
+        raise ValueError(f'{name}: got {num_bad} non-finite of {arrays[name].size} values, expected none')
+    return arrays
 
 
 def find_non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
     """Return the name of the first array with a NaN or an infinity."""
     return next((n for n, a in arrays.items() if a.dtype.kind == 'f' and not np.isfinite(a).all()), None)
-
-
-def check_finite(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError if an array contains a NaN or an infinity."""
-    if name := find_non_finite(arrays):
-        num_bad = int((~np.isfinite(arrays[name])).sum())
-        raise ValueError(f'{name}: got {num_bad} non-finite of {arrays[name].size} values, expected none')
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:

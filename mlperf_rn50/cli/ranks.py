@@ -56,4 +56,4 @@ def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool =
     folder = stalled_folder(run_dir or Path(config.run.dir), dict(os.environ))
     # A stop request during start-up takes effect after the first step, because train() unblocks the signals there.
     signal.pthread_sigmask(signal.SIG_BLOCK if can_stop else signal.SIG_UNBLOCK, STOP_SIGNALS)
-    return run_watched(program, config.comm.stall_limit_s, limits_s, folder, can_stop)
+    return run_watched(program, limits_s, folder, can_stop)

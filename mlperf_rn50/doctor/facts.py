@@ -60,8 +60,7 @@ def _horovod_facts(config: Config, comm: Comm) -> dict:
     if comm.world_size > 1:
         in_use = describe_exchange('MPI' if hvd.mpi_enabled() else 'Gloo', config.train.device, comm.world_size,
                                    config.run.ranks_per_device, bool(hvd.nccl_built()))
-    return {'controllers': [k for k, v in built.items() if v], 'in_use': in_use,
-            'has_gloo': bool(hvd.gloo_enabled()),
+    return {'controllers': [k for k, v in built.items() if v], 'in_use': in_use, 'has_gloo': bool(hvd.gloo_enabled()),
             'operations': [k for k, v in {**built, 'NCCL': hvd.nccl_built()}.items() if v]}
 
 

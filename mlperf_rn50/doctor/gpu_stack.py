@@ -221,8 +221,7 @@ def check_trial(rows: Sequence[Facts]) -> Check:
 def environment_facts(env: Mapping[str, str], is_nvidias: bool) -> dict[str, list[str | None]]:
     """Return each setting's value in this process (None if not set) and its source, program or user."""
     from_program = env.get(SET_VARIABLE, '').split(',')
-    return {name: [env.get(name), 'program' if name in from_program else 'user']
-            for name in settings_of(is_nvidias)}
+    return {name: [env.get(name), 'program' if name in from_program else 'user'] for name in settings_of(is_nvidias)}
 
 
 def check_environment(rows: Sequence[Facts]) -> Check:

@@ -22,7 +22,7 @@ from mlperf_rn50.launch.engines import ENGINES, Engine, environment, nodes_of_sl
 from mlperf_rn50.launch.hosts import check_ranks, common_slots, silent_hosts
 from mlperf_rn50.launch.options import AlreadyReported, Options, make_parser, parse_options, say, usage_of, values_of
 from mlperf_rn50.launch.process import HOST_LOST, LAUNCHER_SIGNALS, as_child, processes_of, run_engine
-from mlperf_rn50.launch.supervisor import RunPlace, Supervisor, World
+from mlperf_rn50.launch.supervisor import RunPlace, Supervisor
 from mlperf_rn50.locks import FileLock
 from mlperf_rn50.system.gpu_env import device_of_words
 from mlperf_rn50.system.mpi_session import SETTING_FILES, SHARED_MEMORY, mpi_settings, no_room, reason_of, tmp_dir
@@ -169,10 +169,11 @@ class Launcher:
         token, report = f'{os.getpid()}-{secrets.token_hex(4)}', partial(say, self.script)
         if self.options.doctor and mpi_settings(os.environ, self.here / '.venv'):
             self.try_mpi(layout, f'{token}-m', device)
-        world = World(partial(self.start, start_limit_s, device), silent_hosts, report, self.signals)
         batch_job = os.environ.get('SLURM_JOB_ID', token)
         with folder_lock(layout.run_dir):
-            code = Supervisor(world, self.options, layout, bool(self.options.hosts), batch_job, token).run_all()
+            silent = silent_hosts if self.options.hosts else lambda _: []
+            code = Supervisor(partial(self.start, start_limit_s, device), silent, report, self.signals, self.options,
+                              layout, bool(self.options.hosts), batch_job, token).run_all()
         if self.options.ranks_per_device > 1:
             with closing(SignalQueue(LAUNCHER_SIGNALS)) as signals:  # new, without earlier stop requests
                 replace(self, signals=signals).start_ranks(replace(layout, ranks_per_node=1), f'{token}-m',

@@ -1,7 +1,7 @@
 """Results of attempts (starts of the ranks) from the files in the run folder, and the decision on the next attempt."""
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Literal
@@ -33,7 +33,7 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class Attempt:
-    """Result of an attempt, which is one start of the ranks."""
+    """Result of an attempt, which is one start of the ranks; a line in attempts.jsonl."""
 
     run: int | None  # number of the run; None if no run began
     exit_code: int
@@ -43,17 +43,8 @@ class Attempt:
     has_stepped: bool = False  # whether the attempt recorded a step
     place: str = 'before a run began'  # or the last recorded step and phase
     cause: str = ''  # of the end; '' in files of earlier versions
-    origin: str = ''  # of the cause: outside or program; '' if unknown
-
-
-@dataclass(frozen=True)
-class NextStep:
-    """Decision after an attempt: end with an exit code, or restart after a pause."""
-
-    action: Literal['end', 'restart']
-    exit_code: int = 0
-    pause_s: float = 0.0
-    reason: str = ''
+    origin: Literal['', 'outside', 'program'] = ''  # of the cause; '' if unknown
+    job: str = ''  # the same for all starts of a requeued job
 
 
 @dataclass(frozen=True)
@@ -63,13 +54,6 @@ class Line:
     event: str = ''
     step: int | None = None
     status: str = ''
-
-
-@dataclass(frozen=True)
-class _Record(Attempt):
-    """A line in attempts.jsonl."""
-
-    job: str = ''
 
 
 def read_metrics(run: RunFolder) -> list[Line]:
@@ -111,19 +95,19 @@ def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: 
 
 
 def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, past: Sequence[Attempt],
-          can_exclude: bool = False) -> NextStep:
-    """Decide what follows an attempt; past: all attempts, can_exclude: whether a failing host can be excluded."""
+          can_exclude: bool = False) -> tuple[int | None, str]:
+    """Return the exit code after an attempt, None for a restart, and the reason for no restart if the run gives up.
+
+    past: all attempts, can_exclude: whether a failing host can be excluded.
+    """
     if attempt.end is not None:
-        return NextStep('end', _ENDS[attempt.end])
+        return _ENDS[attempt.end], ''
     if is_stop_requested:
-        return NextStep('end', EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED)
-    if attempt.exit_code == EXIT_USAGE:
-        return NextStep('end', EXIT_USAGE)
-    if restarts_left < 1:
-        return NextStep('end', EXIT_FAILED)
-    if (reason := give_up_reason(past)) and not can_exclude:
-        return NextStep('end', EXIT_FAILED, reason=reason)
-    return NextStep('restart', pause_s=pause_s(count_stuck(past)))
+        return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED, ''
+    if attempt.exit_code == EXIT_USAGE or restarts_left < 1:
+        return EXIT_USAGE if attempt.exit_code == EXIT_USAGE else EXIT_FAILED, ''
+    reason = '' if can_exclude else give_up_reason(past)
+    return EXIT_FAILED if reason else None, reason
 
 
 def count_stuck(attempts: Sequence[Attempt]) -> int:
@@ -159,9 +143,9 @@ def place_of(run: RunFolder) -> str:
 
 def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
     """Append an attempt to attempts.jsonl for later launchers; write nothing if there is no run folder."""
-    append_line(folder / _ATTEMPTS, {'job': job, **asdict(attempt)})
+    append_line(folder / _ATTEMPTS, asdict(replace(attempt, job=job)))
 
 
 def read_attempts(folder: Path, job: str) -> list[Attempt]:
     """Return the attempts of a job, which may have been requeued."""
-    return [a for _, a in read_lines(folder / _ATTEMPTS, _Record) if a.job == job]
+    return [a for _, a in read_lines(folder / _ATTEMPTS, Attempt) if a.job == job]

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from enum import Enum
+from enum import IntEnum, auto
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_FAILED
@@ -25,47 +25,29 @@ END_LIMITS_S = (120.0, 30.0)  # time to end after a run has logged its end, with
 _LOOK_S = 10.0  # time between two looks at the run
 
 
-class Stage(Enum):
+class Stage(IntEnum):
     """Stage of stopping an engine."""
 
-    RUNNING = 'running'
-    STOPPING = 'stop requested'
-    TERMINATING = 'terminating'
-    KILLING = 'killed'
+    RUNNING = auto()
+    STOPPING = auto()
+    TERMINATING = auto()
+    KILLING = auto()
 
 
 _WAITING = {Stage.RUNNING: 'still starting', Stage.STOPPING: 'the stop request has had no effect'}
 
 
-class EngineEvent(Enum):
-    """Event while an engine runs."""
-
-    STOP = 'stop request'
-    AT_ONCE = 'second Ctrl-C'
-    LOST = 'host lost'
-    LATE = 'stage timed out'
+def stage_of(number: int | None, is_forced: bool) -> Stage | None:
+    """Return the stage that a signal requires: a stop request, a second Ctrl-C or a lost host; None for any other."""
+    if number == HOST_LOST or number in STOP_SIGNALS and is_forced:
+        return Stage.TERMINATING
+    return Stage.STOPPING if number in STOP_SIGNALS else None
 
 
-def react(stage: Stage, event: EngineEvent) -> Stage:
-    """Return the stage after an event. Stages never go back; timeouts lead to termination and then to killing."""
-    order = list(Stage)
-    if event is EngineEvent.STOP:
-        wanted = Stage.STOPPING
-    elif event is EngineEvent.LATE:
-        wanted = Stage.KILLING if stage in (Stage.TERMINATING, Stage.KILLING) else Stage.TERMINATING
-    else:
-        wanted = Stage.TERMINATING
-    return max(stage, wanted, key=order.index)
-
-
-def next_event(signals: SignalQueue, timeout_s: float) -> EngineEvent | None:
-    """Wait up to timeout_s for a signal; return the event for a stop request or a lost host, otherwise None."""
-    number = signals.next(timeout_s)
-    if number == HOST_LOST:
-        return EngineEvent.LOST
-    if number not in STOP_SIGNALS:
-        return None
-    return EngineEvent.AT_ONCE if signals.is_forced else EngineEvent.STOP
+def next_stage(stage: Stage, required: Stage | None) -> Stage:
+    """Return the stage after a signal or, if none is required, after a timeout. Stages never go back."""
+    late = Stage.KILLING if stage >= Stage.TERMINATING else Stage.TERMINATING
+    return late if required is None else max(stage, required)
 
 
 def as_child() -> None:
@@ -99,25 +81,23 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQu
     limits = {Stage.RUNNING: limit_s or float('inf'), Stage.STOPPING: STOP_LIMIT_S, Stage.TERMINATING: TERM_LIMIT_S,
               Stage.KILLING: 1.0}
     while process.poll() is None:
-        event = next_event(signals, min(1.0, since + limits[stage] - time.monotonic()))
-        now = time.monotonic()
+        number = signals.next(min(1.0, since + limits[stage] - time.monotonic()))
+        required, now = stage_of(number, signals.is_forced), time.monotonic()
         if stage in _WAITING and not has_ended and now - looked >= _LOOK_S:
             looked, has_ended = now, bool(status())
             if has_ended:
                 since, limits = now, limits | dict(zip(_WAITING, END_LIMITS_S))
-        if event is None and now - since >= limits[stage]:
-            if stage is Stage.RUNNING and not has_ended and status() is not None:
-                limits[stage] = float('inf')
-            else:
-                event = EngineEvent.LATE
-        if event is None:
+        is_late = required is None and now - since >= limits[stage]
+        if is_late and stage is Stage.RUNNING and not has_ended and status() is not None:
+            is_late, limits[stage] = False, float('inf')
+        if required is None and not is_late:
             continue
-        if event is EngineEvent.LATE and stage in _WAITING:
+        if is_late and stage in _WAITING:
             report(f'{"the run has ended, but not its processes" if has_ended else _WAITING[stage]} after '
                    f'{limits[stage]:.0f} s')
-        is_lost |= event is EngineEvent.LOST or event is EngineEvent.LATE and stage is Stage.RUNNING
-        after = react(stage, event)
-        if after is stage and event is not EngineEvent.LATE:
+        is_lost |= number == HOST_LOST or is_late and stage is Stage.RUNNING
+        after = next_stage(stage, required)
+        if after is stage and not is_late:
             continue  # the signal of this stage was already sent
         stage, since = after, time.monotonic()
         if stage is Stage.STOPPING:

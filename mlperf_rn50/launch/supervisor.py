@@ -31,22 +31,15 @@ class RunPlace:
     ranks_per_node: int
 
 
-@dataclass(frozen=True)
-class World:
-    """Functions by which the supervisor acts on hosts, and its signals; tests pass stand-ins."""
+@dataclass
+class Supervisor:
+    """Supervisor of the runs of one launcher; it acts on hosts through the first functions."""
 
     # Run a command on all ranks, under a job name; the given function returns the status of the run, see run_engine.
     start: Callable[[RunPlace, str, Sequence[str], Callable[[], str | None]], int]
-    silent: Callable[[Sequence[str]], list[str]]  # return the hosts that do not answer
+    silent: Callable[[Sequence[str]], list[str]]  # return the hosts that do not answer; none without ssh
     say: Callable[[str], None]
     signals: SignalQueue
-
-
-@dataclass
-class Supervisor:
-    """Supervisor of the runs of one launcher."""
-
-    world: World
     options: Options
     layout: RunPlace
     has_ssh: bool  # whether the hosts can be probed
@@ -62,13 +55,13 @@ class Supervisor:
         for is_resumed in plan_runs(self.layout.run_dir, self.options):
             code = self.run_to_end(is_resumed)
             worst = max(worst, code)
-            if self.world.signals.is_requested or code == EXIT_USAGE:
+            if self.signals.is_requested or code == EXIT_USAGE:
                 break
-        return EXIT_AT_ONCE if self.world.signals.is_forced and worst else worst
+        return EXIT_AT_ONCE if self.signals.is_forced and worst else worst
 
     def run_to_end(self, is_resumed: bool) -> int:
         """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75 if resumable."""
-        world, restarts_left, is_checked = self.world, self.options.restarts, False
+        restarts_left, is_checked = self.options.restarts, False
         self._stuck.clear()
         self._attempts = attempts.read_attempts(self.layout.run_dir, self.batch_job)
         train_options = self.train_options(attempts.newest_run(self.layout.run_dir) if is_resumed else None)
@@ -77,45 +70,44 @@ class Supervisor:
             job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(self.layout.run_dir)
             code = 0 if is_checked else self._run_doctor(job, train_options)
             is_fit = not code
-            if not is_fit and not world.signals.is_requested and self._is_finding(job, code) and (
-                    code == EXIT_USAGE or self._num_jobs == 1 or not restarts_left):
-                return code
-            if is_fit and not world.signals.is_requested:
+            if not is_fit and not self.signals.is_requested and (code == EXIT_USAGE or code == EXIT_FAILED and (
+                    self._num_jobs == 1 or not restarts_left) and not self._has_failure(job)):
+                return code  # the doctor found a fault; a killed rank or a lost host is a failed attempt instead
+            if is_fit and not self.signals.is_requested:
                 code = self._start(job, ['train', *train_options], partial(self._status, before))
             attempt = attempts.read_attempt(self.layout.run_dir, before, code, train_options[0] == '--resume')
-            if attempt.end == 'interrupted' and self._has_lost_host(job, code):
-                attempt = replace(attempt, end=None)
+            if attempt.end == 'interrupted' and self.has_ssh and not self.signals.is_requested and (
+                    code == EXIT_FAILED or self._has_failure(job)):
+                attempt = replace(attempt, end=None)  # guards send the ranks a stop request if a host is lost
             silent: Sequence[str] = ()
-            if not attempt.end and not world.signals.is_requested:
-                silent = world.silent(self.layout.hosts) if self.has_ssh else ()
+            if not attempt.end and not self.signals.is_requested:
+                silent = self.silent(self.layout.hosts)
                 attempt = self.explain_failure(job, attempt, silent)
             self._record(job, attempt)
-            verdict = attempts.judge(attempt, world.signals.is_requested, restarts_left, self._attempts,
-                                     bool(self._bad_hosts()))
+            end_code, reason = attempts.judge(attempt, self.signals.is_requested, restarts_left, self._attempts,
+                                              bool(self._bad_hosts()))
             # A restart checks the hosts again unless they passed and the failure had nothing to do with them.
             is_checked = is_fit and attempt.origin == 'outside' and not silent
-            if verdict.reason:
-                world.say(verdict.reason)
-            if verdict.action == 'end':
-                return verdict.exit_code
+            if reason:
+                self.say(reason)
+            if end_code is not None:
+                return end_code
             restarts_left -= 1
-            if verdict.pause_s:
-                world.say(f'waiting {verdict.pause_s:.0f} s because the last attempt wrote no newer checkpoint')
-                world.signals.pause(verdict.pause_s)
+            if pause_s := attempts.pause_s(attempts.count_stuck(self._attempts)):
+                self.say(f'waiting {pause_s:.0f} s because the last attempt wrote no newer checkpoint')
+                self.signals.pause(pause_s)
             if not self.regroup():
                 return EXIT_FAILED
-            if world.signals.is_requested:
+            if self.signals.is_requested:
                 return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
             train_options = self.train_options(
                 RunFolder(self.layout.run_dir, attempt.run) if attempt.run is not None else None)
-            world.say(f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: '
-                      f'{" ".join(train_options)}')
+            self.say(f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: '
+                     f'{" ".join(train_options)}')
 
-    def _has_lost_host(self, job: str, code: int) -> bool:
-        """Return whether a lost host, not the user, interrupted a run; guards then send a stop request to the ranks."""
-        if self.world.signals.is_requested or not self.has_ssh:
-            return False
-        return code == EXIT_FAILED or bool(self._failures(job)) or bool(self.world.silent(self.layout.hosts))
+    def _has_failure(self, job: str) -> bool:
+        """Return whether a failure is recorded for a job, or a host does not answer."""
+        return bool(self._failures(job) or self.silent(self.layout.hosts))
 
     def _failures(self, job: str) -> list[Failure]:
         return [f for f in read_failures(self.layout.run_dir) if f.job in (job, job + _DOCTOR)]
@@ -137,22 +129,16 @@ class Supervisor:
     def _start(self, job: str, words: Sequence[str], status: Callable[[], str | None]) -> int:
         layout = ['--run.num_nodes', len(self.layout.hosts), '--run.ranks_per_node', self.layout.ranks_per_node,
                   '--run.ranks_per_device', self.options.ranks_per_device]
-        return self.world.start(self.layout, job, [*words, *self.options.train, *map(str, layout)], status)
+        return self.start(self.layout, job, [*words, *self.options.train, *map(str, layout)], status)
 
     def _run_doctor(self, job: str, train_options: Sequence[str]) -> int:
-        if not self.options.doctor or self.world.signals.is_requested:
+        if not self.options.doctor or self.signals.is_requested:
             return 0
         # The doctor is a separate job, so that its guards end only its own processes.
         return self._start(job + _DOCTOR, ['doctor', '--quiet', *train_options], lambda: None)
 
-    def _is_finding(self, job: str, code: int) -> bool:
-        """Return whether the doctor found a fault; a killed rank or a lost host is a failed attempt instead."""
-        if code != EXIT_FAILED:
-            return code == EXIT_USAGE
-        return not self._failures(job) and not (self.has_ssh and self.world.silent(self.layout.hosts))
-
     def _record(self, job: str, attempt: Attempt) -> None:
-        if attempt.end or not self.world.signals.is_requested:  # a stop request is not a failure
+        if attempt.end or not self.signals.is_requested:  # a stop request is not a failure
             attempts.note_attempt(self.layout.run_dir, self.batch_job, attempt)
             self._attempts.append(attempt)
         self._stuck = {} if attempt.gained else {**self._stuck, job: self.layout}
@@ -168,8 +154,7 @@ class Supervisor:
         lost = {f.host: f.cause for f in reversed(self._failures(job)) if f.rank is None and f.host in layout.hosts}
         lost |= dict.fromkeys(silent, f'does not answer {platform.node()}')
         for host, cause in lost.items():
-            self.world.say(f'host {host} (with rank {ranks_of(host, layout.hosts, layout.ranks_per_node)}) {cause}; '
-                           f'{where}')
+            self.say(f'host {host} (with rank {ranks_of(host, layout.hosts, layout.ranks_per_node)}) {cause}; {where}')
         is_killed, text = attempt.exit_code > _SIGNAL_CODES, f'the ranks ended with exit code {attempt.exit_code}'
         cause, origin = text, 'outside' if is_killed else ''
         if first := next(iter(self._failures(job)), None):
@@ -177,30 +162,28 @@ class Supervisor:
             subject = f'host {host} ' if host and first.rank is None else host and f'rank {first.rank} on {host}: '
             cause, origin = subject + first.cause, 'outside' if first.is_outside else 'program'
         if not lost:  # ranks that lost the engine cannot print the cause
-            self.world.say(f'{cause if is_killed else text}; {where}')
+            self.say(f'{cause if is_killed else text}; {where}')
         return replace(attempt, cause=cause, origin=origin)
 
     def regroup(self) -> bool:
         """Wait for silent hosts or exclude them before the next attempt; return whether an attempt is possible."""
-        if not self.has_ssh:
-            return True
         for host, cause in self._bad_hosts().items():
-            self.world.say(f'excluding {host} after {attempts.MAX_FAILURES} failures in attempts without a newer '
-                           f'checkpoint ({cause})')
+            self.say(f'excluding {host} after {attempts.MAX_FAILURES} failures in attempts without a newer '
+                     f'checkpoint ({cause})')
             self._exclude([host])
         start = time.monotonic()
-        while silent := self.world.silent(self.layout.hosts):
-            if self.world.signals.is_requested:
+        while silent := self.silent(self.layout.hosts):
+            if self.signals.is_requested:
                 return True
             can_exclude = self.options.elastic and len(silent) < len(self.layout.hosts)
             if can_exclude and time.monotonic() - start >= _ELASTIC_LIMIT_S:
-                self.world.say(f'excluding {" ".join(silent)}, which did not answer for {_ELASTIC_LIMIT_S:.0f} s')
+                self.say(f'excluding {" ".join(silent)}, which did not answer for {_ELASTIC_LIMIT_S:.0f} s')
                 self._exclude(silent)
                 return True
             if time.monotonic() - start >= _WAIT_LIMIT_S:
-                self.world.say(f'{" ".join(silent)} did not answer for {_WAIT_LIMIT_S:.0f} s; not restarted')
+                self.say(f'{" ".join(silent)} did not answer for {_WAIT_LIMIT_S:.0f} s; not restarted')
                 return False
-            self.world.signals.pause(_RETRY_S)
+            self.signals.pause(_RETRY_S)
         return True
 
     def _bad_hosts(self) -> dict[str, str]:

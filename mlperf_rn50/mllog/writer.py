@@ -20,7 +20,7 @@ from typing import Any
 import mlperf_rn50
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
-from mlperf_rn50.files import LineFile
+from mlperf_rn50.files import LineFile, LineHandler
 from mlperf_rn50.mllog import events
 
 # If this variable is set at import, the v0.5 package writes lines with a value only to the file named there.
@@ -35,30 +35,10 @@ _ROOT = re.escape(str(Path(mlperf_rn50.__file__).parent.parent))
 _DEPTH = 3  # stack frames between the function that encodes a line and the caller of a RunLog method
 
 
-class _Sink(logging.Handler):
-    """Handler that writes each message as a line immediately and propagates errors."""
-
-    def __init__(self, path: Path | None, is_new: bool):
-        super().__init__()
-        self._file = LineFile(path, is_new) if path else None
-
-    def emit(self, record):
-        if self._file:
-            self._file.write(record.getMessage())
-
-    def handleError(self, record):
-        raise
-
-    def close(self):
-        if self._file:
-            self._file.close()
-        super().close()
-
-
-def _make_logger(name: str, sink: logging.Handler) -> logging.Logger:
+def _make_logger(name: str, sink: logging.Handler | None) -> logging.Logger:
     """Return a logger that writes to one sink only."""
     logger = logging.getLogger(name)
-    logger.handlers[:] = [sink]
+    logger.handlers[:] = [sink] if sink else []
     logger.propagate = False
     logger.setLevel(logging.DEBUG)
     return logger
@@ -69,9 +49,8 @@ class RunLog:
 
     def __init__(self, path: Path | None, v06_path: Path | None, is_resumed: bool = False):
         """Create new files (FileExistsError if one exists), or open those of a resumed run; StorageError on failure."""
-        self._is_open = path is not None
-        self._sink, self._v06 = _Sink(path, not is_resumed), _Sink(v06_path, not is_resumed)
-        self._has_v06 = v06_path is not None
+        self._sink = LineHandler(path, not is_resumed) if path else None
+        self._v06 = LineFile(v06_path, not is_resumed) if v06_path else None
         self._mllog = MLLogger(_make_logger('mlperf_rn50.mllog', self._sink), root_dir=_ROOT,
                                default_stack_offset=_DEPTH)
         _make_logger('mlperf_compliance', self._sink)
@@ -81,8 +60,10 @@ class RunLog:
         v05.time = self  # the package calls time.time() for each line
 
     def close(self) -> None:
-        self._sink.close()
-        self._v06.close()
+        if self._sink:
+            self._sink.close()
+        if self._v06:
+            self._v06.close()
 
     def time(self) -> float:
         """Return the time of the next line: now, but after the target was reached, that of the last line before it."""
@@ -91,18 +72,17 @@ class RunLog:
 
     def _event(self, key: str, value: Any = None, kind: str = keys.POINT_IN_TIME, **metadata: Any) -> None:
         """Write an event as an MLLOG line, and as a 0.6.0 line if the run has a 0.6.0 log."""
-        if not self._is_open:
+        if not self._sink:
             return
         now = self.time()
         write = {keys.POINT_IN_TIME: self._mllog.event, keys.INTERVAL_START: self._mllog.start,
                  keys.INTERVAL_END: self._mllog.end}[kind]
         write(key, value, metadata, time_ms=int(now * 1000))
-        if self._has_v06:
-            event = events.LogEvent('MLL', key, now, value, metadata)
-            self._v06.handle(logging.makeLogRecord({'msg': '%s', 'args': (events.encode_v06(event),)}))
+        if self._v06:
+            self._v06.write(events.encode_v06(events.LogEvent('MLL', key, now, value, metadata)))
 
     def _tag(self, tag: str, value: Any = None) -> None:
-        if self._is_open:
+        if self._sink:
             v05.resnet_print(tag, value, stack_offset=_DEPTH)
 
     def submission(self, config: Config) -> None:
@@ -114,7 +94,7 @@ class RunLog:
                            (keys.SUBMISSION_STATUS, run.submission_status),
                            (keys.SUBMISSION_PLATFORM, run.submission_platform)]:
             self._event(key, value)
-        if self._has_v06:
+        if self._v06:
             self._event(keys.SUBMISSION_POC_NAME, run.submission_poc_name)
             self._event(keys.SUBMISSION_ENTRY, run.submission_platform)
 

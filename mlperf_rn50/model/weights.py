@@ -4,7 +4,6 @@ weights/ in a run folder contains best.npz and best.json, and last.npz and last.
 The files are not trusted. They are read without pickle, and each .npz is checked against the SHA-256 in its .json.
 """
 import hashlib
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import numpy as np
 from mlperf_rn50 import __version__, files
 from mlperf_rn50.config import Config, to_tree
 from mlperf_rn50.errors import DataError, UserError
-from mlperf_rn50.npz import check_finite, read_arrays
+from mlperf_rn50.npz import read_arrays
 from mlperf_rn50.options import check_keys
 
 FORMAT = 1
@@ -58,16 +57,12 @@ class WeightsDescription:
 
 
 def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: int, epoch: int, seed: int, *,
-                     is_best: bool, is_last: bool, counts: tuple[int, int, int] | None = None,
-                     data_sha256: str = '') -> WeightsDescription:
-    """Return the description of a run's network. counts: images correct in Top-1, correct in Top-5, and evaluated."""
+                     is_best: bool, is_last: bool, **more: Any) -> WeightsDescription:
+    """Return the description of a run's network. more: further fields, such as those of its accuracy."""
     tree = to_tree(config)
     train = {**tree['train'], 'eval_batch_size': eval_batch_size}
-    top1, top5, total = counts or (None, None, None)
     return WeightsDescription(__version__, tree['model'], {k: tree['data'][k] for k in DATA_KEYS},
-                       {k: train[k] for k in TRAIN_KEYS}, tuple(classes), epoch, seed, is_best, is_last,
-                       top1 / total if top1 is not None and total else None, top1, top5, total,
-                       data_sha256=data_sha256)
+                              {k: train[k] for k in TRAIN_KEYS}, tuple(classes), epoch, seed, is_best, is_last, **more)
 
 
 def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: dict[str, np.ndarray]) -> Path:
@@ -120,8 +115,7 @@ def load_weights(path: Path, which: str = BEST) -> tuple[WeightsDescription, dic
         if got != description.sha256:
             raise DataError(f'{npz}: got SHA-256 {got[:12]}…, expected {description.sha256[:12]}… from '
                             f'{npz.stem}.json; copy both files again')
-        arrays = read_arrays(io.BytesIO(data), len(data))
-        check_finite(arrays)
+        arrays = read_arrays(data)
     except (OSError, ValueError, MemoryError) as e:
         raise _damaged(npz, e) from e
     for name, array in arrays.items():

@@ -6,7 +6,7 @@ Source: Linux Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/{memory,cpusets
 proc(5) for /proc/self/cgroup and mountinfo.
 """
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -30,7 +30,7 @@ def parse_cpu_list(text: str) -> list[int]:
     return [cpu for first, _, last in parts for cpu in range(int(first), int(last or first) + 1)]
 
 
-def render_cpu_list(cpus: Sequence[int]) -> str:
+def render_cpu_list(cpus: Iterable[int]) -> str:
     """Render a CPU list in Linux notation."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):

@@ -3,7 +3,6 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
 
 from mlperf_rn50.errors import ConfigError
 
@@ -14,9 +13,9 @@ _LOCAL_RANK = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'HOROVOD_LOCAL_R
 _LOCAL_SIZE = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'MPI_LOCALNRANKS', 'HOROVOD_LOCAL_SIZE')
 
 
-def environment_number(name: str, env: Mapping[str, str] = os.environ) -> int | None:
+def environment_number(name: str) -> int | None:
     """Return the whole number in an environment variable, None if it is not set; raise ConfigError for other text."""
-    text = env.get(name)
+    text = os.environ.get(name)
     if text is None:
         return None
     if not re.fullmatch(r'\s*\d{1,9}\s*', text, re.ASCII):

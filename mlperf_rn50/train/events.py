@@ -160,10 +160,6 @@ class Saving(Event, frozen=True):
     """A checkpoint is being taken."""
 
 
-class Alive(Event, frozen=True):
-    """Progress within an evaluation."""
-
-
 class Noted(Event, frozen=True):
     text: str
 

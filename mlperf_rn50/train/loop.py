@@ -20,7 +20,7 @@ from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_present
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import check_agreement, check_finite, find_stragglers
 from mlperf_rn50.train.evaluate import evaluate
-from mlperf_rn50.train.session import Session, TrainingRun, hold_run, open_session
+from mlperf_rn50.train.session import TrainingRun, hold_run, open_session
 from mlperf_rn50.train.start import open_sinks, start
 from mlperf_rn50.train.trainer import Norms, PendingStep
 from mlperf_rn50.train.watchdog.position import Position
@@ -55,28 +55,22 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
     check_values(config)
     catch(position.request_stop)
     position.now('start-up')
-    with ExitStack() as locks:
+    with ExitStack() as cleanup:
         if resume:
-            locks.enter_context(hold_run(comm, resume[0], position))
+            cleanup.enter_context(hold_run(comm, resume[0], position))
         session = open_session(config, comm, position, resume, is_elastic, allowed)
         if not resume:
-            locks.enter_context(hold_run(comm, session.folder, position))
-        return train_in(session, warnings)
-
-
-def train_in(session: Session, warnings: Sequence[str] = ()) -> Outcome:
-    """Train in a run folder whose lock is held."""
-    sinks = open_sinks(session)
-    try:
-        for text in [*warnings, *layout_warnings(session.plan.config)]:
-            sinks.handle(events.Warned(text))
-        return train_to_target(start(session, sinks))
-    except mx.MXNetError as e:
-        if 'Horovod has been shut down' not in str(e):
-            raise
-        raise RankLost('the connection to another rank was lost') from e
-    finally:
-        sinks.close()
+            cleanup.enter_context(hold_run(comm, session.folder, position))
+        sinks = open_sinks(session)
+        cleanup.callback(sinks.close)
+        try:
+            for text in [*warnings, *layout_warnings(session.plan.config)]:
+                sinks.handle(events.Warned(text))
+            return train_to_target(start(session, sinks))
+        except mx.MXNetError as e:
+            if 'Horovod has been shut down' not in str(e):
+                raise
+            raise RankLost('the connection to another rank was lost') from e
 
 
 def train_to_target(run: TrainingRun) -> Outcome:
@@ -171,7 +165,7 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Eva
     run.sinks.handle(events.EvalStarted(epoch))
     trainer, num_val = run.trainer, run.plan.config.data.num_val
     with trainer.evaluating() as net:
-        result = evaluate(net, run.eval_data(), num_val, run.comm, lambda: run.sinks.handle(events.Alive()))
+        result = evaluate(net, run.eval_data(), num_val, run.comm, run.position.now)
     evaluated = events.Evaluated(epoch, first_epoch, run.now_s(), result)
     run.sinks.handle(evaluated)
     if compared := run.comparison.compare(epoch + 1, result.top1, evaluated.time_s):

@@ -18,6 +18,7 @@ from mlperf_rn50.files import writing
 from mlperf_rn50.locks import FileLock
 from mlperf_rn50.mllog.read.clock import STEP_S
 from mlperf_rn50.model.fused import with_layout
+from mlperf_rn50.system.cgroup import render_cpu_list
 from mlperf_rn50.system.launcher_env import say
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
@@ -205,9 +206,8 @@ def open_session(config: Config, comm: Comm, position: Position, resume: tuple[R
     """Collect the inputs of a run; loop.train describes the arguments."""
     resumption = load_resumption(comm, *resume) if resume else None
     reference = on_rank_0(comm, lambda: find_reference(config, comm.world_size))
-    cores = sorted(os.sched_getaffinity(0))
-    text = f'{cores[0]}-{cores[-1]}' if len(cores) == cores[-1] - cores[0] + 1 > 1 else ','.join(map(str, cores))
-    hosts = [RankPlace(*row) for row in comm.gather_object([platform.node(), comm.local_rank, comm.local_size, text])]
+    own = [platform.node(), comm.local_rank, comm.local_size, render_cpu_list(os.sched_getaffinity(0))]
+    hosts = [RankPlace(*row) for row in comm.gather_object(own)]
     nodes = nodes_of(hosts)
     plan, progress = plan_new(config, comm, nodes) if not resumption else plan_resumed(
         config, comm.world_size, nodes, resumption, is_elastic, allowed,

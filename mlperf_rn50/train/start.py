@@ -38,15 +38,14 @@ _DROP_CACHES = Path('/proc/sys/vm/drop_caches')
 
 def open_sinks(session: Session) -> events.Sinks:
     """Open this rank's sinks for events; most of them exist only on rank 0."""
-    run, folder = session.plan.config.run, session.folder
-    sinks: list[events.Sink] = [Watched(session.position),
-                                Sampled(open_telemetry(session.plan.config, session.comm, folder))]
+    config, folder = session.plan.config, session.folder
+    sinks: list[events.Sink] = [Watched(session.position), Sampled(open_telemetry(config, session.comm, folder))]
     if session.comm.rank == 0:
-        log = RunLog(folder.result, folder.result_v06 if run.log_v06 else None, session.resumption is not None)
-        sinks += [MlperfLog(log), Metrics(folder), Terminal(folder)]
-        if run.tensorboard:
+        log = RunLog(folder.result, folder.result_v06 if config.run.log_v06 else None, session.resumption is not None)
+        sinks += [MlperfLog(log), Metrics(folder, config.data.dataset), Terminal(folder, config)]
+        if config.run.tensorboard:
             from mlperf_rn50.train.sinks.tensorboard import TensorBoard
-            sinks.append(TensorBoard(folder.tensorboard, session.progress.step))
+            sinks.append(TensorBoard(folder.tensorboard, session.progress.step, config))
     return events.Sinks(sinks)
 
 

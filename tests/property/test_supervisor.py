@@ -14,7 +14,7 @@ from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_OK, EXIT_RESUMABL
 from mlperf_rn50.launch import supervisor
 from mlperf_rn50.launch.attempts import MAX_STUCK
 from mlperf_rn50.launch.options import make_parser, parse_options
-from mlperf_rn50.launch.supervisor import RunPlace, Supervisor, World
+from mlperf_rn50.launch.supervisor import RunPlace, Supervisor
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure
 
@@ -39,7 +39,7 @@ FIT, UNFIT = attempt(0, begins=False), attempt(1, begins=False)  # results of th
 
 
 class Fake:
-    """World whose ranks follow a script and then converge; it writes the files that ranks would write."""
+    """Hosts whose ranks follow a script and then converge; it writes the files that ranks would write."""
 
     is_forced = False
 
@@ -82,8 +82,8 @@ class Fake:
         self.silent = set()  # hosts become reachable again during a pause
 
     def supervisor(self, options):
-        world = World(self.start, lambda hosts: [h for h in hosts if h in self.silent], self.messages.append, self)
-        return Supervisor(world, options, RunPlace(self.folder, HOSTS, 1), True, 'batch', 'token')
+        return Supervisor(self.start, lambda hosts: [h for h in hosts if h in self.silent], self.messages.append, self,
+                          options, RunPlace(self.folder, HOSTS, 1), True, 'batch', 'token')
 
 
 def end_of(todo, hosts):

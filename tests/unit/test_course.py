@@ -75,7 +75,7 @@ def test_resumed_run_keeps_earlier_evaluations(config, tmp_path):
 def test_metrics_and_terminal_output(config, tmp_path, capsys):
     course = opened(config, tmp_path)
     run = SimpleNamespace(metrics=tmp_path / 'metrics.jsonl', train_log=tmp_path / 'train.log', result='r')
-    sinks = events.Sinks([Metrics(run), Terminal(run)])
+    sinks = events.Sinks([Metrics(run, 'digits'), Terminal(run, config)])
     sinks.handle(reference_event(course, config, 1))
     for epoch, accuracy in [(1, 0.1), (2, 0.2), (5, 0.5)]:
         sinks.handle(course.compare(epoch, accuracy, 10.0 * epoch))

@@ -122,7 +122,6 @@ def test_energy_of_a_running_run_covers_the_time_so_far(tmp_path):
     log = write_log(tmp_path, nodes=2, status=None)
     energy = energy_of(log, n1=steady(stop_s=18, cpu=100), n2=steady(stop_s=15, cpu=100))
     assert energy.seconds == 15 and energy.cpu_joules == pytest.approx(3000)
-    assert read_energy(read_run(log), until_s=5.0).cpu_joules == pytest.approx(1000)
 
 
 @pytest.fixture

@@ -26,15 +26,7 @@ from mlperf_rn50.launch.attempts import Attempt, judge, read_attempt, read_progr
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, check_ranks, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.options import make_parser, parse_options
-from mlperf_rn50.launch.process import (
-    LAUNCHER_SIGNALS,
-    EngineEvent,
-    Stage,
-    next_event,
-    processes_of,
-    react,
-    run_engine,
-)
+from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, Stage, next_stage, processes_of, run_engine, stage_of
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 from mlperf_rn50.train.watchdog import signals as stop_signals
 from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure, read_failures
@@ -199,20 +191,20 @@ def test_torn_and_hostile_lines_are_ignored(tmp_path):
 
 @pytest.mark.parametrize('attempt, is_stop_requested, restarts_left, num_stuck, expected', [
     # A run that logged its end is not restarted.
-    (Attempt(0, 1, 'converged', True, True), False, 9, 0, ('end', 0)),
-    (Attempt(0, 1, 'failed', True, True), False, 9, 0, ('end', 1)),
-    (Attempt(0, 1, 'interrupted', True, True), False, 9, 0, ('end', 75)),
+    (Attempt(0, 1, 'converged', True, True), False, 9, 0, 0),
+    (Attempt(0, 1, 'failed', True, True), False, 9, 0, 1),
+    (Attempt(0, 1, 'interrupted', True, True), False, 9, 0, 75),
     # An interrupted run is restarted while it gains steps.
-    (Attempt(0, 1, None, True, True), False, 1, 0, ('restart', 0)),
-    (Attempt(0, 1, None, True, True), False, 0, 0, ('end', 1)),
-    (Attempt(0, 1, None, False, True), False, 9, 2, ('restart', 0)),
-    (Attempt(0, 1, None, False, True), False, 9, 3, ('end', 1)),
-    (Attempt(0, 2, None, False, True), False, 9, 1, ('end', 2)),
-    (Attempt(0, 1, None, True, True), True, 9, 0, ('end', 75)),
-    (Attempt(None, 1, None, False, False), True, 9, 1, ('end', 1))])
+    (Attempt(0, 1, None, True, True), False, 1, 0, None),
+    (Attempt(0, 1, None, True, True), False, 0, 0, 1),
+    (Attempt(0, 1, None, False, True), False, 9, 2, None),
+    (Attempt(0, 1, None, False, True), False, 9, 3, 1),
+    (Attempt(0, 2, None, False, True), False, 9, 1, 2),
+    (Attempt(0, 1, None, True, True), True, 9, 0, 75),
+    (Attempt(None, 1, None, False, False), True, 9, 1, 1)])
 def test_restart_decision_after_an_attempt(attempt, is_stop_requested, restarts_left, num_stuck, expected):
-    verdict = judge(attempt, is_stop_requested, restarts_left, [attempt] * num_stuck)
-    assert (verdict.action, verdict.exit_code) == expected
+    exit_code, reason = judge(attempt, is_stop_requested, restarts_left, [attempt] * num_stuck)
+    assert exit_code == expected and bool(reason) == (num_stuck == 3)
 
 
 def test_stuck_attempts_are_counted_across_starts_of_a_job(tmp_path):
@@ -275,14 +267,15 @@ with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
 
 # --- engines and how they end -----------------------------------------------------------------------------
 
-@pytest.mark.parametrize('events, expected', [
-    ([EngineEvent.STOP, EngineEvent.STOP], Stage.STOPPING),
-    ([EngineEvent.STOP, EngineEvent.AT_ONCE], Stage.TERMINATING),
-    ([EngineEvent.LOST], Stage.TERMINATING), ([EngineEvent.LATE], Stage.TERMINATING),
-    ([EngineEvent.LOST, EngineEvent.LATE, EngineEvent.STOP], Stage.KILLING),
-    ([EngineEvent.STOP, EngineEvent.LATE, EngineEvent.LATE, EngineEvent.LATE], Stage.KILLING)])
-def test_stop_stages(events, expected):
-    assert functools.reduce(react, events, Stage.RUNNING) is expected
+@pytest.mark.parametrize('required, expected', [
+    ([Stage.STOPPING, Stage.STOPPING], Stage.STOPPING), ([Stage.STOPPING, Stage.TERMINATING], Stage.TERMINATING),
+    ([Stage.TERMINATING], Stage.TERMINATING), ([None], Stage.TERMINATING),  # None: the time of a stage is over
+    ([Stage.TERMINATING, None, Stage.STOPPING], Stage.KILLING), ([Stage.STOPPING, None, None, None], Stage.KILLING)])
+def test_stop_stages(required, expected):
+    assert functools.reduce(next_stage, required, Stage.RUNNING) is expected
+
+
+STOP, AT_ONCE, LOST = 'stop request', 'second Ctrl-C', 'host lost'
 
 
 class ScriptedSignals:
@@ -299,8 +292,8 @@ class ScriptedSignals:
         if not (self.folder / 'up').exists():
             return None
         if self.events:
-            self.is_forced |= self.events[0] is EngineEvent.AT_ONCE
-            return signal.SIGUSR2 if self.events.pop(0) is EngineEvent.LOST else signal.SIGINT
+            self.is_forced |= self.events[0] == AT_ONCE
+            return signal.SIGUSR2 if self.events.pop(0) == LOST else signal.SIGINT
         self.now += max(timeout_s, 0) * self.is_late
         return None
 
@@ -329,16 +322,16 @@ IGNORES = 'trap "" USR1 TERM; setsid sleep 600 & UP; while :; do wait; done'  # 
 
 
 def test_stop_request_is_forwarded(run_shell):
-    assert run_shell(WAITS, EngineEvent.STOP) == (75, [])
+    assert run_shell(WAITS, STOP) == (75, [])
     sent = []
     messenger = SimpleNamespace(send_signal=lambda number: sent.append(number))
-    code, _ = run_shell(WAITS, EngineEvent.STOP, EngineEvent.AT_ONCE, messengers=[messenger])
+    code, _ = run_shell(WAITS, STOP, AT_ONCE, messengers=[messenger])
     assert (code, sent) == (15, [signal.SIGUSR1])
 
 
-@pytest.mark.parametrize('events', [[EngineEvent.STOP], [EngineEvent.STOP, EngineEvent.AT_ONCE], [EngineEvent.LOST]])
+@pytest.mark.parametrize('events', [[STOP], [STOP, AT_ONCE], [LOST]])
 def test_engine_that_does_not_stop_is_killed_with_all_processes(run_shell, events):
-    assert run_shell(IGNORES, *events, is_late=True) == (1 if EngineEvent.LOST in events else 137, [])
+    assert run_shell(IGNORES, *events, is_late=True) == (1 if LOST in events else 137, [])
 
 
 def test_start_limit_applies_until_the_ranks_have_begun(run_shell):
@@ -349,7 +342,7 @@ def test_start_limit_applies_until_the_ranks_have_begun(run_shell):
     assert calls and late == ['still starting after 20 s']
 
 
-@pytest.mark.parametrize('events, text', [((), '120 s'), ((EngineEvent.STOP,), '30 s')])
+@pytest.mark.parametrize('events, text', [((), '120 s'), ((STOP,), '30 s')])
 def test_processes_that_outlive_their_run_are_reported_and_ended(run_shell, events, text):
     late = []
     code, left = run_shell(IGNORES, *events, is_late=True, status=lambda: 'converged', report=late.append)
@@ -358,12 +351,12 @@ def test_processes_that_outlive_their_run_are_reported_and_ended(run_shell, even
 
 def test_stop_request_without_effect_is_reported(run_shell):
     late = []
-    assert run_shell(IGNORES, EngineEvent.STOP, is_late=True, report=late.append) == (137, [])
+    assert run_shell(IGNORES, STOP, is_late=True, report=late.append) == (137, [])
     assert late == ['the stop request has had no effect after 5 s']
 
 
 def test_status_of_a_run_is_that_of_this_attempt(tmp_path):
-    status = supervisor.Supervisor(None, None, supervisor.RunPlace(tmp_path, (), 1), False, '', '')._status
+    status = supervisor.Supervisor(*[None] * 5, supervisor.RunPlace(tmp_path, (), 1), False, '', '')._status
     new = read_progress(tmp_path)
     assert status(new) is None
     run = begin(tmp_path)
@@ -383,20 +376,20 @@ INT, TERM, HUP, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGU
 
 @pytest.mark.parametrize('before, sent, expected', [
     (signal.SIG_DFL, [(USR2, 0), (TERM, 0), (INT, 0.5), (INT, 1.1), (TERM, 1.2), (signal.SIGCHLD, 2)],
-     ['LOST', 'STOP', 'STOP', 'AT_ONCE', 'AT_ONCE', None]),
-    (signal.SIG_DFL, [(HUP, 0), (signal.SIGUSR1, 9)], ['STOP', 'STOP']),
-    (signal.SIG_IGN, [(HUP, 0), (INT, 9)], [None, 'STOP'])], ids=['once more', 'hangup', 'nohup'])
-def test_events_of_signals_even_of_those_ignored_before(monkeypatch, before, sent, expected):
+     [Stage.TERMINATING, Stage.STOPPING, Stage.STOPPING, Stage.TERMINATING, Stage.TERMINATING, None]),
+    (signal.SIG_DFL, [(HUP, 0), (signal.SIGUSR1, 9)], [Stage.STOPPING] * 2),
+    (signal.SIG_IGN, [(HUP, 0), (INT, 9)], [None, Stage.STOPPING])], ids=['once more', 'hangup', 'nohup'])
+def test_stages_of_signals_even_of_those_ignored_before(monkeypatch, before, sent, expected):
     """Send signals to this process at given times."""
     with own_signals():
         for number, handler in ((INT, signal.SIG_IGN), (signal.SIGUSR1, signal.SIG_IGN), (HUP, before)):
             signal.signal(number, handler)
-        signals, events = stop_signals.SignalQueue(LAUNCHER_SIGNALS), []
+        signals, stages = stop_signals.SignalQueue(LAUNCHER_SIGNALS), []
         for number, now_s in sent:
             monkeypatch.setattr(stop_signals, 'time', SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
             os.kill(os.getpid(), number)
-            events.append(event.name if (event := next_event(signals, 0)) else None)
-    assert events == expected
+            stages.append(stage_of(signals.next(0), signals.is_forced))
+    assert stages == expected
 
 
 def test_signals_of_one_number_are_discarded():
@@ -585,8 +578,8 @@ def test_python_that_the_user_cannot_execute_is_named(tmp_path):
     for folder in ('a/.venv/bin', 'a/launch/engines'):
         (tmp_path / folder).mkdir(parents=True)
     script = tmp_path / 'a/launch/engines/launcher.sh'
-    shutil.copy(ROOT / 'launch/engines/launcher.sh', script)
-    shutil.copy(ROOT / 'launch/engines/isolate.sh', script.parent)
+    for name in ('launcher.sh', 'isolate.sh'):
+        shutil.copy(ROOT / 'launch/engines' / name, script.with_name(name))
     done = run([script, 'launch/local.sh'])
     assert (done.returncode, done.stderr) == (2, f'launch/local.sh: {tmp_path}/a/.venv is missing; run launch/setup.sh '
                                                  'there\n')

@@ -14,7 +14,7 @@ from mlperf_rn50.analysis import progress
 from mlperf_rn50.analysis.report import tables
 from mlperf_rn50.analysis.report.overview import draw_overview
 from mlperf_rn50.analysis.report.page import dump_report, render_html
-from mlperf_rn50.analysis.report.text import render_markdown, render_table
+from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
 from mlperf_rn50.analysis.sets.rcp import reference_points
 from mlperf_rn50.analysis.sets.recipe import Recipe
@@ -87,7 +87,7 @@ def test_large_tree_has_a_brief_text(tree, monkeypatch):
     others = lines[lines.index('Other systems') + 3:]
     assert [line.split()[0] for line in others] == ['other', 'Times'] and 'batches differ' not in brief
     assert "- v0.7/a's/odd: error: batches differ" in render_table(studies, has_all_findings=True)
-    assert render_markdown(studies).startswith('## ResNet-50 in MLPerf logs: 3 studies\n\n- 6 sets')
+    assert render_table(studies, MARKDOWN).startswith('## ResNet-50 in MLPerf logs: 3 studies\n\n- 6 sets')
     priced = render_table([replace(s, price_per_node_hour=36.0) for s in studies])
     assert len(re.findall('  cost  ', priced)) == 2 and '  cost  ' not in brief  # in both tables
 

@@ -13,7 +13,7 @@ from mlperf_rn50.analysis.report.page import dump_report, render_html
 from mlperf_rn50.analysis.report.picture import render_svg
 from mlperf_rn50.analysis.report.plots import draw_report, draw_study
 from mlperf_rn50.analysis.report.tables import answer_table, finding_lines, overview_table, series_table
-from mlperf_rn50.analysis.report.text import render_markdown, render_table
+from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
@@ -76,7 +76,7 @@ def test_refused_set_is_a_row_with_its_reason_and_no_number(sweep):
     assert [c.text for c in row] == ['2x4', 'refused: num_nodes is 1 in <a>|and 2 in b']
     assert sum(c.span for c in row) == len(answer_table(studies[0]).head)
     assert 'refused: num_nodes is 1 in <a>|and 2 in b' in text
-    assert '2x4: refused: num_nodes is 1 in &lt;a>\\|and 2 in b' in render_markdown(studies)
+    assert '2x4: refused: num_nodes is 1 in &lt;a>\\|and 2 in b' in render_table(studies, MARKDOWN)
     lines = [line for line in render_table(studies).splitlines() if line.startswith('2x4')]
     assert set(lines[0].split()) == {'2x4', '-'} and lines[1].startswith('2x4: refused: num_nodes')
 
@@ -138,10 +138,10 @@ def test_table_of_all_systems_precedes_the_studies(sweep, tmp_path):
     assert page.index('>All systems<') < page.index('id="study-1"')
     assert re.search(r'<a href="#study-2">box</a>', page)
     assert render_table(studies).startswith('All systems\n===========\n\nsystem')
-    assert render_markdown(studies).startswith('## All systems\n\n| system')
+    assert render_table(studies, MARKDOWN).startswith('## All systems\n\n| system')
     single = studies_of(sweep)
     assert overview_table(single) is None
-    assert 'All systems' not in bare_page_of(single) + render_table(single) + render_markdown(single)
+    assert 'All systems' not in bare_page_of(single) + render_table(single) + render_table(single, MARKDOWN)
 
 
 def test_page_begins_with_results_and_numbers_link_to_log_lines(sweep):

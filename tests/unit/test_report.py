@@ -10,7 +10,7 @@ from lines import write_set
 from made_systems import studies_of
 
 from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
-from mlperf_rn50.analysis.report.text import render_markdown, render_table
+from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 
 HOSTILE = '<script>alert(1)</script>|`=1+1\x1b[31m"'
 
@@ -76,7 +76,7 @@ def test_evaluations_csv_has_a_row_per_evaluation(studies):
 def test_log_cannot_inject_into_terminal_markdown_or_spreadsheet(tmp_path, name):
     write_set(tmp_path / name, 1, org=HOSTILE, dataset=HOSTILE, nodes=HOSTILE, opt_name2=HOSTILE)
     studies = studies_of(tmp_path)
-    markdown = render_markdown(studies)
+    markdown = render_table(studies, MARKDOWN)
     assert '\x1b' not in render_table(studies) + markdown + render_csv(studies)
     assert '<script' not in markdown and '\\|' in markdown
     for render, accuracy in ((render_csv, 'final_accuracy'), (render_evaluations_csv, 'accuracy')):

@@ -46,13 +46,13 @@ def test_configuration_on_a_full_disk(tmp_path, monkeypatch):
         raise OSError(28, 'No space left on device')
     monkeypatch.setattr('os.fsync', fail)
     run = RunFolder(tmp_path, 0)
-    assert_named(Metrics(run), events.Opened(PLAN.config, [('h', 1)], False, ''), run.config)
+    assert_named(Metrics(run, ''), events.Opened(PLAN.config, [('h', 1)], False, ''), run.config)
     assert [p.name for p in tmp_path.iterdir()] == ['metrics.jsonl'] and not run.metrics.read_text()
 
 
 def test_metrics_and_terminal_log_on_a_full_disk(capsys):
-    assert_named(Metrics(SimpleNamespace(metrics=FULL)), STEP, FULL)
-    assert_named(Terminal(SimpleNamespace(train_log=FULL, result=Path('r'))), events.Warned('x'), FULL)
+    assert_named(Metrics(SimpleNamespace(metrics=FULL), ''), STEP, FULL)
+    assert_named(Terminal(SimpleNamespace(train_log=FULL, result=Path('r')), PLAN.config), events.Warned('x'), FULL)
     output = capsys.readouterr().err
     assert output.count('\n') == 1 and 'Traceback' not in output
 
@@ -69,9 +69,9 @@ def test_terminal_shows_a_bar_with_the_time_left(monkeypatch, capsys):
 def test_tensorboard_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb', buffering=0))
     with pytest.raises(StorageError, match=f'{tmp_path}/tensorboard: cannot write: No space left'):
-        TensorBoard(tmp_path / 'tensorboard', 0)
+        TensorBoard(tmp_path / 'tensorboard', 0, PLAN.config)
     monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb'))  # fails when it is flushed
-    assert_named(TensorBoard(tmp_path / 'tensorboard', 0), STEP, tmp_path / 'tensorboard')
+    assert_named(TensorBoard(tmp_path / 'tensorboard', 0, PLAN.config), STEP, tmp_path / 'tensorboard')
 
 
 def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeypatch):
@@ -87,7 +87,7 @@ def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeyp
 
 def test_change_of_the_loss_scale_is_in_every_output(tmp_path):
     run = RunFolder(tmp_path, 0)
-    sinks = events.Sinks([Metrics(run), Terminal(run), MlperfLog(RunLog(run.result, run.result_v06))])
+    sinks = events.Sinks([Metrics(run, ''), Terminal(run, PLAN.config), MlperfLog(RunLog(run.result, run.result_v06))])
     for step in (0, 7):
         sinks.handle(events.LossScaleChanged(step, 65536.0, 32768.0))
     sinks.close()
@@ -102,7 +102,7 @@ def test_change_of_the_loss_scale_is_in_every_output(tmp_path):
 def test_changes_of_a_resumed_run_are_in_every_output(tmp_path, capsys):
     run = RunFolder(tmp_path, 0)
     run.metrics.write_text('{"event": "train", "step": 40}\n{"event": "tra')
-    sinks = events.Sinks([Metrics(run), Terminal(run), MlperfLog(RunLog(run.result, run.result_v06))])
+    sinks = events.Sinks([Metrics(run, ''), Terminal(run, PLAN.config), MlperfLog(RunLog(run.result, run.result_v06))])
     sinks.handle(RESUMED)
     sinks.handle(replace(RESUMED, changes=CHANGES))
     sinks.close()

@@ -21,7 +21,7 @@ from mlperf_rn50.train.watchdog.watcher import Action, Health, Watcher, assess
 
 PROGRAM = '''
 import os, signal, sys, time
-from mlperf_rn50.train.watchdog.watcher import run_watched
+from mlperf_rn50.train.watchdog.watcher import PHASES, run_watched
 def rest():  # a single long sleep would delay the handler of a signal that arrives just before it
     for _ in range(600):
         time.sleep(0.1)
@@ -30,12 +30,16 @@ def rank(position):
     position.now('training', 42)
     {body}
     return 7
-sys.exit(run_watched(rank, {limit}))
+sys.exit(run_watched(rank, dict.fromkeys(PHASES, 0) | {limits_s}, {folder}))
 '''
 
 
-def start(body, limit=0, command=(), **variables):
-    code = PROGRAM.format(body=body, limit=limit)
+def program(body, limits_s='{}', folder=None):
+    return PROGRAM.format(body=body, limits_s=limits_s, folder=folder and f'__import__("pathlib").Path("{folder}")')
+
+
+def start(body, limits_s='{}', folder=None, command=(), **variables):
+    code = program(body, limits_s, folder)
     return subprocess.Popen([*command, sys.executable, '-c', code], stderr=subprocess.PIPE, stdout=subprocess.PIPE,
                             text=True, env={**os.environ, 'HOROVOD_RANK': '0', **variables})
 
@@ -192,8 +196,8 @@ def test_exit_code_and_message_of_rank(status, code, message, capsys):  # status
 
 def test_stacks_and_state_of_stalled_rank_are_written(tmp_path):
     body = 'import ctypes; list(position.track_reading(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))'
-    process = start(body, limit=f'900, {{"training": 0.5}}, __import__("pathlib").Path("{tmp_path}/stalled/4-2")',
-                    HOROVOD_RANK='2', HOROVOD_SIZE='4', MLPERF_RN50_JOB='4-2')
+    process = start(body, '{"training": 0.5}', tmp_path / 'stalled/4-2', HOROVOD_RANK='2', HOROVOD_SIZE='4',
+                    MLPERF_RN50_JOB='4-2')
     path = tmp_path / 'stalled/4-2/rank_2.txt'
     err = error_of(process)
     assert f'busy: reading data; no report from ranks 0, 1, 3; stacks: {path}\n' in err
@@ -208,8 +212,7 @@ def test_stacks_and_state_of_stalled_rank_are_written(tmp_path):
 
 def test_stopped_rank_is_ended_if_report_cannot_be_written(tmp_path):
     (tmp_path / 'file').touch()
-    process = start('os.kill(os.getpid(), signal.SIGSTOP)',
-                    limit=f'900, {{"training": 0.5}}, __import__("pathlib").Path("{tmp_path}/file")')
+    process = start('os.kill(os.getpid(), signal.SIGSTOP)', '{"training": 0.5}', tmp_path / 'file')
     err = error_of(process)
     assert process.returncode == 1 and 'step 42, training: stopped (SIGSTOP) for ' in err and err.endswith(' s\n')
 
@@ -218,7 +221,7 @@ def test_early_signal_is_forwarded_to_rank():
     body = """signal.signal(signal.SIGUSR1, lambda *_: os._exit(75))
     os.kill(os.getppid(), signal.SIGUSR1)  # so early that the watcher may not have installed its handlers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1]); rest()"""
-    code = PROGRAM.format(body=body, limit=0).replace(
+    code = program(body).replace(
         'sys.exit(', 'signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nsys.exit(')
     assert subprocess.run([sys.executable, '-c', code], timeout=HANG_LIMIT_S).returncode == 75
 
@@ -259,8 +262,7 @@ def test_rank_ends_with_killed_watcher_and_reports_unless_stop_requested(is_stop
     ('from mlperf_rn50.errors import RankLost; raise RankLost("lost")', []),
     ('raise RuntimeError("Horovod has been shut down")', []), ('', [])])
 def test_cause_of_the_end_of_a_rank_is_recorded(tmp_path, body, recorded):
-    process = start(body, limit=f'0, None, __import__("pathlib").Path("{tmp_path}/stalled/4-2")', HOROVOD_RANK='2',
-                    MLPERF_RN50_JOB='4-2')
+    process = start(body, folder=tmp_path / 'stalled/4-2', HOROVOD_RANK='2', MLPERF_RN50_JOB='4-2')
     error_of(process)  # until the rank, too, has closed its output
     assert read_failures(tmp_path) == [Failure('4-2', os.uname().nodename, cause, 2, is_outside)
                                        for cause, is_outside in recorded]
@@ -268,8 +270,8 @@ def test_cause_of_the_end_of_a_rank_is_recorded(tmp_path, body, recorded):
 
 def test_lost_engine_is_recorded(tmp_path):
     body = 'signal.signal(signal.SIGTERM, lambda *_: os._exit(75)); print(os.getppid(), flush=True); rest()'
-    folder = f'0, None, __import__("pathlib").Path("{tmp_path}/stalled/4-2")'
-    launcher = start(body, limit=folder, command=['sh', '-c', '"$@" & wait', 'sh'], MLPERF_RN50_JOB='4-2')
+    launcher = start(body, folder=tmp_path / 'stalled/4-2', command=['sh', '-c', '"$@" & wait', 'sh'],
+                     MLPERF_RN50_JOB='4-2')
     watcher = psutil.Process(int(launcher.stdout.readline()))
     launcher.kill()
     assert_ends(watcher)

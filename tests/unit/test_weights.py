@@ -21,7 +21,8 @@ CONFIG = Config(data=DataConfig(dataset='squares', num_val=40, num_classes=3, im
                 model=ModelConfig(name='resnet18', zero_gamma=True), train=TrainConfig(local_batch_size=4))
 pytestmark = pytest.mark.usefixtures('thin_resnets')
 ARRAYS = {'a_weight': np.arange(6, dtype=np.float32).reshape(2, 3), 'a_bias': np.ones(2, np.float16)}
-DESCRIPTION = describe_weights(CONFIG, ['x', 'y', 'z'], 8, 5, 7, is_best=True, is_last=False, counts=(30, 38, 40))
+DESCRIPTION = describe_weights(CONFIG, ['x', 'y', 'z'], 8, 5, 7, is_best=True, is_last=False, top1=0.75, num_top1=30,
+                               num_top5=38, num_images=40)
 
 
 def arrays_of(net):

@@ -44,11 +44,7 @@ def _accelerator(run_set: RunSet) -> str:
 def is_machine(a: RunSet, b: RunSet) -> bool:
     """Return whether two sets are of one machine: equal round, organisation, data and kind of accelerator or node."""
     return (a.round == b.round and organisation(a) == organisation(b) and a.other_dataset == b.other_dataset
-            and _accelerator(a) == _accelerator(b) and (bool(_accelerator(a)) or _per_node(a) == _per_node(b)))
-
-
-def _per_node(run_set: RunSet) -> float:
-    return (run_set.num_units or 0) / (run_set.num_nodes or 1)
+            and _accelerator(a) == _accelerator(b) and (bool(_accelerator(a)) or a.units_per_node == b.units_per_node))
 
 
 def _words(run_set: RunSet) -> frozenset[str]:
@@ -60,7 +56,7 @@ def _nearest(target: RunSet, local_batch_size: float, sets: Iterable[RunSet]) ->
     """Return the set that is most similar to a target, by the criteria below in this order; None without sets."""
     def distance(pair: tuple[RunSet, Base]) -> tuple:
         s, base = pair
-        return (_accelerator(s) != _accelerator(target), _per_node(s) != _per_node(target),
+        return (_accelerator(s) != _accelerator(target), s.units_per_node != target.units_per_node,
                 abs(_round_number(s) - _round_number(target)), -len(_words(s) & _words(target)),
                 s.recipe.opt_name != target.recipe.opt_name, abs(math.log(base.local_batch_size / local_batch_size)),
                 -base.num_nodes, s.name)
@@ -83,7 +79,7 @@ def second_base(layout: Layout, base: Base, sets: Sequence[RunSet], target: RunS
         return None
     return _nearest(target or own, layout.local_batch_size, (
         s for s in sets if 1 < (s.num_nodes or 0) < layout.num_nodes and is_machine(s, own)
-        and _per_node(s) == base.num_units))
+        and s.units_per_node == base.num_units))
 
 
 def _round_number(run_set: RunSet) -> float:
@@ -93,8 +89,7 @@ def _round_number(run_set: RunSet) -> float:
 
 def lacks_schedule(run_set: RunSet | None) -> bool:
     """Return whether a set's logs declare no schedule, as in v0.5, whose software differs from that of other sets."""
-    return run_set is not None and run_set.is_imagenet and (
-        run_set.recipe.decay is None or 'decay' in run_set.unlogged)
+    return run_set is not None and run_set.is_imagenet and (run_set.recipe.decay is None or 'decay' in run_set.unlogged)
 
 
 def is_early(run_set: RunSet) -> bool:

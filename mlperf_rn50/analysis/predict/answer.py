@@ -9,6 +9,7 @@ from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout,
 from mlperf_rn50.analysis.predict.source import Source, WhatIf, change
 from mlperf_rn50.analysis.recipe.choose import choose_recipe, is_within, range_text
 from mlperf_rn50.analysis.recipe.reference import has_same_recipe
+from mlperf_rn50.analysis.sets.cost import cost_of
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.text import plural
@@ -125,7 +126,7 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
                      and (s.num_nodes, s.num_units) == (num_nodes, layout.num_units)), None)
     is_same = measured and has_same_recipe(measured.recipe, recipe) and (
         measured.recipe.target_accuracy == recipe.target_accuracy)
-    return replace(found, cost=found.node_hours and request.price and found.node_hours * request.price,
+    return replace(found, cost=cost_of(found.node_hours, request.price),
                    measured_step_s=measured.step_s if measured else None,
                    measured_minutes=measured.minutes if measured and is_same else None,
                    doubts=(*doubts, *_doubts(base, layout)))

@@ -91,8 +91,7 @@ def typical_spreads(sets: Sequence[RunSet]) -> dict[int, float]:
     for run_set in sets:
         for phase, freedom, variance in _variances(run_set):
             found[phase].append((freedom, variance))
-    return {phase: math.sqrt(sum(n * v for n, v in pairs) / sum(n for n, _ in pairs))
-            for phase, pairs in found.items()}
+    return {phase: math.sqrt(sum(n * v for n, v in pairs) / sum(n for n, _ in pairs)) for phase, pairs in found.items()}
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,7 @@ def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: C
             drawn, = axes.plot([pairs[k][1] for k in places],
                                [row + 0.38 * ((k + 0.5) / len(pairs) - 0.5) for k in places], mark, color=s.colour,
                                markersize=4.5 if len(pairs) <= 40 else 2.5)
-            picture.tip(drawn, *(f'{s.run_name(r)}: {v:.2f} {unit}, {r.status}'
-                                 for r, v in (pairs[k] for k in places)))
+            picture.tip(drawn, *(f'{s.run_name(r)}: {v:.2f} {unit}, {r.status}' for r, v in (pairs[k] for k in places)))
     if is_log:
         drawing.scale_up(axes.xaxis, unit, values)
     else:
@@ -128,8 +127,7 @@ def draw_speedup(scene: Scene) -> drawing.Picture | None:
     """Draw speed-up over the first baseline by number of units; return None if all compared systems are in series."""
     study = scene.study
     known = [(s, s.run_set.num_units, c) for s in scene.shown
-             if (c := study.comparisons[s.place]) and s.run_set.num_units
-             and c.baseline is study.baseline]
+             if (c := study.comparisons[s.place]) and s.run_set.num_units and c.baseline is study.baseline]
     base = study.baseline.num_units
     if len(known) < 2 or not base or not any(s.run_set in study.others for s, _, _ in known):
         return None

@@ -14,7 +14,7 @@ from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv,
 from mlperf_rn50.analysis.report.picture import Picture, dump_picture, inline_svg
 from mlperf_rn50.analysis.report.refs import heading, study_command
 from mlperf_rn50.analysis.report.tables import finding_lines, is_large, overview_table, tables_of
-from mlperf_rn50.analysis.report.text import render_markdown
+from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.files import numbered_lines, write_atomically, writing_folder
 from mlperf_rn50.mllog.events import printable
@@ -113,7 +113,7 @@ def dump_report(studies: Sequence[Study], folder: Path, has_all_findings: bool =
         folder.mkdir(parents=True, exist_ok=True)
         for name, render in (('.json', render_json), ('.csv', render_csv),
                              ('_evaluations.csv', render_evaluations_csv),
-                             ('.md', partial(render_markdown, has_all_findings=has_all_findings))):
+                             ('.md', partial(render_table, style=MARKDOWN, has_all_findings=has_all_findings))):
             write_atomically(folder / f'report{name}', render(studies) + '\n')
         drawn = []
         for i, pictures in enumerate(track(plots.draw_report(studies), 1 + len(studies), 'draw plots')):

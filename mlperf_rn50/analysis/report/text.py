@@ -4,15 +4,8 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
+from mlperf_rn50.analysis.report import tables as report
 from mlperf_rn50.analysis.report.refs import heading, study_command
-from mlperf_rn50.analysis.report.tables import (
-    finding_lines,
-    findings_of,
-    is_large,
-    overview_table,
-    series_overview,
-    tables_of,
-)
 from mlperf_rn50.analysis.sets.findings import render_finding
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.mllog.events import printable
@@ -74,7 +67,7 @@ def render_section(title: str, points: Sequence[str], tables: Sequence[Table], n
 
 def _render_brief(studies: Sequence[Study], style: Style, has_all_findings: bool) -> str:
     """Return the report on a large tree: sums, a row per series, and a row per other system."""
-    each = [(s, f) for study in studies for s in study.run_sets for f in findings_of(study, s)]
+    each = [(s, f) for study in studies for s in study.run_sets for f in report.findings_of(study, s)]
     run_sets = [s for study in studies for s in study.run_sets]
     runs, converged = (sum(len(getattr(s, name)) for s in run_sets) for name in ('runs', 'converged'))
     points = [
@@ -83,20 +76,16 @@ def _render_brief(studies: Sequence[Study], style: Style, has_all_findings: bool
         ', '.join(plural(sum(f.grade == g for _, f in each), g) for g in ('error', 'warning', 'note')) + ': --findings',
         f'all tables: a report on fewer folders, such as {study_command(max(studies, key=lambda s: len(s.run_sets)))}',
         'fewer systems: --round, --org, --accelerator or --batch']
-    tables = [t for t in (series_overview(studies), overview_table(studies, True)) if t and t.rows]
+    tables = [t for t in (report.series_overview(studies), report.overview_table(studies, True)) if t and t.rows]
     lines = [f'{s.study_name}/{s.name}: {render_finding(f)}' for s, f in each] if has_all_findings else []
     return render_section(f'ResNet-50 in MLPerf logs: {len(studies)} studies', points, tables, lines, style, 'Findings')
 
 
 def render_table(studies: Sequence[Study], style: Style = TERMINAL, has_all_findings: bool = False) -> str:
-    if is_large(studies):
+    if report.is_large(studies):
         return _render_brief(studies, style, has_all_findings)
-    overview = overview_table(studies)
+    overview = report.overview_table(studies)
     parts = [_render_table(overview, style, lambda title: style.study(title) + '\n\n')] if overview else []
-    parts += [render_section(heading(s), (), tables_of(s), finding_lines(s, has_all_findings), style, 'Findings')
-              for s in studies]
+    parts += [render_section(heading(s), (), report.tables_of(s), report.finding_lines(s, has_all_findings), style,
+                             'Findings') for s in studies]
     return '\n\n'.join(parts)
-
-
-def render_markdown(studies: Sequence[Study], has_all_findings: bool = False) -> str:
-    return render_table(studies, MARKDOWN, has_all_findings)

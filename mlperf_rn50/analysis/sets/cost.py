@@ -12,9 +12,9 @@ def node_hours(seconds: float, num_nodes: int) -> float:
     return seconds / 3600 * num_nodes
 
 
-def cost(seconds: float, num_nodes: int, price_per_node_hour: float) -> float:
-    """Return the cost of all nodes, in the currency of the price."""
-    return node_hours(seconds, num_nodes) * price_per_node_hour
+def cost_of(hours: float | None, price_per_node_hour: float | None) -> float | None:
+    """Return the cost of node-hours, in the currency of the price; None if either is unknown."""
+    return None if hours is None or price_per_node_hour is None else hours * price_per_node_hour
 
 
 def kwh(joules: float | None) -> float | None:

@@ -3,7 +3,6 @@
 Only the energy is read from files; all other functions are pure.
 """
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlperf_rn50.analysis.sets.cost import images_per_joule, mean_energy, node_hours
-from mlperf_rn50.analysis.sets.recipe import Recipe, make_recipe
+from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import Parts, RunTimes, make_times, mean_parts, seconds_per_epoch, speed_doubt
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
@@ -122,6 +121,10 @@ class RunSet:
         """Number of accelerators, or of ranks on CPUs."""
         return self.num_accelerators or self.num_ranks
 
+    @property
+    def units_per_node(self) -> float:
+        return (self.num_units or 0) / (self.num_nodes or 1)
+
     @cached_property
     def is_imagenet(self) -> bool:
         return all(r.is_imagenet for r in self.runs)
@@ -224,8 +227,7 @@ class RunSet:
     @cached_property
     def eval_period(self) -> int | None:
         """Most frequent number of epochs between two evaluations."""
-        gaps = [b.epoch - a.epoch for r in self.runs for a, b in zip(r.evaluations, r.evaluations[1:])]
-        return Counter(gaps).most_common(1)[0][0] if gaps else None
+        return eval_grid([r.curve for r in self.runs])[0]
 
     @property
     def minutes(self) -> float | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mlperf_rn50.analysis.sets import rcp
+from mlperf_rn50.analysis.sets.cost import cost_of
 from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
 from mlperf_rn50.analysis.sets.series import UNNAMED, Series, find_series, machine
 from mlperf_rn50.errors import UserError
@@ -119,8 +120,7 @@ class Study:
 
     def cost(self, run_set: RunSet) -> float | None:
         """Return the cost of a system's time, or None if price, time or number of nodes is unknown."""
-        price, hours = self.price_per_node_hour, run_set.node_hours
-        return None if price is None or hours is None else hours * price
+        return cost_of(run_set.node_hours, self.price_per_node_hour)
 
     @cached_property
     def comparison_of(self) -> dict[RunSet, Comparison | None]:

@@ -21,11 +21,11 @@ class Series:
 
     @property
     def title(self) -> str:
-        base = self.baseline
+        base, per_node = self.baseline, self.baseline.units_per_node
         nodes = ', '.join(dict.fromkeys(f'{s.num_nodes:,}' for s in self.run_sets))
         unit = 'accelerator' if base.num_accelerators else 'rank'
-        units = f'{_units_per_node(base):g} {base.accelerator}' if base.accelerator and base.num_accelerators else (
-            f'{_units_per_node(base):g} {unit}{"" if _units_per_node(base) == 1 else "s"}')
+        units = f'{per_node:g} {base.accelerator}' if base.accelerator and base.num_accelerators else (
+            f'{per_node:g} {unit}{"" if per_node == 1 else "s"}')
         return f'{base.name} on {nodes} nodes, {units} per node'
 
 
@@ -35,15 +35,11 @@ def machine(run_set: RunSet) -> str:
     return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
 
 
-def _units_per_node(run_set: RunSet) -> float:
-    return (run_set.num_units or 0) / (run_set.num_nodes or 1)
-
-
 def _kind(run_set: RunSet) -> tuple:
     """Return what all sets of a series share; submissions differ in the case and spacing of framework names."""
     framework = ''.join((run_set.framework or '').casefold().split())
     return (run_set.study, run_set.round, run_set.org, run_set.accelerator, bool(run_set.num_accelerators),
-            _units_per_node(run_set), framework, run_set.division)
+            run_set.units_per_node, framework, run_set.division)
 
 
 def _grouped(run_sets: Sequence[RunSet], keys: Sequence[object]) -> list[list[RunSet]]:

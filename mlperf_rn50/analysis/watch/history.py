@@ -6,14 +6,12 @@ import msgspec
 
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveEvaluation, RankTime
 from mlperf_rn50.mllog.events import printable
-from mlperf_rn50.mllog.sidecar.metrics import Epoch, Number
+from mlperf_rn50.mllog.sidecar.metrics import Count, Epoch, EvalRecord, Number, Whole
 
 _MAX_POINTS, _MAX_RANKS, MAX_TEXT, MAX_ITEMS = 20_000, 4096, 400, 20  # limits for untrusted files
 _PACE_EPOCHS = 4.0  # epoch_s is averaged over this many of the latest epochs
 Epochs = Annotated[float, msgspec.Meta(ge=0, le=10**6)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Whole = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
-Count = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
 
 
 class TrainRecord(msgspec.Struct, tag_field='event', tag='train'):
@@ -23,13 +21,6 @@ class TrainRecord(msgspec.Struct, tag_field='event', tag='train'):
     loss: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] | None = None
     learning_rate: Number | None = None
     images_per_s: Number | None = None
-
-
-class EvalRecord(msgspec.Struct, tag_field='event', tag='eval'):
-    epoch: Epoch
-    num_top1: Whole
-    num_images: Count
-    time_s: Number | None = None
 
 
 class RankSteps(msgspec.Struct):

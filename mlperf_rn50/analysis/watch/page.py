@@ -30,8 +30,7 @@ def _picture(name: str, title: str, notes: Sequence[str], height_in: float = _HE
 def _draw_accuracy(run: LiveRun) -> Picture | None:
     """Draw Top-1 with the reference band and the target."""
     right = max([run.max_epochs or 0] + [e.epoch for e in run.evaluations]) or 1
-    band = [(b.epoch, b.low, b.high) for b in run.band
-            if b.low is not None and b.high is not None and b.epoch <= right]
+    band = [(b.epoch, b.low, b.high) for b in run.band if b.low is not None and b.high is not None and b.epoch <= right]
     if not run.evaluations and not band:
         return None
     notes = [f'shaded area: band of {run.num_reference} reference runs; dashed line: their mean'] if band else []

@@ -3,7 +3,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlperf_rn50.analysis.sets.cost import node_hours
+from mlperf_rn50.analysis.sets.cost import cost_of, node_hours
 
 WAITING, STARTING = 'waiting', 'starting'  # no log, or no readable log; mllog.run.RunStatus has the other statuses
 
@@ -150,10 +150,5 @@ class LiveRun:
 def to_json(run: LiveRun, price: float | None = None) -> dict[str, Any]:
     """Return a run as a JSON object; price is the cost of a node-hour."""
     hours, hours_at_end = run.node_hours(), run.node_hours(run.left_s)
-    return {**asdict(run), 'skew': run.skew, 'is_over': run.is_over, 'node_hours': hours,
-            'node_hours_at_end': hours_at_end, 'cost': cost_of(hours, price),
-            'cost_at_end': cost_of(hours_at_end, price)}
-
-
-def cost_of(hours: float | None, price: float | None) -> float | None:
-    return None if hours is None or price is None else hours * price
+    return {**asdict(run), 'skew': run.skew, 'is_over': run.is_over, 'node_hours': hours, 'cost': cost_of(hours, price),
+            'node_hours_at_end': hours_at_end, 'cost_at_end': cost_of(hours_at_end, price)}

@@ -8,8 +8,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mlperf_rn50.analysis.sets.cost import cost_of
 from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, epoch_text, facts_of, heading, status_text, status_word
-from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun, cost_of
+from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.text import duration, money, percent
 

@@ -53,3 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(Path(PROGRAM), f'warning: {warning}')
     print(render_mpi_job(training), end='')
     return EXIT_OK
+
+
+if __name__ == '__main__':
+    sys.exit(main())

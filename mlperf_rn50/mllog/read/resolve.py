@@ -114,8 +114,7 @@ class RunResolver:
 
     def _is_sound(self) -> bool:
         """Return whether the log's times give a valid time to train; add findings about inconsistent times."""
-        contradictions = [*clock.contradictions(self.log),
-                          *clock.check_duration(self.log, self.duration_s)]
+        contradictions = [*clock.contradictions(self.log), *clock.check_duration(self.log, self.duration_s)]
         for line, text, summary, *_ in contradictions:
             self.log.error(line, f'{text}; the run has no valid time to train', summary)
         for finding in clock.misplaced(self.log):

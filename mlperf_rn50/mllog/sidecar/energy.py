@@ -166,11 +166,12 @@ def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
             raise _Unmeasured(f'{boots[node.boot]} and {node.host} are the same machine, which would count twice')
 
 
-def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, until_s: float | None = None) -> Energy:
-    """Return the energy up to until_s, by default the run's end or, without one, the last time sampled by all nodes."""
+def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> Energy:
+    """Return the energy up to the run's end or, without one, the last time sampled by all nodes; files: of files_of."""
     nodes = [_read_node(path) for path in files_of(run, files)]
-    sampled_s = max(0.0, min(map(_last_s, nodes), default=0.0))
-    seconds = next(s for s in (until_s, run.time_to_train_s, sampled_s) if s is not None)
+    seconds = run.time_to_train_s
+    if seconds is None:
+        seconds = max(0.0, min(map(_last_s, nodes), default=0.0))
     measured: dict[str, dict[str, Devices]] = {}
     reasons = {}
     for kind in KINDS:

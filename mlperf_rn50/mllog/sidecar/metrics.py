@@ -14,7 +14,8 @@ from mlperf_rn50.mllog.run import Run
 _MAX_NODES = 256
 Number = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Epoch = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
-Images = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+Whole = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
 Bytes = dict[str, Annotated[int, msgspec.Meta(ge=0, le=10**18)]]  # by host
 
 
@@ -23,10 +24,11 @@ class _Step(msgspec.Struct):
     learning_rate: Number
 
 
-class _Evaluation(msgspec.Struct):
+class EvalRecord(msgspec.Struct, tag_field='event', tag='eval'):
     epoch: Epoch
-    num_top1: Images
-    num_images: Images
+    num_top1: Whole
+    num_images: Count
+    time_s: Number | None = None
 
 
 class _Reads(msgspec.Struct):
@@ -63,8 +65,8 @@ def read_learning_rates(run: Run) -> Sequence[tuple[float, float]]:
 
 def read_curve(path: Path) -> list[tuple[int, float]]:
     """Return (epochs trained, Top-1 as a fraction) of each evaluation in a metrics.jsonl; of repeats, the last."""
-    return sorted({e.epoch: e.num_top1 / e.num_images for _, e in read_lines(path, _Evaluation, b'num_top1')
-                   if e.num_top1 <= e.num_images > 0}.items())
+    return sorted({e.epoch: e.num_top1 / e.num_images for _, e in read_lines(path, EvalRecord, b'num_top1')
+                   if e.num_top1 <= e.num_images}.items())
 
 
 def read_node_reads(run: Run) -> list[NodeReads]:

@@ -1,7 +1,7 @@
 """The best and the last network of a run, and the thread that writes networks and checkpoints."""
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import mxnet as mx
 
@@ -58,8 +58,7 @@ class BestWeights:
         description = describe_weights(
             config, self._classes, self._plan.eval_batch_size, network.step // self._plan.steps_per_epoch,
             config.run.seed or 0, is_best=stem == BEST, is_last=is_last,
-            counts=(accuracy.num_top1, accuracy.num_top5, accuracy.num_images) if accuracy else None,
-            data_sha256=self._data_sha256)
+            data_sha256=self._data_sha256, **({**asdict(accuracy), 'top1': accuracy.top1} if accuracy else {}))
         save_weights(self._folder, stem, description, {n: a.asnumpy() for n, a in network.arrays.items()})
 
 

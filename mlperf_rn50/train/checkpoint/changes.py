@@ -3,7 +3,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlperf_rn50.config import SECTIONS, Config, field_names, to_tree
+from mlperf_rn50.config import SECTIONS, Config, field_names, render_value, to_tree
 from mlperf_rn50.errors import CheckpointError, ConfigError, nearest
 
 # Keys that may always differ because they do not change the computation: paths, speed, checkpoints, reports and the end
@@ -32,7 +32,7 @@ class Change:
     now: Any
 
     def __str__(self) -> str:
-        return f'{self.key} {_render(self.before)} -> {_render(self.now)}'
+        return f'{self.key} {render_value(self.before)} -> {render_value(self.now)}'
 
 
 def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> list[Change]:
@@ -64,7 +64,3 @@ def parse_allowed(text: str | None) -> tuple[str, ...]:
             raise ConfigError(f'--allow-changed: got {key}, expected keys such as schedule.base_lr'
                               f'{nearest(key, known)}')
     return keys
-
-
-def _render(value: Any) -> str:
-    return 'null' if value is None else str(value).lower() if isinstance(value, bool) else str(value)

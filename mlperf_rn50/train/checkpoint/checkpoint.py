@@ -5,7 +5,6 @@ of its own content. Image order and augmentation depend only on seed and step, s
 """
 import errno
 import hashlib
-import io
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 from mlperf_rn50 import files
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint
 from mlperf_rn50.files import read_bytes, read_text, temporary_of
-from mlperf_rn50.npz import check_finite, read_arrays
+from mlperf_rn50.npz import read_arrays
 from mlperf_rn50.train.checkpoint.progress import Progress, parse_progress
 
 FORMAT = 4
@@ -156,7 +155,10 @@ def load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
     try:
         return _load(path)
     except DamagedCheckpoint as e:
-        raise DamagedCheckpoint(f'{e}{_previous_hint(path)}') from e
+        others = list_checkpoints(path.parent) if is_checkpoint_name(path.name) else []
+        last = max((p for p in others if step_of(p) < step_of(path)), key=step_of, default=None)
+        hint = f'the previous one is {last}: --resume {last}' if last else 'there is no previous one'
+        raise DamagedCheckpoint(f'{e}; {hint}') from e
 
 
 def load_newest(folder: Path) -> LoadedCheckpoint:
@@ -180,9 +182,7 @@ def _load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
         got = hashlib.sha256(data).hexdigest()
         if expected != got:
             raise ValueError(f'arrays.npz is damaged: got SHA-256 {got[:12]}…, expected {expected[:12]}…')
-        arrays = read_arrays(io.BytesIO(data), len(data))
-        check_finite(arrays)
-        return progress, arrays
+        return progress, read_arrays(data)
     except CheckpointError as e:
         raise CheckpointError(f'{path}: {e}') from e
     except OSError as e:
@@ -211,8 +211,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return f'{Path(error.filename).name if error.filename else "a file"}: {error.strerror}'
     return f'not a checkpoint of this program ({" ".join(str(error).split())[:300] or type(error).__name__})'
-
-
-def _previous_hint(path: Path) -> str:
-    others = [p for p in list_checkpoints(path.parent) if is_checkpoint_name(path.name) and step_of(p) < step_of(path)]
-    return f'; the previous one is {others[-1]}: --resume {others[-1]}' if others else '; there is no previous one'

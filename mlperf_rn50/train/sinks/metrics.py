@@ -12,8 +12,8 @@ from mlperf_rn50.train.sinks.mlperf_log import render_changes, render_ranks
 
 
 class Metrics:
-    def __init__(self, run: RunFolder):
-        self._run, self._dataset = run, ''
+    def __init__(self, run: RunFolder, dataset: str):
+        self._run, self._dataset = run, dataset
         self._file = LineFile(run.metrics)
 
     def handle(self, event: events.Event) -> None:
@@ -25,10 +25,7 @@ class Metrics:
                     write_atomically(self._run.config, render_yaml(event.config))
                 with writing(self._run.env):
                     dump_environment(self._run.env, list(event.hosts))
-            case events.RunStarted():
-                self._dataset = event.plan.config.data.dataset
             case events.Resumed():
-                self._dataset = event.plan.config.data.dataset
                 write(event='resumed', step=event.step, **render_ranks(event.plan, event.num_hosts),
                       **render_changes(event))
             case events.StepDone(is_reported=True):

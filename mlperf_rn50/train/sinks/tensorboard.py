@@ -15,14 +15,17 @@ from mlperf_rn50.train import events
 class TensorBoard:
     """Writer of an event file; SummaryWriter is not used because its thread hides the errors of a full disk."""
 
-    def __init__(self, folder: Path, first_step: int):
+    def __init__(self, folder: Path, first_step: int, config: Config):
         """Open the file; a resumed run (first_step above 0) invalidates the events of later steps."""
-        self._folder, self._step, self._dataset = folder, 0, ''
+        self._folder, self._step = folder, 0
+        self._dataset = config.data.dataset + ('_synthetic' if config.data.synthetic else '')
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._writer = EventsWriter(str(folder / 'events'))
             if first_step:
                 self._put(first_step + 1, session_log=SessionLog(status=SessionLog.START))
+            rows = [f'| {s}.{k} | {v} |' for s, keys in to_tree(config).items() for k, v in keys.items()]
+            self._put(0, summary=text('configuration', '\n'.join(['| key | value |', '|---|---|', *rows])))
 
     def handle(self, event: events.Event) -> None:
         with writing(self._folder):
@@ -30,8 +33,6 @@ class TensorBoard:
 
     def _handle(self, event: events.Event) -> None:
         match event:
-            case events.RunStarted() | events.Resumed():
-                self._start(event.plan.config)
             case events.StepDone(is_reported=True):
                 self._train(event)
             case events.Evaluated():
@@ -56,11 +57,6 @@ class TensorBoard:
 
     def _add(self, tag: str, value: float) -> None:
         self._put(self._step, summary=scalar(tag, value))
-
-    def _start(self, config: Config) -> None:
-        self._dataset = config.data.dataset + ('_synthetic' if config.data.synthetic else '')
-        rows = [f'| {s}.{k} | {v} |' for s, keys in to_tree(config).items() for k, v in keys.items()]
-        self._put(0, summary=text('configuration', '\n'.join(['| key | value |', '|---|---|', *rows])))
 
     def _train(self, event: events.StepDone) -> None:
         self._step = event.step

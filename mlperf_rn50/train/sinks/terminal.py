@@ -6,26 +6,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mlperf_rn50.files import LineFile
+from mlperf_rn50.config import Config
+from mlperf_rn50.files import LineHandler
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 
 _PLAIN_PERIOD_S = 30.0  # time between two progress lines if stderr is not a terminal
-
-
-class _LogFile(logging.Handler):
-    """Handler for train.log that propagates write errors, unlike logging's handlers."""
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self._file = LineFile(path)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._file.write(self.format(record))
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def _open_console(log_path: Path) -> logging.Logger:
@@ -34,27 +20,25 @@ def _open_console(log_path: Path) -> logging.Logger:
     logger.propagate = False
     logger.setLevel(logging.INFO)
     formatter = logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S')
-    for handler in (logging.StreamHandler(sys.stderr), _LogFile(log_path)):
+    for handler in (logging.StreamHandler(sys.stderr), LineHandler(log_path)):
         handler.setFormatter(formatter)
         logger.addHandler(handler)
     return logger
 
 
 class Terminal:
-    def __init__(self, run: RunFolder):
+    def __init__(self, run: RunFolder, config: Config):
         self._run, self._console = run, _open_console(run.train_log)
         self._epoch: EpochProgress | None = None
-        self._dataset, self._target = '', 0.0
+        self._dataset = config.data.dataset + (', synthetic' if config.data.synthetic else '')
+        self._target = config.train.target_accuracy
 
     def handle(self, event: events.Event) -> None:
         info = self._console.info
         match event:
             case events.Built():
                 self._introduce(event)
-            case events.RunStarted():
-                self._start(event)
             case events.Resumed():
-                self._start(event)
                 self._report_resume(event)
             case events.EpochStarted():
                 first_step = event.first_step % event.num_steps
@@ -89,11 +73,6 @@ class Terminal:
                 if event.status != 'failed':  # the error message reports a failure
                     info('%s after %.1f s, best Top-1 %.2f %% on %s', event.status, event.time_s,
                          100 * event.best_top1, self._dataset)
-
-    def _start(self, event: events.RunStarted | events.Resumed) -> None:
-        config = event.plan.config
-        self._dataset = config.data.dataset + (', synthetic' if config.data.synthetic else '')
-        self._target = config.train.target_accuracy
 
     def _introduce(self, event: events.Built) -> None:
         plan = event.plan

@@ -83,7 +83,7 @@ class Watcher:
                  can_stop: bool, stacks: int, parent: int):
         self._pid, self._position, self._limits_s, self._can_stop = pid, position, limits_s, can_stop
         self._folder, self._stacks, self._parent = folder, stacks, parent  # getppid() may have changed since
-        self._health = Health(launched_rank(), position.phase, limits_s.get(position.phase, 0), time.monotonic())
+        self._health = Health(launched_rank(), position.phase, limits_s[position.phase], time.monotonic())
         self._start_s = time.time()
         self._stop_requests, self._is_ended = StopRequests(), False
         self._cgroup = cgroup.memory_cgroup()
@@ -208,8 +208,7 @@ def _signal_name(number: int) -> str:
         return f'signal {number}'
 
 
-def run_watched(program: Callable[[Position], int], stall_limit_s: float,
-                other_limits_s: Mapping[str, float] | None = None, folder: Path | None = None,
+def run_watched(program: Callable[[Position], int], limits_s: Mapping[str, float], folder: Path | None = None,
                 can_stop: bool = True) -> int:
     """Run a rank in a forked process and watch it; return its exit code in both processes.
 
@@ -217,11 +216,10 @@ def run_watched(program: Callable[[Position], int], stall_limit_s: float,
     forced stop request (see StopRequests) ends the rank at once.
 
     Args:
-        stall_limit_s: time without a sign of life before a rank is ended; 0 disables the limit.
+        limits_s: time without a sign of life before a rank is ended, by phase; 0 disables the limit.
         can_stop: True if the rank handles a stop request; otherwise the request ends the rank at once.
     """
     position, parent = Position(), os.getppid()
-    limits_s = {**dict.fromkeys(PHASES, stall_limit_s), **(other_limits_s or {})}
     stacks_reader, stacks_writer = os.pipe()
     reader, writer = os.pipe()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # so that the watcher forwards them from the start
