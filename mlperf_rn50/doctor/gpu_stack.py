@@ -19,9 +19,12 @@ WHEELS = ('mxnet-cu112', 'mxnet-cu117')
 _CONTAINER_MAJORS = range(6, 10)  # compute capabilities 6.0 to 9.x (Hopper) in NVIDIA's container
 _LIBRARIES = {
     11: ('libcudart.so.11.0', 'libcublas.so.11', 'libcudnn.so.8', 'libnccl.so.2', 'libcufft.so.10', 'libcurand.so.10',
-         'libcusolver.so.11', 'libnvrtc.so.11.2', 'libcuda.so.1'),
+         'libcusolver.so.11', 'libnvrtc.so.11.2', 'libcuda.so.1', 'libcuda.so'),
     12: ('libcudart.so.12', 'libcublas.so.12', 'libcudnn.so.9', 'libnccl.so.2', 'libcufft.so.11', 'libcurand.so.10',
          'libcusolver.so.11', 'libnvrtc.so.12', 'libcuda.so.1')}
+# To compile an engine, cuDNN 8.9.6 opens libnvrtc.so.11.2, which MXNet has loaded, and this name, with no alternative
+# (nvrtcHelper::load in libcudnn_ops_infer.so.8). Some installations of drivers lack it.
+_COMPILING = 'libcuda.so'
 _OLDEST_DRIVERS = {11: 450, 12: 525}  # by CUDA major version, for programs of all its minor versions on any Linux
 # NVIDIA's container needs the first driver or a newer one; on data centre cards, one of the others is enough if the
 # compatibility package is used.
@@ -183,10 +186,14 @@ def check_libraries(rows: Sequence[Facts], device: str) -> Check:
         return Check(name, 'not needed', 'MXNet is a CPU build')
     for row in rows:
         major = cuda_major(row['mxnet'])
-        missing = [n for n, version in row['cuda_libraries'].items() if version is None]
+        missing = [n for n, version in row['cuda_libraries'].items() if version is None and n != _COMPILING]
         if missing:
             return Check(name, 'failed', f'not found on {row["host"]} for CUDA {major}: {", ".join(missing)}',
                          'run launch/setup.sh --check on that host; libcuda.so.1 comes with the driver')
+    if blind := [r for r in rows if r['cuda_libraries'].get(_COMPILING, '') is None]:
+        return Check(name, 'warning', f'{_COMPILING} not found on {hosts_of(blind)}, so cuDNN cannot use engines '
+                     'that it compiles at run time',
+                     f'link {_COMPILING} to libcuda.so.1 in a folder of LD_LIBRARY_PATH')
     versions = rows[0]['cuda_libraries']
     return Check(name, 'ok', ', '.join(f'{n} {v}'.strip() for n, v in versions.items()))
 

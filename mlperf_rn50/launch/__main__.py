@@ -116,6 +116,7 @@ class Launcher:
                     status: Callable[[], str | None] = lambda: None, report: Callable[[str], object] = lambda _: None,
                     env: Mapping[str, str] = os.environ, output: int | None = None) -> int:
         """Run a program on all ranks and return its exit code; see run_engine for the limits."""
+        self.engine.check_horovod(self.options.image, len(layout.hosts) * layout.ranks_per_node)
         # With Slurm's variables, mpirun would start the ranks on the nodes of the surrounding Slurm job.
         outer = {k: v for k, v in env.items() if self.engine.in_slurm or not k.startswith('SLURM_')}
         env = environment(self.options, {**plain_output(sys.stdout, outer), **outer}, job, device)

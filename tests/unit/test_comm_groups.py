@@ -104,6 +104,18 @@ def assert_fits(calls, leaders):
     assert set(counting.values()) <= {1}  # the value from the leader
 
 
+@pytest.mark.parametrize('size', [None, 1, 2])
+def test_only_several_ranks_need_horovod(monkeypatch, size):
+    monkeypatch.setattr(comm_module, 'launched_size', lambda: size)
+    monkeypatch.setitem(sys.modules, 'horovod.mxnet', None)
+    if size != 2:
+        comm = open_comm('none')
+        assert (comm.rank, comm.world_size, comm.sum([3])) == (0, 1, [3])
+        return
+    with pytest.raises(ConfigError, match='expected Horovod built with MXNet for 2 ranks; start one rank, or run'):
+        open_comm('none')
+
+
 @pytest.fixture
 def counted(monkeypatch):
     """A Comm of two ranks that records the name and the array of each sum of counts and gathering of texts."""

@@ -1,4 +1,5 @@
 """Doctor checks of GPUs with made-up facts: MXNet builds, cards, drivers and trial batches."""
+import sys
 from contextlib import contextmanager
 from unittest.mock import Mock
 
@@ -121,6 +122,16 @@ def test_libraries_match_the_cuda_version():
     assert check_libraries([row(CPU)], 'gpu').status == check_libraries([row()], 'cpu').status == 'not needed'
 
 
+def test_library_name_that_only_cudnn_opens_is_a_warning():
+    assert 'libcuda.so' in gpu_stack.cuda_libraries(11) and 'libcuda.so' not in gpu_stack.cuda_libraries(12)
+    blind = row(host='h2', cuda_libraries={'libcuda.so.1': '12020', 'libcuda.so': None})
+    check = check_libraries([row(), blind], 'gpu')
+    assert (check.status, check.found) == ('warning', 'libcuda.so not found on h2, so cuDNN cannot use engines that it '
+                                           'compiles at run time')
+    both = check_libraries([row(cuda_libraries={'libcuda.so.1': None, 'libcuda.so': None})], 'gpu')
+    assert (both.status, both.found) == ('failed', 'not found on h1 for CUDA 11: libcuda.so.1')
+
+
 REFUSED = """Traceback (most recent call last):
   File "../src/operator/nn/cudnn/cudnn_batch_norm-inl.h", line 205
 operator() of a norm
@@ -222,6 +233,14 @@ def test_rank_with_a_gpu_tries_it_and_one_without_reports_the_reason(monkeypatch
     [facts] = doctor_facts.gather_facts(config(device='gpu'), True, Comm())
     assert (facts['device'], facts['device_problem'], facts['mxnet']['kind']) == (device, problem, 'cpu')
     assert facts['trial'] == (None if problem else {'device': 0})
+
+
+def test_doctor_of_one_rank_does_not_need_horovod(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'horovod.mxnet', None)
+    rows, checks = doctor_facts.examine(config(), False, Comm())
+    [check] = [c for c in checks if c.name == 'Horovod']
+    assert (check.status, rows[0]['horovod']['has_gloo']) == ('not needed', False)
+    assert check.found.startswith('one rank, without Horovod (import of horovod.mxnet halted')
 
 
 def test_device_option_applies_without_a_configuration(monkeypatch, tmp_path):

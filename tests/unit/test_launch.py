@@ -20,7 +20,7 @@ from helpers import HANG_LIMIT_S, ROOT, own_signals, run, wait_for, write_files
 
 from mlperf_rn50.errors import EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import __main__ as launcher
-from mlperf_rn50.launch import attempts, process, supervisor
+from mlperf_rn50.launch import attempts, engines, process, supervisor
 from mlperf_rn50.launch.__main__ import Launcher, check_room, folder_lock, main, remove_leftovers
 from mlperf_rn50.launch.attempts import Attempt, judge, read_attempt, read_progress
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
@@ -516,6 +516,17 @@ def test_slow_start_is_reported(capfd, monkeypatch, tmp_path):
     assert capfd.readouterr().err == ('launch/mpirun.sh: doctor: still starting after 1020 s; waiting for nothing; '
                                       'stopped\n')
     assert read_failures(tmp_path) == [Failure('1-2', '', 'doctor: still starting after 1020 s')]
+
+
+@pytest.mark.parametrize('script, num_ranks, reason', [
+    ('local', 2, '2 ranks need it; start one rank'), ('horovodrun', 1, 'horovodrun needs it')])
+def test_launcher_without_horovod_refuses_several_ranks(script, num_ranks, reason, monkeypatch, tmp_path):
+    monkeypatch.setattr(engines, 'find_spec', lambda name: None)
+    ENGINES['local'].check_horovod(None, 1)
+    ENGINES['apptainer'].check_horovod('a.sif', 8)  # the image has its own packages
+    start = Launcher(ROOT, ROOT / f'launch/{script}.sh', ENGINES[script], options('--config', 'c', script=script), None)
+    with pytest.raises(ConfigError, match=f'Horovod is not installed, but {reason}'):
+        start.start_ranks(supervisor.RunPlace(tmp_path, ('localhost',), num_ranks), '1-2', ['true'], 'gpu')
 
 
 CONFIG = ['/r', '2', '3', '7.5', 'cpu']  # run.dir, nodes, ranks per node, start limit and device

@@ -216,7 +216,9 @@ class HorovodComm(Comm):
 
 def open_comm(compression: str, subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext,
               num_sharing: int = 1) -> Comm:
-    """Return the ranks of Horovod under a launcher, otherwise a single rank; raise ConfigError if Horovod is unusable.
+    """Return the ranks of Horovod under a launcher, otherwise a single rank, which does not need Horovod.
+
+    If several ranks lack Horovod, raise ConfigError.
 
     Args:
         subset_sizes: sizes that Comm.subset will be called with.
@@ -229,5 +231,7 @@ def open_comm(compression: str, subset_sizes: Sequence[int] = (), exchange: Exch
     try:
         return HorovodComm(compression, subset_sizes, exchange, num_sharing)
     except ImportError as e:
+        if size == 1:
+            return Comm()
         raise ConfigError(f'horovod: got {" ".join(str(e).split())}, expected Horovod built with MXNet for {size} '
-                          'processes; run launch/setup.sh') from e
+                          'ranks; start one rank, or run launch/setup.sh (for GPUs with nvcc in PATH)') from e
