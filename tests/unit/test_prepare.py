@@ -4,8 +4,11 @@ import hashlib
 import io
 import json
 import os
+import resource
 import tarfile
+from contextlib import redirect_stdout
 
+import mxnet as mx
 import numpy as np
 import pytest
 from helpers import call
@@ -15,7 +18,7 @@ from mlperf_rn50.cli.prepare import make_parser
 from mlperf_rn50.data.prepare import command as packing
 from mlperf_rn50.data.prepare import samples
 from mlperf_rn50.data.prepare.cifar10 import cifar10
-from mlperf_rn50.data.records import RecordFile, load_manifest
+from mlperf_rn50.data.records import MAGIC, RecordFile, load_manifest
 from mlperf_rn50.data.verify import dump_manifest, verify
 from mlperf_rn50.errors import DataError
 
@@ -24,6 +27,13 @@ def picture(seed) -> bytes:
     """Return a JPEG of 40 by 30 pixels."""
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(seed).integers(0, 255, (30, 40, 3), np.uint8)).save(buffer, 'JPEG')
+    return buffer.getvalue()
+
+
+def tiny_png(level) -> bytes:
+    """Return a PNG of one pixel."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((1, 1), level, np.uint8)).save(buffer, 'PNG')
     return buffer.getvalue()
 
 
@@ -118,6 +128,40 @@ def test_interrupted_preparation_resumes_unless_options_changed(pictures, tmp_pa
     assert {Image.open(io.BytesIO(image)).size for _, image in stored} == {(27, 20) if other else (40, 30)}
     assert len(stored) == 6
     assert not (tmp_path / 'out/.parts').exists()
+
+
+def test_record_is_framed_as_by_mxnet(tmp_path):
+    rng = np.random.default_rng(0)
+    for words in rng.choice([MAGIC, MAGIC[:2], b'a', b'bcd\0'], (300, 6)):
+        record = mx.recordio.MXRecordIO(str(tmp_path / 'one.rec'), 'w')
+        record.write(b''.join(words))
+        record.close()
+        assert packing.frame(b''.join(words)) == (tmp_path / 'one.rec').read_bytes()
+    with pytest.raises(ValueError, match='got 536870912 bytes, expected less than 536870912'):
+        packing.frame(bytes(1 << 29))
+
+
+def test_failed_write_in_any_file_is_one_line_and_the_next_attempt_completes_the_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, 'PART_SIZE', 3)
+    for split, num in (('train', 10), ('val', 2)):
+        write_files(tmp_path / 'source' / split / 'cat', {f'{i}.png': tiny_png(i) for i in range(num)})
+    arguments = ('folder', '--source', tmp_path / 'source', '--out')
+    assert prepare(*arguments, tmp_path / 'whole', '--workers', 1) == 0
+    whole = {p.name: p.read_bytes() for p in (tmp_path / 'whole').iterdir()}
+    reached, limit = set(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for num_bytes in range(0, max(map(len, whole.values())), 70):
+        out = tmp_path / str(num_bytes)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limit[1]))
+        try:
+            with redirect_stdout(io.StringIO()), \
+                    pytest.raises(DataError, match='^--out: .*: File too large; the disk at .* free; run prepare again'):
+                prepare(*arguments, out, '--workers', 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        reached |= {p.name for p in (*out.iterdir(), *(out / '.parts').glob('*'))}
+        assert prepare(*arguments, out, '--workers', 1) == 0
+        assert {p.name: p.read_bytes() for p in out.iterdir()} == whole
+    assert reached >= {'fingerprint', 'train_00003.json', 'train.rec', 'validation.rec'}, reached
 
 
 @pytest.mark.slow  # two processes import MXNet

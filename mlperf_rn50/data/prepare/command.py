@@ -6,8 +6,10 @@ interrupted preparation can resume.
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import signal
+import struct
 from argparse import Namespace
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
@@ -24,10 +26,10 @@ from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.prepare.folders import folder, im2rec
 from mlperf_rn50.data.prepare.imagenet import imagenet
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits
-from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest
+from mlperf_rn50.data.records import MAGIC, MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest
 from mlperf_rn50.data.verify import dump_manifest, print_verdict, record_checksums, size_problem, write_index
 from mlperf_rn50.errors import EXIT_OK, DataError
-from mlperf_rn50.files import HashedFile, no_link, read_bytes, replacing, write_atomically
+from mlperf_rn50.files import HashedFile, describe_disk, no_link, read_bytes, replacing, sync, write_atomically
 from mlperf_rn50.jsonl import decode
 from mlperf_rn50.text import plural, some
 
@@ -58,6 +60,17 @@ def find_dataset(options: Namespace, name: str) -> Dataset:
     return im2rec(source, name) if options.dataset == 'im2rec' else folder(source, name, options.validation)
 
 
+def frame(payload: bytes) -> bytes:
+    """Return a payload as a RecordIO record, like MXNet's writer, which ignores late errors of the disk."""
+    if len(payload) >= 1 << 29:
+        raise ValueError(f'got {len(payload)} bytes, expected less than {1 << 29}')
+    cuts = [m.start() for m in re.finditer(re.escape(MAGIC), payload) if m.start() % 4 == 0]
+    pieces = [payload[start:end] for start, end in zip([0, *(cut + 4 for cut in cuts)], [*cuts, len(payload)])]
+    kinds = [1, *[2] * len(cuts[1:]), 3] if cuts else [0]  # first, middle, last and whole
+    heads = [MAGIC + struct.pack('<I', kind << 29 | len(piece)) for kind, piece in zip(kinds, pieces)]
+    return b''.join(chain(*zip(heads, pieces))) + bytes(-len(payload) % 4)
+
+
 def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter: int | None) -> int:
     """Write <stem>.rec, .idx and finally .json, a _Part; return the number of samples."""
     import mxnet as mx
@@ -65,29 +78,30 @@ def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter:
     from mlperf_rn50.data.pictures import encode_image
     from mlperf_rn50.data.pipeline import DecoderTest
     part, test = _Part(), DecoderTest()
-    for suffix in ('.idx', '.rec'):  # a link, which MXNet would follow
+    for suffix in ('.idx', '.rec'):  # a link, which open() would follow
         stem.with_suffix(suffix).unlink(missing_ok=True)
-    record = mx.recordio.MXIndexedRecordIO(f'{stem}.idx', f'{stem}.rec', 'w')
-    for sample_id, sample in enumerate(samples, start=first_id):
-        encoded = sample.read()
-        try:
-            stored = encode_image(encoded, test, resize_shorter)
-            if sample.is_record and stored != encoded:
-                raise ValueError('DALI cannot decode it')
-        except ModuleNotFoundError:  # Pillow is missing or incomplete; the image is not damaged
-            raise
-        except Exception as e:
-            reason = ' '.join(str(e).split()).partition(' <_io')[0]  # without the name of a buffer
-            part.damaged.append((sample.name, f'{type(e).__name__}: {reason[:120]}'))
-            continue
-        part.names.append(sample.name)
-        if sample.is_record:
-            continue
-        if resize_shorter is None and stored != encoded:
-            part.converted.append(sample.name)
-        header = mx.recordio.IRHeader(0, sample.label, sample_id, 0)
-        record.write_idx(sample_id, mx.recordio.pack(header, stored))
-    record.close()
+    with open(stem.with_suffix('.rec'), 'xb') as rec, open(stem.with_suffix('.idx'), 'x') as idx:
+        for sample_id, sample in enumerate(samples, start=first_id):
+            encoded = sample.read()
+            try:
+                stored = encode_image(encoded, test, resize_shorter)
+                if sample.is_record and stored != encoded:
+                    raise ValueError('DALI cannot decode it')
+                record = frame(mx.recordio.pack(mx.recordio.IRHeader(0, sample.label, sample_id, 0), stored))
+            except ModuleNotFoundError:  # Pillow is missing or incomplete; the image is not damaged
+                raise
+            except Exception as e:
+                reason = ' '.join(str(e).split()).partition(' <_io')[0]  # without the name of a buffer
+                part.damaged.append((sample.name, f'{type(e).__name__}: {reason[:120]}'))
+                continue
+            part.names.append(sample.name)
+            if sample.is_record:
+                continue
+            if resize_shorter is None and stored != encoded:
+                part.converted.append(sample.name)
+            idx.write(f'{sample_id}\t{rec.tell()}\n')
+            rec.write(record)
+        sync(rec)
     write_atomically(stem.with_suffix('.json'), msgspec.json.encode(part))
     return len(samples)
 
@@ -254,7 +268,8 @@ def prepare(options: Namespace) -> int:
         try:
             added = add_indexes(out)
         except OSError as e:
-            raise DataError(f'--out: {e.filename or out}: {e.strerror}; cannot write the missing indexes') from e
+            raise DataError(f'--out: {e.filename or out}: {e.strerror}; {describe_disk(out)}; cannot write the missing '
+                            'indexes') from e
         print(f'{out}: {name} is already prepared'
               + (f'; added {", ".join(p.name for p in added)}, images unchanged' if added else ''))
         return EXIT_OK
@@ -270,7 +285,8 @@ def prepare(options: Namespace) -> int:
         out.mkdir(parents=True, exist_ok=True)
         manifest = pack(found, out, num_workers, options.resize_shorter, options.skip_corrupt)
     except OSError as e:
-        raise DataError(f'--out: {e.filename or out}: {e.strerror}; run prepare again (it keeps finished parts)') from e
+        raise DataError(f'--out: {e.filename or out}: {e.strerror}; {describe_disk(out)}; run prepare again (it keeps '
+                        'finished parts)') from e
     for split, entry in manifest['splits'].items():
         print(f'{out}/{split}.rec: {entry["num_images"]:,} images of {name}, {entry["rec_bytes"] / 1e6:,.1f} MB')
     if converted := manifest['converted']:
