@@ -5,6 +5,7 @@ import io
 import json
 import os
 import resource
+import signal
 import tarfile
 from contextlib import redirect_stdout
 
@@ -20,7 +21,7 @@ from mlperf_rn50.data.prepare import samples
 from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.records import MAGIC, RecordFile, load_manifest
 from mlperf_rn50.data.verify import dump_manifest, verify
-from mlperf_rn50.errors import DataError
+from mlperf_rn50.errors import DataError, RunFailed
 
 
 def picture(seed) -> bytes:
@@ -153,8 +154,8 @@ def test_failed_write_in_any_file_is_one_line_and_the_next_attempt_completes_the
         out = tmp_path / str(num_bytes)
         resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limit[1]))
         try:
-            with redirect_stdout(io.StringIO()), \
-                    pytest.raises(DataError, match='^--out: .*: File too large; the disk at .* free; run prepare again'):
+            refused = pytest.raises(DataError, match='^--out: .*: File too large; the disk at .* free; run prepare again')
+            with redirect_stdout(io.StringIO()), refused:
                 prepare(*arguments, out, '--workers', 1)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -171,6 +172,18 @@ def test_parallel_workers_write_the_same_file(pictures, tmp_path, monkeypatch):
         prepare('folder', '--source', pictures, '--out', tmp_path / str(workers), '--workers', workers)
     for name in ('train.rec', 'train.idx', 'train.index.npy', 'validation.rec'):
         assert (tmp_path / '1' / name).read_bytes() == (tmp_path / '2' / name).read_bytes()
+
+
+def be_killed(*_):
+    signal.raise_signal(signal.SIGKILL)
+
+
+@pytest.mark.slow  # processes import MXNet
+def test_killed_worker_is_one_line(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, 'PART_SIZE', 4)
+    monkeypatch.setattr(packing, 'write_part', be_killed)
+    with pytest.raises(RunFailed, match='^a worker was killed, .*; run prepare again with fewer --workers'):
+        prepare('folder', '--source', pictures, '--out', tmp_path / 'out', '--workers', 2)
 
 
 def test_damaged_images_are_listed_and_refused_unless_skipped(pictures, tmp_path):

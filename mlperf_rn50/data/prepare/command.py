@@ -12,6 +12,7 @@ import signal
 import struct
 from argparse import Namespace
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from itertools import chain
 from multiprocessing import active_children, get_context
@@ -28,7 +29,7 @@ from mlperf_rn50.data.prepare.imagenet import imagenet
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits
 from mlperf_rn50.data.records import MAGIC, MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest
 from mlperf_rn50.data.verify import dump_manifest, print_verdict, record_checksums, size_problem, write_index
-from mlperf_rn50.errors import EXIT_OK, DataError
+from mlperf_rn50.errors import EXIT_OK, DataError, RunFailed
 from mlperf_rn50.files import HashedFile, describe_disk, no_link, read_bytes, replacing, sync, write_atomically
 from mlperf_rn50.jsonl import decode
 from mlperf_rn50.text import plural, some
@@ -268,8 +269,7 @@ def prepare(options: Namespace) -> int:
         try:
             added = add_indexes(out)
         except OSError as e:
-            raise DataError(f'--out: {e.filename or out}: {e.strerror}; {describe_disk(out)}; cannot write the missing '
-                            'indexes') from e
+            raise DataError(f'--out: {e.filename or out}: {e.strerror}; cannot write the missing indexes') from e
         print(f'{out}: {name} is already prepared'
               + (f'; added {", ".join(p.name for p in added)}, images unchanged' if added else ''))
         return EXIT_OK
@@ -287,6 +287,8 @@ def prepare(options: Namespace) -> int:
     except OSError as e:
         raise DataError(f'--out: {e.filename or out}: {e.strerror}; {describe_disk(out)}; run prepare again (it keeps '
                         'finished parts)') from e
+    except BrokenProcessPool as e:
+        raise RunFailed('a worker was killed, as if memory runs out; run prepare again with fewer --workers') from e
     for split, entry in manifest['splits'].items():
         print(f'{out}/{split}.rec: {entry["num_images"]:,} images of {name}, {entry["rec_bytes"] / 1e6:,.1f} MB')
     if converted := manifest['converted']:
