@@ -62,10 +62,10 @@ def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], kee
         temporary.rename(final)
         files.sync_folder(folder)
     except OSError as e:
-        disk = files.describe_disk(folder)
+        raise CheckpointError(f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept; '
+                              f'{files.describe_disk(folder)}; free space or fix the permissions, then resume') from e
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept; {disk}; '
-                              'free space or fix the permissions, then resume') from e
     for old in list_checkpoints(folder)[:-keep]:
         _remove(old)
     return final
@@ -95,19 +95,24 @@ def _unseal(text: str) -> dict[str, Any]:
 def _remove(path: Path) -> None:
     """Remove a checkpoint; rename it first, so that no partial checkpoint is found."""
     aside = temporary_of(path, '.old')
-    path.rename(aside)
+    _rename(path, aside)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def _rename(path: Path, aside: Path) -> None:
+    try:
+        path.rename(aside)
+    except OSError as e:
+        raise CheckpointError(f'{path}: cannot rename the checkpoint: {e.strerror}; {files.describe_disk(path)}; free '
+                              'space or fix the permissions, then resume') from e
 
 
 def put_aside(paths: Sequence[Path]) -> None:
     """Rename damaged checkpoints so that list_checkpoints ignores them; raise CheckpointError on failure."""
     for path in paths:
         aside = path.with_name(_ASIDE + path.name)
-        try:
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
-        except OSError as e:
-            raise CheckpointError(f'{path}: cannot rename the damaged checkpoint: {e.strerror}') from e
+        shutil.rmtree(aside, ignore_errors=True)
+        _rename(path, aside)
 
 
 def rewind(folder: Path, path: Path, progress: Progress, arrays: Mapping[str, np.ndarray]) -> None:
