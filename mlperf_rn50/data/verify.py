@@ -91,12 +91,6 @@ def size_problem(rec_path: Path, entry: dict[str, Any]) -> str:
     return '' if size == entry['rec_bytes'] else f'{rec_path}: got {size:,} bytes, expected {entry["rec_bytes"]:,}'
 
 
-def check_size(rec_path: Path, entry: dict[str, Any]) -> None:
-    """Raise DataError if a .rec is missing or its size differs from its manifest entry."""
-    if problem := size_problem(rec_path, entry):
-        raise DataError(f'{problem}; {_REPAIR}')
-
-
 def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, seed: int) -> int:
     """Check a split's last record and some random ones; return their number. Raise DataError if one does not match."""
     path, checksums = checksums_path(records.path), None
@@ -117,6 +111,11 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
     """Return the SHA-256 of a manifest, excluding the digest in it."""
     content = {k: v for k, v in manifest.items() if k != 'sha256'}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def is_edited(manifest: dict[str, Any]) -> bool:
+    """Return whether a manifest does not match its own digest, which older ones do not have."""
+    return manifest.get('sha256', digest := manifest_digest(manifest)) != digest
 
 
 def dump_manifest(folder: Path, manifest: dict[str, Any]) -> None:
@@ -203,7 +202,7 @@ def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
     results: list[tuple[bool, str]] = []
     try:
         manifest = load_manifest(folder)
-        if manifest_digest(manifest) != manifest.get('sha256', manifest_digest(manifest)):
+        if is_edited(manifest):
             results.append((False, f'{path}: does not match its own SHA-256'))
         for name, entry in manifest['splits'].items():
             results += _verify_split(folder / f'{name}.rec', entry, num_workers)

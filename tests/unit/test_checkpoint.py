@@ -288,8 +288,8 @@ def test_full_disk_at_the_removal_of_an_old_checkpoint_is_one_line(tmp_path, mon
         return rename(self, target)
     monkeypatch.setattr(Path, 'rename', fail_aside)
     for step in (6, 5):  # the next checkpoint, and the same one again
-        with pytest.raises(CheckpointError, match='step_00000005: cannot rename the checkpoint: No space left on .*; '
-                                                  'the disk at .* free; free space or fix the permissions'):
+        with pytest.raises(StorageError, match='step_00000005: cannot write: No space left on device; the disk at .* '
+                                               'bytes free; free space or repair the disk, and resume'):
             save(tmp_path, progress(step), ARRAYS, keep=1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ['step_00000005', 'step_00000006']
     assert load_newest(tmp_path).progress.step == 6 and load(tmp_path / 'step_00000005')[0].step == 5

@@ -56,8 +56,7 @@ def find_dataset(options: Namespace, name: str) -> Dataset:
     if source is None:
         raise DataError(f'--source: missing; expected the folder of the {options.dataset} images')
     if options.dataset == 'imagenet':
-        truth = Path(options.ground_truth) if options.ground_truth else None
-        return imagenet(source, truth, options.allow_partial)
+        return imagenet(source, Path(options.ground_truth) if options.ground_truth else None, options.allow_partial)
     return im2rec(source, name) if options.dataset == 'im2rec' else folder(source, name, options.validation)
 
 
@@ -96,12 +95,11 @@ def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter:
                 part.damaged.append((sample.name, f'{type(e).__name__}: {reason[:120]}'))
                 continue
             part.names.append(sample.name)
-            if sample.is_record:
-                continue
             if resize_shorter is None and stored != encoded:
                 part.converted.append(sample.name)
-            idx.write(f'{sample_id}\t{rec.tell()}\n')
-            rec.write(record)
+            if not sample.is_record:
+                idx.write(f'{sample_id}\t{rec.tell()}\n')
+                rec.write(record)
         sync(rec)
     write_atomically(stem.with_suffix('.json'), msgspec.json.encode(part))
     return len(samples)

@@ -47,7 +47,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], keep: int) -> Path:
-    """Write a checkpoint, then remove all but the newest `keep`; on failure, raise CheckpointError and remove none."""
+    """Write a checkpoint, then remove all but the newest `keep`; raise CheckpointError or StorageError on failure."""
     final = folder / f'{_PREFIX}{progress.step:08d}'
     temporary = temporary_of(final)
     try:
@@ -95,28 +95,22 @@ def _unseal(text: str) -> dict[str, Any]:
 def _remove(path: Path) -> None:
     """Remove a checkpoint; rename it first, so that no partial checkpoint is found."""
     aside = temporary_of(path, '.old')
-    _rename(path, aside)
+    with files.writing(path):
+        path.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _rename(path: Path, aside: Path) -> None:
-    try:
-        path.rename(aside)
-    except OSError as e:
-        raise CheckpointError(f'{path}: cannot rename the checkpoint: {e.strerror}; {files.describe_disk(path)}; free '
-                              'space or fix the permissions, then resume') from e
-
-
 def put_aside(paths: Sequence[Path]) -> None:
-    """Rename damaged checkpoints so that list_checkpoints ignores them; raise CheckpointError on failure."""
+    """Rename damaged checkpoints so that list_checkpoints ignores them; raise StorageError on failure."""
     for path in paths:
         aside = path.with_name(_ASIDE + path.name)
         shutil.rmtree(aside, ignore_errors=True)
-        _rename(path, aside)
+        with files.writing(path):
+            path.rename(aside)
 
 
 def rewind(folder: Path, path: Path, progress: Progress, arrays: Mapping[str, np.ndarray]) -> None:
-    """Make the state of a resumed run the newest checkpoint of a folder; raise CheckpointError on failure.
+    """Make the state of a resumed run the newest checkpoint of a folder; raise as save() does.
 
     The resumed step may precede the newest checkpoint, if the batch is larger now or an older checkpoint was resumed.
     """
