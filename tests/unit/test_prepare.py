@@ -154,7 +154,7 @@ def test_failed_write_in_any_file_is_one_line_and_the_next_attempt_completes_the
         out = tmp_path / str(num_bytes)
         resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limit[1]))
         try:
-            refused = pytest.raises(DataError, match='^--out: .*: File too large; the disk at .* free; run')
+            refused = pytest.raises(DataError, match='^--out: .*: File too large; the disk at .* free; free')
             with redirect_stdout(io.StringIO()), refused:
                 prepare(*arguments, out, '--workers', 1)
         finally:

@@ -283,8 +283,8 @@ def prepare(options: Namespace) -> int:
         out.mkdir(parents=True, exist_ok=True)
         manifest = pack(found, out, num_workers, options.resize_shorter, options.skip_corrupt)
     except OSError as e:
-        raise DataError(f'--out: {e.filename or out}: {e.strerror}; {describe_disk(out)}; run prepare again (it keeps '
-                        'finished parts)') from e
+        raise DataError(f'--out: {e.filename or out}: {e.strerror}; {describe_disk(out)}; free space or fix the '
+                        'permissions, then run prepare again (it keeps finished parts)') from e
     except BrokenProcessPool as e:
         raise RunFailed('a worker was killed, as if memory runs out; run prepare again with fewer --workers') from e
     for split, entry in manifest['splits'].items():
