@@ -87,7 +87,7 @@ def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter:
                 stored = encode_image(encoded, test, resize_shorter)
                 if sample.is_record and stored != encoded:
                     raise ValueError('DALI cannot decode it')
-                record = frame(mx.recordio.pack(mx.recordio.IRHeader(0, sample.label, sample_id, 0), stored))
+                record = b'' if sample.is_record else frame(mx.recordio.pack((0, sample.label, sample_id, 0), stored))
             except ModuleNotFoundError:  # Pillow is missing or incomplete; the image is not damaged
                 raise
             except Exception as e:
@@ -97,7 +97,7 @@ def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter:
             part.names.append(sample.name)
             if resize_shorter is None and stored != encoded:
                 part.converted.append(sample.name)
-            if not sample.is_record:
+            if record:
                 idx.write(f'{sample_id}\t{rec.tell()}\n')
                 rec.write(record)
         sync(rec)
