@@ -19,7 +19,11 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
-[[ $port =~ ^[0-9]{1,5}$ ]] || fail "--port: got ${port:-nothing}, expected a number"
+[[ $port =~ ^[1-9][0-9]{0,4}$ && $port -lt 65536 ]] || fail "--port: got ${port:-nothing}, expected 1 to 65535"
+# sshd would go on if only IPv4 or only IPv6 were free, and launchers would reach the other server.
+printf -v hex %04X "$port"
+! grep -qs ": [0-9A-F]*:$hex [0-9A-F:]* 0A " /proc/net/tcp /proc/net/tcp6 || # 0A: listening
+    fail "--port: $port is in use on $(uname -n); stop its server or choose another port"
 [ -r "$keys" ] || fail "--authorized-keys: cannot read ${keys:-nothing}"
 [[ $keys =~ ^/[A-Za-z0-9/._-]*$ ]] || fail "--authorized-keys: got $keys, expected an absolute path without spaces"
 

@@ -70,6 +70,11 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def is_edited(manifest: dict[str, Any]) -> bool:
+    """Return whether a manifest does not match its own digest, which older ones do not have."""
+    return manifest.get('sha256', digest := manifest_digest(manifest)) != digest
+
+
 def dump_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     manifest['sha256'] = manifest_digest(manifest)
     write_atomically(folder / MANIFEST_NAME, json.dumps(manifest, indent=1) + '\n')
@@ -143,7 +148,7 @@ def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
     results: list[tuple[bool, str]] = []
     try:
         manifest = load_manifest(folder)
-        if manifest_digest(manifest) != manifest.get('sha256', manifest_digest(manifest)):
+        if is_edited(manifest):
             results.append((False, f'{path}: does not match its own SHA-256'))
         for name, entry in manifest['splits'].items():
             try:

@@ -15,7 +15,7 @@ from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.batches import device_context, synthetic_batches, train_batches
 from mlperf_rn50.data.pipeline import synthetic_inputs
 from mlperf_rn50.data.records import MANIFEST_NAME, Record, find_split, load_manifest
-from mlperf_rn50.data.verify import check_sample
+from mlperf_rn50.data.verify import check_sample, is_edited
 from mlperf_rn50.doctor.checks import Check, Facts, check_facts, own_facts
 from mlperf_rn50.doctor.gpu_stack import mxnet_facts, one_line
 from mlperf_rn50.errors import ConfigError, DataError, UserError
@@ -39,9 +39,10 @@ def _data_facts(config: Config, rank: int) -> dict:
     folder = Path(config.data.dir)
     try:
         manifest = load_manifest(folder)
+        if is_edited(manifest):
+            raise DataError(f'{folder / MANIFEST_NAME}: does not match its own SHA-256')
         num_probed = 0
-        for split in ('train', 'validation'):
-            entry = manifest['splits'][split]
+        for split, entry in manifest['splits'].items():
             records = find_split(config.data, split)()
             num_probed += check_sample(records, entry, _NUM_PROBED, rank)
             records.close()

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal
 
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.jsonl import read_lines
@@ -43,7 +42,7 @@ class Attempt:
     has_stepped: bool = False  # whether the attempt recorded a step
     place: str = 'before a run began'  # or the last recorded step and phase
     cause: str = ''  # of the end; '' in files of earlier versions
-    origin: Literal['', 'outside', 'program'] = ''  # of the cause; '' if unknown
+    origin: str = ''  # of the cause: outside or program; '' if unknown
     job: str = ''  # the same for all starts of a requeued job
 
 

@@ -148,7 +148,7 @@ class Supervisor:
         layout = self.layout
         where = attempt.place if attempt.run is None else f'last recorded: {attempt.place}'
         if attempt.exit_code > _SIGNAL_CODES and not self._failures(job):
-            self.world.signals.pause(_RETRY_S)  # until the ranks have recorded that they lost the engine
+            self.signals.pause(_RETRY_S)  # until the ranks have recorded that they lost the engine
         for host in silent:
             note_failure(layout.run_dir, Failure(job, host, 'does not answer', is_outside=True))
         lost = {f.host: f.cause for f in reversed(self._failures(job)) if f.rank is None and f.host in layout.hosts}

@@ -70,6 +70,6 @@ def mpi_settings(env: Mapping[str, str], prefix: Path) -> dict[str, str]:
 
 def reason_of(output: str) -> str:
     """Return the first message in the output of mpirun that names a cause, in one line."""
-    text = '\n'.join(re.sub(r'^\[\S+:\d+\] ', '', s) for s in output.splitlines() if not _NOISE.search(s))
+    text = '\n'.join(re.sub(r'^\[\S+:\d+\]|\[\S+\[/\S+\]', '', s) for s in output.splitlines() if not _NOISE.search(s))
     messages = [m for part in re.split(r'^-{40,}$', text, flags=re.MULTILINE) if (m := ' '.join(part.split()))]
     return min(messages, key=lambda m: m.startswith(_GENERIC), default='no reason given')[:400].rstrip('.')

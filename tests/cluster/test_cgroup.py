@@ -82,7 +82,7 @@ def inside(group: Path, *command: object) -> list[str]:
     return ['bash', '-c', 'echo $$ >"$0/cgroup.procs"; exec "$@"', str(group), *(str(c) for c in command)]
 
 
-@pytest.mark.parametrize('phase', ['start-up', 'training'])
+@pytest.mark.parametrize('phase', ['start-up', 'training', 'evaluation'])
 def test_out_of_memory_kill_is_reported_with_limit_and_advice(group, phase):
     limit(group, 200 << 20)
     # The watcher samples the first allocation; the second one exceeds the limit.

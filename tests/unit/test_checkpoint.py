@@ -1,4 +1,5 @@
 """Checkpoints: damage, hostile content, retention and background writing."""
+import errno
 import hashlib
 import json
 import os
@@ -275,6 +276,23 @@ def test_failed_write_keeps_the_existing_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match='cannot write the checkpoint'):
         save(tmp_path / 'step_00000005' / 'state.json', progress(6), ARRAYS, keep=2)  # a file in the way
     assert load(first)[0].step == 5
+
+
+def test_full_disk_at_the_removal_of_an_old_checkpoint_is_one_line(tmp_path, monkeypatch):
+    save(tmp_path, progress(5), ARRAYS, keep=1)
+    rename = Path.rename
+
+    def fail_aside(self, target):
+        if target.name.endswith('.old.tmp'):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+        return rename(self, target)
+    monkeypatch.setattr(Path, 'rename', fail_aside)
+    for step in (6, 5):  # the next checkpoint, and the same one again
+        with pytest.raises(StorageError, match='step_00000005: cannot write: No space left on device; the disk at .* '
+                                               'bytes free; free space or repair the disk, and resume'):
+            save(tmp_path, progress(step), ARRAYS, keep=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['step_00000005', 'step_00000006']
+    assert load_newest(tmp_path).progress.step == 6 and load(tmp_path / 'step_00000005')[0].step == 5
 
 
 WRITER = '''

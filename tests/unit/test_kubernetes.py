@@ -1,9 +1,11 @@
 """Kubernetes manifests: API schemas, one-line errors, and agreement between their parts."""
+import socket
+
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from helpers import MPIJOB_SCHEMA, ROOT
+from helpers import MPIJOB_SCHEMA, ROOT, run
 
 from mlperf_rn50.launch.kubernetes.manifests import main, render_mpi_job
 from mlperf_rn50.launch.kubernetes.options import IMAGE_CONFIGS, plan_training
@@ -151,3 +153,19 @@ def test_errors_are_one_line(words, message, capsys):
 def test_missing_required_option_is_reported(capsys):
     assert main(WORDS[:WORDS.index('--volume')]) == 2
     assert '--volume CLAIM:PATH: missing; see launch/kubernetes.sh --help' in capsys.readouterr().err
+
+
+def test_ssh_server_refuses_a_port_that_another_server_uses(tmp_path):
+    (tmp_path / 'keys').touch()
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        port = server.getsockname()[1]
+        done = run([ROOT / 'launch/sshd.sh', '--port', port, '--authorized-keys', tmp_path / 'keys'])
+    assert (done.returncode, done.stderr) == (2, f'launch/sshd.sh: --port: {port} is in use on {socket.gethostname()}; '
+                                                 'stop its server or choose another port\n')
+
+
+@pytest.mark.parametrize('port', ['', '0', '65536', '22;id', '-1'])
+def test_ssh_server_refuses_an_invalid_port(port):
+    done = run([ROOT / 'launch/sshd.sh', '--port', port, '--authorized-keys', '/dev/null'])
+    assert (done.returncode, done.stderr) == (2, f'launch/sshd.sh: --port: got {port or "nothing"}, expected 1 to '
+                                                 '65535\n')

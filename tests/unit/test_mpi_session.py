@@ -29,6 +29,8 @@ def test_settings_of_the_environment_precede_those_of_files(tmp_path, monkeypatc
      'A requested component was not found. Host: n1 Component: openib'),
     (GENERIC, 'It looks like MPI_INIT failed for some reason; your parallel process is likely to abort'),
     ('[n1:15] PML ucx cannot be selected\n[n1:14] PMIX ERROR: UNREACHABLE in file x\n', 'PML ucx cannot be selected'),
+    ('[n1][[15,1],0][/mca/btl_tcp.c:9:listen] [n1][[15,1],1][/mca/btl_tcp.c:9:listen] bind() failed: no port available '
+     'in the range [5555..5556]\n', 'bind() failed: no port available in the range [5555..5556]'),
     ('[n1:14] PMIX ERROR: UNREACHABLE in file x\n', 'no reason given'), ('', 'no reason given')])
 def test_reason_is_the_first_specific_message(output, reason):
     assert reason_of(output) == reason

@@ -4,7 +4,9 @@ import hashlib
 import io
 import json
 import os
+import resource
 import tarfile
+from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
@@ -24,6 +26,13 @@ def picture(seed) -> bytes:
     """Return a JPEG of 40 by 30 pixels."""
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(seed).integers(0, 255, (30, 40, 3), np.uint8)).save(buffer, 'JPEG')
+    return buffer.getvalue()
+
+
+def tiny_png(level) -> bytes:
+    """Return a PNG of one pixel."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((1, 1), level, np.uint8)).save(buffer, 'PNG')
     return buffer.getvalue()
 
 
@@ -114,6 +123,29 @@ def test_interrupted_preparation_resumes_unless_options_changed(
     assert {Image.open(io.BytesIO(image)).size for _, image in stored} == {(27, 20) if other else (40, 30)}
     assert len(stored) == 6 and verify(tmp_path / 'out', 1)[1] == []
     assert not (tmp_path / 'out/.parts').exists()
+
+
+def test_failed_write_in_any_file_is_one_line_and_the_next_attempt_completes_the_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, 'PART_SIZE', 3)
+    for split, num in (('train', 10), ('val', 2)):
+        write_files(tmp_path / 'source' / split / 'cat', {f'{i}.png': tiny_png(i) for i in range(num)})
+    arguments = ('folder', '--source', tmp_path / 'source', '--out')
+    assert prepare(*arguments, tmp_path / 'whole', '--workers', 1) == 0
+    whole = {p.name: p.read_bytes() for p in (tmp_path / 'whole').iterdir()}
+    reached, limit = set(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for num_bytes in range(0, max(map(len, whole.values())), 70):
+        out = tmp_path / str(num_bytes)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limit[1]))
+        try:
+            refused = pytest.raises(DataError, match='^--out: .*: File too large; the disk at .* free; free')
+            with redirect_stdout(io.StringIO()), refused:
+                prepare(*arguments, out, '--workers', 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        reached |= {p.name for p in (*out.iterdir(), *(out / '.parts').glob('*/*'))}
+        assert prepare(*arguments, out, '--workers', 1) == 0
+        assert {p.name: p.read_bytes() for p in out.iterdir()} == whole
+    assert reached >= {'train_00003.json', 'train.rec', 'validation.rec'}, reached
 
 
 def test_parallel_workers_write_the_same_file(pictures, tmp_path, monkeypatch):

@@ -182,6 +182,15 @@ def test_full_folder_is_named(monkeypatch):
     assert full_folders() == '/dev/shm is full (0 bytes free of 64 MB)'
 
 
+def test_truncated_index_of_the_data_is_named_as_a_cause(tmp_path):
+    path = tmp_path / 'train.index.npy'
+    path.write_bytes(bytes(1 << 16))
+    body = f'import numpy as np; index = np.memmap({str(path)!r}, "u1"); os.truncate({str(path)!r}, 0); index.sum()'
+    assert error_of(start(body, TMPDIR=str(tmp_path))).endswith(
+        'training: killed by signal 7 (SIGBUS): a file mapped into memory, such as <split>.index.npy of the data, was '
+        'truncated or cannot be read\n')
+
+
 # --- with processes ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('status, code, message', [

@@ -24,7 +24,7 @@ from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits
 from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, load_manifest, pack_record, parse_record
 from mlperf_rn50.data.verify import REPAIR, describe_records, dump_manifest, verify
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
-from mlperf_rn50.files import no_link, read_bytes, sync, write_atomically
+from mlperf_rn50.files import describe_disk, no_link, read_bytes, sync, write_atomically
 from mlperf_rn50.jsonl import decode
 from mlperf_rn50.text import plural, some
 
@@ -83,8 +83,8 @@ def _write_parts(rec_path: Path, samples: list[Sample], encode: Callable[[bytes]
           tqdm(total=len(samples), initial=sum(len(part.names) + len(part.damaged) for part in parts),
                desc=f'prepare {rec_path.stem}', unit='img', disable=None) as bar):
         size = sum(chain.from_iterable(part.sizes for part in parts))
-        if rec.seek(0, os.SEEK_END) < size:
-            raise DataError(f'{rec_path}: truncated; remove {rec_path.parent} and run prepare again')
+        if rec.seek(0, os.SEEK_END) < size:  # truncated, or already moved when the program was killed
+            parts, size = [], 0
         rec.truncate(size)
         for path, start in list(zip(paths, starts))[len(parts):]:
             part, group = _Part(), samples[start:start + PART_SIZE]
@@ -156,12 +156,13 @@ def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int 
             lines = (f'{key}\t{start}\n' for key, start in zip(range(len(part.sizes)), starts))
             write_atomically(rec_path.with_suffix('.idx'), ''.join(lines))
         splits[name] = describe_records(rec_path, part.names, part.checksums)
-    for path in [] if dataset.recs else [*folder.glob('train.*'), *folder.glob('validation.*')]:
-        path.replace(out / path.name)
     manifest = {'format': MANIFEST_FORMAT, 'dataset': dataset.name, 'source': dataset.source,
                 'resize_shorter': resize_shorter, 'classes': dataset.classes,
                 'splits': splits, 'skipped': [name for name, _ in damaged], 'notes': dataset.notes}
-    dump_manifest(out, manifest)
+    dump_manifest(folder, manifest)
+    made = [] if dataset.recs else [*folder.glob('train.*'), *folder.glob('validation.*')]
+    for path in (*made, folder / MANIFEST_NAME):
+        path.replace(out / path.name)
     shutil.rmtree(folder.parent)
     return manifest
 
@@ -187,7 +188,8 @@ def prepare(options: Namespace) -> int:
         out.mkdir(parents=True, exist_ok=True)
         manifest = pack(found, out, num_workers, options.resize_shorter, options.skip_corrupt)
     except OSError as e:
-        raise DataError(f'--out: {e.filename or out}: {e.strerror}; run prepare again (it keeps finished parts)') from e
+        raise DataError(f'--out: {e.filename or out}: {e.strerror}; {describe_disk(out)}; free space or fix the '
+                        'permissions, then run prepare again (it keeps finished parts)') from e
     for split, entry in manifest['splits'].items():
         print(f'{out}/{split}.rec: {entry["num_images"]:,} images of {name}, {entry["rec_bytes"] / 1e6:,.1f} MB')
     if manifest['skipped']:

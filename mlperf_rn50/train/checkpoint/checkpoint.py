@@ -46,7 +46,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], keep: int) -> Path:
-    """Write a checkpoint, then remove all but the newest `keep`; on failure, raise CheckpointError and remove none."""
+    """Write a checkpoint, then remove all but the newest `keep`; raise CheckpointError or StorageError on failure."""
     final = folder / f'{_PREFIX}{progress.step:08d}'
     temporary = temporary_of(final)
     try:
@@ -61,10 +61,10 @@ def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], kee
         temporary.rename(final)
         files.sync_folder(folder)
     except OSError as e:
-        disk = files.describe_disk(folder)
+        raise CheckpointError(f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept; '
+                              f'{files.describe_disk(folder)}; free space or fix the permissions, then resume') from e
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept; {disk}; '
-                              'free space or fix the permissions, then resume') from e
     for old in list_checkpoints(folder)[:-keep]:
         _remove(old)
     return final
@@ -94,23 +94,22 @@ def _unseal(text: str) -> dict[str, Any]:
 def _remove(path: Path) -> None:
     """Remove a checkpoint; rename it first, so that no partial checkpoint is found."""
     aside = temporary_of(path, '.old')
-    path.rename(aside)
+    with files.writing(path):
+        path.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def put_aside(paths: Sequence[Path]) -> None:
-    """Rename damaged checkpoints so that list_checkpoints ignores them; raise CheckpointError on failure."""
+    """Rename damaged checkpoints so that list_checkpoints ignores them; raise StorageError on failure."""
     for path in paths:
         aside = path.with_name(_ASIDE + path.name)
-        try:
-            shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        with files.writing(path):
             path.rename(aside)
-        except OSError as e:
-            raise CheckpointError(f'{path}: cannot rename the damaged checkpoint: {e.strerror}') from e
 
 
 def rewind(folder: Path, path: Path, progress: Progress, arrays: Mapping[str, np.ndarray]) -> None:
-    """Make the state of a resumed run the newest checkpoint of a folder; raise CheckpointError on failure.
+    """Make the state of a resumed run the newest checkpoint of a folder; raise as save() does.
 
     The resumed step may precede the newest checkpoint, if the batch is larger now or an older checkpoint was resumed.
     """

@@ -160,8 +160,9 @@ class Watcher:
     def _cause(self, number: int) -> list[str]:
         after = out_of_memory.take_sample(self._pid, self._cgroup, self._memory)
         causes = [out_of_memory.explain_death(number, self._memory, after, launched_local()[1])]
-        if number == signal.SIGBUS:  # possible cause: a full file system behind mapped memory
-            causes.append(stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders) or '')
+        if number == signal.SIGBUS:
+            causes.append(stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders) or 'a file mapped into '
+                          'memory, such as <split>.index.npy of the data, was truncated or cannot be read')
         return [cause for cause in causes if cause]
 
     def _record(self) -> str:
