@@ -197,7 +197,8 @@ def run_all(parts: Sequence[Part], card: str, reason: str, minutes: float, base:
                        run_part(part, out, left_s, stops))
         with open(out / 'results.jsonl', 'a') as file:
             file.write(json.dumps(results[-1]) + '\n')
-        print(f'{results[-1]["seconds"]:7.1f} s  {part.name}: {results[-1]["status"]}', flush=True)
+        with suppress(OSError):  # the terminal is closed
+            print(f'{results[-1]["seconds"]:7.1f} s  {part.name}: {results[-1]["status"]}', flush=True)
     if clocks:
         stop(clocks)
     write_facts(out / 'end')

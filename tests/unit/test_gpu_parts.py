@@ -1,14 +1,15 @@
 """Parts of the GPU tests with stand-ins: limits, Ctrl-C, the archive and its summary."""
 import json
+import os
 import signal
 import subprocess
 import sys
 import tarfile
+from contextlib import suppress
 
 import pytest
-from gpu import run_parts
 from gpu.run_parts import Part, card_row, make_parts, run_all, run_part, summarize
-from helpers import ROOT, own_signals, wait_for
+from helpers import HANG_LIMIT_S, ROOT, own_signals, wait_for
 
 ROWS = {'tables': [{'rows': [{'images_per_s': 2000.0}]}]}
 
@@ -64,9 +65,13 @@ def test_interrupted_run_stops_its_part_and_writes_the_archive(tmp_path):
     [pid] = wait_for(lambda: [int(t) for p in tmp_path.glob('*/pid') if (t := p.read_text())],
                      lambda: process.poll() is None, lambda: 'no second part')
     process.send_signal(signal.SIGINT)
-    assert process.wait() == 130
-    with pytest.raises(ProcessLookupError):
-        run_parts.os.kill(pid, 0)
+    try:
+        assert process.wait(HANG_LIMIT_S) == 130
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
     _, results = contents(tmp_path)
     assert [(r['part'], r['status']) for r in results] == [
         ('first', 'passed'), ('second', 'interrupted'), ('third', 'not run')]
