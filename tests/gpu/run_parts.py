@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,7 @@ def run_all(parts: Sequence[Part], card: str, reason: str, minutes: float, base:
         left_s = 60 * minutes - (time.monotonic() - start)
         why = 'interrupted' if stops else 'no time left' if left_s < 1 else reason if part.needs_kernels else ''
         results.append({'part': part.name, 'status': 'not run', 'seconds': 0, 'reason': why} if why else
-                       run_part(part, out, left_s, stops))
+                       run_part(replace(part, limit_s=float('inf')) if IS_DRY else part, out, left_s, stops))
         with open(out / 'results.jsonl', 'a') as file:
             file.write(json.dumps(results[-1]) + '\n')
         with suppress(OSError):  # the terminal is closed
