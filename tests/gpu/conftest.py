@@ -1,8 +1,9 @@
-"""Shared fixtures of the GPU tests: the device, and figures for the junit report.
+"""Shared fixtures of the GPU tests: the device, and figures for results.jsonl.
 
 launch/test.sh --gpu sets MLPERF_RN50_TEST_GPU=run. With MLPERF_RN50_TEST_GPU=dry smaller tests run on the CPU, except
 tests that a CPU cannot run, so that changes to the tests can be tried without a GPU.
 """
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,15 @@ if not IS_DRY:  # as every command does before it imports MXNet
     os.environ.update(missing_settings({**os.environ, DEVICE_VARIABLE: 'gpu'}))
 # Without this, tensor cores of Ampere and later round float32 to 11 bits, which does not match the CPU.
 os.environ.setdefault('NVIDIA_TF32_OVERRIDE', '0')
+
+
+def pytest_runtest_logreport(report):
+    """Append the result of each test to results.jsonl when it ends, because the part may be stopped later."""
+    if (folder := os.environ.get('MLPERF_RN50_GPU_RESULT')) and (report.when == 'call' or not report.passed):
+        result = {'test': report.nodeid, 'status': report.outcome, 'seconds': round(report.duration, 1),
+                  'reason': report.longreprtext[-2000:], 'figures': dict(report.user_properties)}
+        with open(Path(folder, 'results.jsonl'), 'a') as file:
+            file.write(json.dumps(result) + '\n')
 
 
 @pytest.fixture(scope='session')
@@ -70,7 +80,7 @@ def num_ranks(num_gpus, ranks_per_device) -> int:
 
 @pytest.fixture
 def figure(record_property):
-    """Function that adds a measured value to the junit report."""
+    """Function that adds a measured value to the result of the test."""
     def record(name: str, value: Any, unit: str = '') -> None:
         record_property(name, f'{value} {unit}'.rstrip())
     return record

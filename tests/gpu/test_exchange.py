@@ -16,8 +16,9 @@ from parallel.workers import collectives
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.data.batches import device_context
+from mlperf_rn50.system.launcher_env import launched_size
 from mlperf_rn50.train.comm.device import device_id_of
-from mlperf_rn50.train.comm.horovod import Comm, open_comm
+from mlperf_rn50.train.comm.horovod import Comm, HorovodComm, open_comm
 from mlperf_rn50.train.comm.sharing import sharing_of
 from mlperf_rn50.train.options import TrainConfig
 
@@ -40,11 +41,21 @@ def large_means(comm: Comm, context: mx.Context, precision: str, num_rounds: int
     return far
 
 
+class LoneComm(HorovodComm):
+    """One rank that exchanges with itself, which HorovodComm omits, so that NCCL runs on a single card."""
+
+    def _sum(self, arrays, name, factor=1.0):
+        for array in arrays:  # so that Horovod also scales, by half
+            array *= 2
+        self._hvd.grouped_allreduce_(arrays, op=self._hvd.Sum, process_set=self._all, name=name,
+                                     prescale_factor=factor / 2)
+
+
 def main(out: str, device: str, ranks_per_device: str) -> None:
     """Run all exchanges on a rank; rank r writes r.json."""
     config = Config(train=TrainConfig(device=device, local_batch_size=1),
                     run=RunConfig(ranks_per_device=int(ranks_per_device)))
-    comm = open_comm('none', num_sharing=sharing_of(config))
+    comm = LoneComm() if launched_size() == 1 else open_comm('none', num_sharing=sharing_of(config))
     device_id = device_id_of(config, comm)
     context = device_context(device_id)
     with context:  # the default for new arrays
@@ -55,10 +66,8 @@ def main(out: str, device: str, ranks_per_device: str) -> None:
 
 def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path, figure):
     n, device = num_ranks, 'cpu' if IS_DRY else 'gpu'
-    environment = {**os.environ, 'PYTHONPATH': f'{ROOT}:{ROOT}/tests',
-                   'MLPERF_RN50_RANKS_PER_DEVICE': str(ranks_per_device)}
-    worker = [sys.executable, __file__, tmp_path, device, ranks_per_device]
-    done = run(under_ranks(n, worker), env=environment)
+    worker = ['env', f'PYTHONPATH={ROOT}/tests', sys.executable, __file__, tmp_path, device, ranks_per_device]
+    done = run(under_ranks(n, worker), env={**os.environ, 'MLPERF_RN50_RANKS_PER_DEVICE': str(ranks_per_device)})
     assert done.returncode == 0, done.stderr[-3000:]
     results = [json.loads((tmp_path / f'{r}.json').read_text()) for r in range(n)]
     if not IS_DRY:
@@ -70,6 +79,10 @@ def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path, figure):
         assert {key: got['collectives'][key] for key in expected} == expected
         assert max(got['large means, float32']) < 1e-6 and max(got['large means, float16']) < n * 2**-10
     figure(f'exchange of {n} ranks, {ranks_per_device} on a GPU: wrong sums', 0, 'sums')
+
+
+def test_sums_of_one_rank(tmp_path, figure):
+    test_sums_of_all_ranks(1, 1, tmp_path, figure)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """DALI on a GPU: the same crops and mirrors as on the CPU, nearly the same pixels, and no overwritten batches."""
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, repeat
 
 import mxnet as mx
 import numpy as np
@@ -13,6 +13,7 @@ from numbered import make_config, with_data
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import eval_batches, train_batches
 from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.pipeline import build_pipeline, run_pipeline, synthetic_inputs
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.doctor.facts import try_batches
 from mlperf_rn50.model.options import ModelConfig
@@ -56,6 +57,17 @@ def test_images_match_cpu(is_training, layout, precision, decoder, pictures, dev
     # A different mirror or crop of the same image would exceed the tolerance.
     assert level_differences(got, expected[..., ::-1]).min() > 2 * WORST_LEVELS[decoder]
     assert level_differences(got[..., 8:], expected[..., :-8]).min() > 2 * WORST_LEVELS[decoder]
+
+
+@pytest.mark.parametrize('decoder', ['cpu', 'mixed'])
+def test_pipeline_without_mxnet_matches_cpu(decoder, device_id):
+    """Its outputs stay in DALI, so it also runs on a card for which MXNet has no kernels."""
+    def images(device_id: int | None, decoder: str) -> np.ndarray:
+        config = Config(data=DataConfig(decoder=decoder, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
+                        model=ModelConfig(layout='NCHW'))
+        output = run_pipeline(build_pipeline(repeat(synthetic_inputs(BATCH)), BATCH, config, False, device_id))[0]
+        return np.asarray((output if device_id is None else output.as_cpu()).as_array())
+    assert level_differences(images(device_id, decoder), images(None, 'cpu')).mean() <= MEAN_LEVELS[decoder]
 
 
 @pytest.mark.parametrize('decoder', ['cpu', 'mixed'])

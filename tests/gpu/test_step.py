@@ -21,6 +21,7 @@ from mlperf_rn50.data.batches import synthetic_batches
 from mlperf_rn50.model.fused import PLAIN, fusion_of, with_layout
 from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model
+from mlperf_rn50.train.comm.rank_checks import device_digests
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.options import OptimizerConfig
 from mlperf_rn50.train.plan import make_plan
@@ -51,6 +52,34 @@ def test_training_step_of_large_batch_in_chosen_layout(device_id):
     trainer, shard = make_trainer(config, device_id), make_plan(config, 1).train_shard()
     loss = trainer.read(trainer.step(synthetic_batches(config, shard, device_id), 0, 0.05, False))[0]
     assert np.isfinite(loss)
+
+
+def test_overflow_changes_no_bit_and_halves_the_scale(device_id):
+    config = with_layout(step_config('resnet18' if IS_DRY else 'resnet50', None, 'float16', 'lars', device='gpu'))
+    trainer = make_trainer(config, device_id)
+    for scale in (2.0**24, 128.0):
+        trainer.loss_scale.value = scale
+        before = {n: a.asnumpy() for n, a in trainer.optimizer.owners().items()}
+        if IS_DRY:  # a CPU has no float16 step, only its update
+            for tensor in trainer.optimizer.tensors:
+                tensor.grad[:] = 0.01 if scale == 128 else np.inf
+            pending = trainer.update(mx.nd.zeros((3,)), 0, 0.05)
+        else:
+            pending = trainer.step(iter([make_batch(config, 'float16', device_id)]), 0, 0.05, False)
+        trainer.read(pending)
+        is_same = all((a.asnumpy() == before[n]).all() for n, a in trainer.optimizer.owners().items())
+        assert (is_same, trainer.loss_scale.value) == ((False, 128) if scale == 128 else (True, scale / 2))
+    assert trainer.find_non_finite() is None
+
+
+def test_digests_and_first_non_finite_array_match_cpu(device_id):
+    trainer = make_trainer(step_config('resnet18', 'NCHW', 'float16', 'lars'), device_id)
+    arrays = trainer._live_arrays()
+    on_cpu = {n: mx.nd.array(a.asnumpy(), mx.cpu(), a.dtype) for n, a in arrays.items()}
+    assert device_digests(arrays) == device_digests(on_cpu) and trainer.find_non_finite() is None
+    name = 'optimizer/velocity/stage3_unit1_conv1_weight'
+    arrays[name][0, 0, 0, 0] = np.nan
+    assert trainer.find_non_finite() == name
 
 
 @pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])

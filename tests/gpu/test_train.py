@@ -13,6 +13,8 @@ from helpers import CLI, ROOT, run
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.system.cgroup import render_cpu_list
 from mlperf_rn50.system.gpus import find_visible_gpus
+from mlperf_rn50.system.power import find_gpus
+from mlperf_rn50.system.telemetry import read_gpu
 from mlperf_rn50.system.topology import SYS, choose_binding, find_topology
 from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 
@@ -30,6 +32,13 @@ def test_every_rank_is_bound_near_its_gpu(num_gpus, figure):
         assert len(bus_ids) == num_gpus and [b.gpu for b in bindings] == list(range(num))
         numbers = {n.number for n in topology.nodes}
         assert all(b.numa_node == topology.gpus[r] for r, b in enumerate(bindings) if topology.gpus[r] in numbers)
+
+
+def test_nvml_reports_memory_and_power(figure):
+    nvml, handles = find_gpus()
+    values = [read_gpu(nvml, h) for h in handles]
+    figure('NVML', values)
+    assert (values or IS_DRY) and all(v['memory_used_bytes'] and v['power_w'] for v in values)
 
 
 def train(figure, what, name, data_dir, run_dir, num_ranks, batch, *options):
