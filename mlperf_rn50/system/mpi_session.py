@@ -60,7 +60,8 @@ def session_problem(folder: Path) -> str:
 
 def mpi_settings(env: Mapping[str, str], prefix: Path) -> dict[str, str]:
     """Return the settings of Open MPI in files and, with precedence, in the environment, by variable."""
-    files = env.get(SETTING_FILES) or f'{Path.home()}/.openmpi/mca-params.conf:{prefix}/etc/openmpi-mca-params.conf'
+    home = os.path.expanduser('~')  # unlike Path.home(), works for a user without a home folder
+    files = env.get(SETTING_FILES) or f'{home}/.openmpi/mca-params.conf:{prefix}/etc/openmpi-mca-params.conf'
     found: dict[str, str] = {}
     for file in reversed(re.split('[:,]', files)):
         with suppress(OSError, ValueError):

@@ -34,3 +34,9 @@ def test_settings_of_the_environment_precede_those_of_files(tmp_path, monkeypatc
     ('[n1:14] PMIX ERROR: UNREACHABLE in file x\n', 'no reason given'), ('', 'no reason given')])
 def test_reason_is_the_first_specific_message(output, reason):
     assert reason_of(output) == reason
+
+
+def test_settings_are_found_for_a_user_without_a_home_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv('HOME', raising=False)
+    monkeypatch.setattr('pwd.getpwuid', {}.__getitem__)
+    assert mpi_settings({'OMPI_MCA_pml': 'ob1'}, tmp_path) == {'OMPI_MCA_pml': 'ob1'}
