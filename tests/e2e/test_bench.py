@@ -128,7 +128,8 @@ def test_benchmark_script_runs(peers, tmp_path, words, last):
 @pytest.mark.slow
 def test_all_gpu_parts_pass_in_cpu_dry_run(tmp_path):
     card = '#!/bin/sh\necho NVIDIA A100-SXM4-80GB, 8.0'
-    write_files(tmp_path / 'bin', {'nvidia-smi': card}, mode=0o755)
+    programs = {'nvidia-smi': card, 'nvidia-cuda-mps-control': '#!/bin/sh\ncat > /dev/null'}  # a running service
+    write_files(tmp_path / 'bin', programs, mode=0o755)
     done = run([ROOT / 'launch/test.sh', '--gpu', '--minutes', 600], timeout=36000,
                env={**os.environ, 'MLPERF_RN50_TEST_GPU': 'dry', 'MLPERF_RN50_GPU_RESULT': str(tmp_path),
                     'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}'})
