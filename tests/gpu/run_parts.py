@@ -176,11 +176,7 @@ def summarize(title: str, card: str, parts: Sequence[Part], results: Sequence[di
 
 
 def run_all(parts: Sequence[Part], card: str, reason: str, minutes: float, base: Path) -> int:
-    """Run parts until the limit, write the archive to base, and return the exit code.
-
-    Args:
-        reason: why MXNet has no kernels for the card, or ''.
-    """
+    """Run parts up to the limit, write the archive, return the exit code. reason: why MXNet lacks kernels, or ''."""
     start, results, clocks, stops = time.monotonic(), list[dict[str, Any]](), None, list[int]()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: stops.append(received))
