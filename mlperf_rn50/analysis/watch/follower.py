@@ -20,9 +20,7 @@ from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, METRICS, Epo
 from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import regular_file
-from mlperf_rn50.jsonl import Tail, decode, read_lines
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.read.description import sibling
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.read.resolve import age_s
@@ -30,6 +28,8 @@ from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
 from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry, host_of
 from mlperf_rn50.options import load_tree
+from mlperf_rn50.runfolder.jsonl import Tail, decode, read_lines
+from mlperf_rn50.text import printable
 
 _LOG = re.compile(r'result_(\d{1,9})\.txt')
 _MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256

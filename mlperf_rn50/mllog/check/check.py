@@ -10,9 +10,9 @@ from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.check.official import NotInstalled, check_official, find_long_lines
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read import reader
-from mlperf_rn50.mllog.read.raw_log import number
 from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
-from mlperf_rn50.text import percent, plural
+from mlperf_rn50.runfolder.jsonl import number
+from mlperf_rn50.text import percent, plural, printable
 
 _BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
 _MAX_NAMED = 20  # maximum number of torn lines, and of long lines, listed for each log
@@ -180,7 +180,7 @@ def render_log(log: CheckedLog) -> str:
     lines = [str(log.path)]
     if log.facts is None:
         lines.append(f'  FAIL: {log.error}')
-        return '\n'.join(map(events.printable, lines))
+        return '\n'.join(map(printable, lines))
     for v in log.verdicts:
         level = ', levels 1 and 2' if v.ruleset == V05 else ''
         lines.append(f'  {v.ruleset:6s} {v.division:6s} {"pass" + level if v.passed else "FAIL"}')
@@ -196,7 +196,7 @@ def render_log(log: CheckedLog) -> str:
     if log.facts.num_resumes:
         lines.append(f'  note: the run was resumed {plural(log.facts.num_resumes, "time")}; only a run without a '
                      'resume can be submitted')
-    return '\n'.join(map(events.printable, lines))
+    return '\n'.join(map(printable, lines))
 
 
 def count_verdicts(logs: Sequence[CheckedLog]) -> dict[str, tuple[int, int]]:

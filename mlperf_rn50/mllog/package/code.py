@@ -10,12 +10,12 @@ from typing import Any
 from mlperf_rn50.config import SECTIONS
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import dump_json
-from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.git import git
 from mlperf_rn50.mllog.package.system_desc import data_note
 from mlperf_rn50.mllog.read.description import load_env, sibling, system_path, value_at
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.options import load_tree
-from mlperf_rn50.system.git import git
+from mlperf_rn50.text import printable
 
 # Files and folders of the checkout that are submitted.
 _CODE = ('mlperf_rn50', 'launch', 'setup.cfg', 'pyproject.toml', 'Dockerfile', 'README.md', 'CHANGELOG.md', 'LICENSE')

@@ -14,13 +14,13 @@ import msgspec
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import numbered_lines, walk
-from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent, decode_events
 from mlperf_rn50.mllog.read.description import find_description, sibling
 from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
 from mlperf_rn50.mllog.run import Findings, Run
+from mlperf_rn50.runfolder.jsonl import read_lines
 
 
 class _End(msgspec.Struct):

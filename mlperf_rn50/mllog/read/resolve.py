@@ -6,14 +6,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlperf_rn50.locks import is_locked
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat
 from mlperf_rn50.mllog.read import clock
 from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
 from mlperf_rn50.mllog.read.layout import LayoutReader, describe_in_log
-from mlperf_rn50.mllog.read.raw_log import RawLog, integer, number
+from mlperf_rn50.mllog.read.raw_log import RawLog, integer
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Finding, Run, RunStatus
+from mlperf_rn50.runfolder.jsonl import number
+from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.text import plural
 
 _AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')

@@ -9,9 +9,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.telemetry import TelemetryRecord, files_of, host_of
+from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.text import plural
 
 KINDS = ('cpu', 'gpu')

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog.read.description import sibling
 from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.runfolder.jsonl import read_lines
 
 _MAX_NODES = 256
 Number = Annotated[float, msgspec.Meta(ge=0, le=1e9)]

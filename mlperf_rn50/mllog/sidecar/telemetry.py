@@ -10,8 +10,8 @@ from typing import Annotated
 
 import msgspec
 
-from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.runfolder.jsonl import read_lines
 
 _MAX_NODES = 256
 # Counters whose sum a plot shows, by label of the plot.
