@@ -3,6 +3,7 @@
 Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/; run k owns
 result_k.txt, config_k.yaml and so on. .run_k.lock reserves the number k, and is locked while a program writes run k.
 """
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from mlperf_rn50.errors import StorageError
 from mlperf_rn50.files import make_folder, writing_folder
 
 CHECKPOINT_PREFIX = 'step_'
+_RESULT = r'result_(\d{1,15})'
+LOG, ANY_LOG = _RESULT + r'\.txt', r'result_.*\.txt'  # names of the log of a run, and of logs under similar names
 # Names of files and folders that contain the number of their run.
 _NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints|weights)_(\d+).*')
 
@@ -48,9 +51,36 @@ class RunFolder:
         return self.dir / f'telemetry_{self.index}_{host_file_name(host)}.jsonl'
 
 
+def run_number(name: str) -> int | None:
+    """Return k if the name of a file is result_<k>.txt, otherwise None."""
+    m = re.fullmatch(LOG, name)
+    return int(m[1]) if m else None
+
+
+def run_of(log: Path) -> RunFolder:
+    """Return the run that wrote a log, result_<k>.txt or result_<k>_v0.6.txt; run 0 for a log with another name."""
+    m = re.fullmatch(_RESULT + r'(?:_v0\.6)?', log.stem)
+    return RunFolder(log.parent, int(m[1]) if m else 0)
+
+
 def host_file_name(host: str) -> str:
     """Return a host name with '_' for each character that is unsafe in file names."""
     return re.sub(r'[^\w.-]', '_', host)
+
+
+def host_of(telemetry: Path) -> str:
+    """Return the host in the name of a telemetry file."""
+    return telemetry.stem.split('_', 2)[-1]
+
+
+def find_telemetry(folder: Path) -> dict[int, list[Path]]:
+    """Return the telemetry files in a folder by run number; the files of each run are sorted by name."""
+    result: dict[int, list[Path]] = {}
+    with suppress(OSError), os.scandir(folder) as entries:
+        for name in sorted(e.name for e in entries):
+            if m := re.fullmatch(r'telemetry_(\d{1,15})_.+\.jsonl', name):
+                result.setdefault(int(m[1]), []).append(folder / name)
+    return result
 
 
 def check_present(run: RunFolder) -> None:
@@ -61,7 +91,8 @@ def check_present(run: RunFolder) -> None:
 
 
 def run_numbers(folder: Path) -> list[int]:
-    return [int(m[1]) for p in folder.glob('result_*.txt') if (m := re.fullmatch(r'result_(\d+)\.txt', p.name))]
+    """Return the numbers of the runs in a folder, in no particular order."""
+    return [k for p in folder.glob('result_*.txt') if (k := run_number(p.name)) is not None]
 
 
 def next_index(folder: Path) -> int:

@@ -12,6 +12,7 @@ from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read import reader
 from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
 from mlperf_rn50.runfolder.jsonl import number
+from mlperf_rn50.runfolder.names import ANY_LOG
 from mlperf_rn50.text import percent, plural, printable
 
 _BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
@@ -156,7 +157,7 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
     """Return the given files, each result_*.txt in or below given folders, and unreadable folders."""
     result: dict[Path, None] = {}
     for path in paths:
-        logs, errors = reader.find_logs(path, r'result_.*\.txt') if path.is_dir() else ([path], [])
+        logs, errors = reader.find_logs(path, ANY_LOG) if path.is_dir() else ([path], [])
         if not logs and not errors:
             raise UserError(f'{path}: {reader.no_logs(path)}; expected a log or a folder of logs')
         result.update(dict.fromkeys([*logs, *(Path(e.filename) for e in errors)]))
