@@ -1,55 +1,225 @@
-"""Records: lines of earlier and later versions, and equal keys for the writer and the readers."""
+"""Reads of intact and damaged RecordIO files."""
 import json
+import os
+from dataclasses import replace
+from pathlib import Path
 
+import mxnet as mx
+import numpy as np
 import pytest
-from helpers import ROOT
+from numbered import make_config, ramp
 
-from mlperf_rn50.runfolder import records
-from mlperf_rn50.runfolder.jsonl import decode, encode
-from mlperf_rn50.runfolder.records import (
-    Attempt,
-    EndRecord,
-    EvalRecord,
-    Failure,
-    GpuSample,
-    MetricsRecord,
-    TelemetryRecord,
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.prepare.command import is_prepared
+from mlperf_rn50.data.records import (
+    MAGIC,
+    RecordFile,
+    class_names,
+    data_digest,
+    find_split,
+    index_path,
+    load_manifest,
+    pack_record,
+    parse_index,
 )
-
-LOGS = sorted(ROOT.glob('logs/**/*.jsonl'))
-# Lines of earlier versions, without keys added since, and one with a key of a later version.
-EARLIER = [
-    ('{"event": "train", "step": 8}', MetricsRecord, records.TrainRecord(8)),
-    ('{"event": "eval", "epoch": 2, "num_top1": 3, "num_images": 4}', MetricsRecord,
-     EvalRecord(epoch=2, num_top1=3, num_images=4)),
-    ('{"event": "eval", "epoch": 2, "num_top1": 3, "num_images": 4, "ece": 0.1}', MetricsRecord,
-     EvalRecord(epoch=2, num_top1=3, num_images=4)),
-    ('{"event": "epoch", "epoch": 1, "record_bytes": {"n1": 5}}', MetricsRecord, records.EpochRecord(1, {'n1': 5})),
-    ('{"event": "ranks", "epoch": 1, "stragglers": ["rank 1 is slow"]}', MetricsRecord,
-     records.RanksRecord(1, stragglers=['rank 1 is slow'])),
-    ('{"event": "resumed", "step": 40}', MetricsRecord, records.ResumedRecord(40)),
-    ('{"event": "reference", "text": "no reference"}', MetricsRecord, records.ReferenceRecord(text='no reference')),
-    ('{"event": "course", "epoch": 3, "behind": true}', MetricsRecord, records.CourseRecord(3, behind=True)),
-    ('{"event": "end", "status": "failed", "epochs_to_converge": null}', MetricsRecord, EndRecord('failed', None)),
-    ('{"event": "end", "status": "interrupted"}', MetricsRecord, EndRecord('interrupted')),
-    ('{"event": "of a later version"}', MetricsRecord, None),
-    ('{"run": 0, "exit_code": 137, "end": null, "gained": true, "can_resume": true}', Attempt,
-     Attempt(0, 137, None, True, True)),
-    ('{"job": "1-a", "host": "h2", "cause": "killed"}', Failure, Failure('1-a', 'h2', 'killed')),
-    ('{"time_ms": 5000, "event": "start", "host": "h1", "cpu_cores": 2, "memory_bytes": 9}', TelemetryRecord,
-     TelemetryRecord(5000, 'start', 'h1', 2, 9)),
-    ('{"time_ms": 5000, "cpu_percent": 98.5, "gpus": [{"power_w": 50.0}, {}]}', TelemetryRecord,
-     TelemetryRecord(5000, cpu_percent=98.5, gpus=[GpuSample(power_w=50.0), GpuSample()]))]
+from mlperf_rn50.errors import DataError
 
 
-@pytest.mark.parametrize('line, kind, expected', EARLIER)
-def test_lines_of_other_versions_are_read(line, kind, expected):
-    assert decode(line, kind) == expected
+def write(folder: Path, payloads, labels=None) -> Path:
+    path = folder / 'train.rec'
+    record = mx.recordio.MXIndexedRecordIO(str(path.with_suffix('.idx')), str(path), 'w')
+    for i, payload in enumerate(payloads):
+        label = i if labels is None else labels[i]
+        record.write_idx(i, mx.recordio.pack(mx.recordio.IRHeader(0, label, 100 + i, 0), payload))
+    record.close()
+    return path
 
 
-@pytest.mark.parametrize('path', LOGS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_of_published_runs_are_read_and_would_be_written_with_the_same_keys(path):
-    kind = TelemetryRecord if path.name.startswith('telemetry') else MetricsRecord
-    lines = path.read_text().splitlines()
-    written = [encode(decode(line, kind)) for line in lines]
-    assert lines and [list(json.loads(w).items()) for w in written] == [list(json.loads(r).items()) for r in lines]
+def read_all(path: Path):
+    records = RecordFile(path)
+    return [records.read(i) for i in range(len(records))]
+
+
+def test_split_payload_is_joined_and_the_first_of_several_labels_counts(tmp_path):
+    payload = b'abcd' + MAGIC + b'efgh' + MAGIC + b'ij'
+    path = write(tmp_path, [b'x', payload, b'y'], labels=[0, 1, np.array([7.0, 1.0, 2.0])])
+    assert path.read_bytes().count(MAGIC) > 3  # written in parts
+    assert [(r.label, r.image.tobytes()) for r in read_all(path)] == [(0, b'x'), (1, payload), (7, b'y')]
+
+
+def test_packed_record_has_the_bytes_of_mxnet(tmp_path):
+    payloads = [b'', b'x', MAGIC, MAGIC * 3, b'abcd' + MAGIC + b'ij', b'ab' + MAGIC, MAGIC[:3], b'abcd' * 9 + MAGIC]
+    path = write(tmp_path, payloads)
+    assert path.read_bytes() == b''.join(pack_record(i, 100 + i, payload) for i, payload in enumerate(payloads))
+
+
+@pytest.mark.parametrize('damage, message', [
+    (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-8]), 'not a RecordIO record|truncated|do not match'),
+    (lambda rec, idx: rec.write_bytes(b'\0' * rec.stat().st_size), 'not a RecordIO record'),
+    (lambda rec, idx: idx.write_text('0\t0\n1\t7\n2\t80\n'), 'not a RecordIO record|truncated'),
+    (lambda rec, idx: idx.write_text('0\t0\n1\t999999\n'), 'do not match'),
+    (lambda rec, idx: idx.write_text('0\t0\n1\n'), 'two per image'),
+    (lambda rec, idx: idx.unlink(), 'create it with'),
+    (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:8] + b'\xff' * 4 + rec.read_bytes()[12:]),
+     'got a header of 4294967295 labels'),
+])
+def test_damage_is_named(tmp_path, damage, message):
+    path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])
+    damage(path, path.with_suffix('.idx'))
+    with pytest.raises(DataError, match=message):
+        read_all(path)
+
+
+@pytest.mark.parametrize('name', ['train.rec', 'train.idx', 'train.index.npy', 'manifest.json'])
+def test_named_pipe_in_place_of_a_file_is_refused(tmp_path, name):
+    data = make_config(tmp_path, ramp(2)).data
+    if name == 'train.idx':
+        (tmp_path / 'train.index.npy').unlink()
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=rf'^\S+/{name}: .*got a named pipe, expected a file.*; \S+ [^\n]*$'):
+        find_split(data, 'train')()
+
+
+def write_index(path: Path) -> Path:
+    np.save(index_path(path), parse_index(path.with_suffix('.idx'), path.stat().st_size))
+    return index_path(path)
+
+
+def test_mapped_index_gives_the_same_records_without_the_text_index(tmp_path):
+    payloads = [bytes([i]) * (7 * i + 1) for i in range(9)]
+    path = write(tmp_path, payloads)
+    expected = [(payload, i, 100 + i) for i, payload in enumerate(payloads)]
+    some, parsed = np.array([3, 3, 8]), RecordFile(path)
+    assert [(r.image.tobytes(), r.label, r.sample_id) for r in read_all(path)] == expected
+    write_index(path)
+    lines = path.with_suffix('.idx').read_text().splitlines()
+    path.with_suffix('.idx').unlink()
+    assert [(r.image.tobytes(), r.label, r.sample_id) for r in read_all(path)] == expected
+    assert RecordFile(path).num_bytes(some) == parsed.num_bytes(some)
+    index_path(path).unlink()
+    path.with_suffix('.idx').write_text('\n'.join(lines[::-1]))  # not in file order
+    assert [r.sample_id for r in read_all(path)] == [100 + i for i in range(9)][::-1]
+    assert RecordFile(path).num_bytes(np.arange(9)) == path.stat().st_size
+
+
+def changed(index, value):
+    def damage(path):
+        content = np.load(path)
+        content[index] = value
+        np.save(path, content)
+    return damage
+
+
+@pytest.mark.parametrize('damage, message', [
+    (lambda p: p.write_bytes(b''), 'not an index .*remove it to use the .idx'),
+    (lambda p: p.write_bytes(p.read_bytes().replace(b'(2, 3)', b'(2, ((')), 'not an index'),
+    (lambda p: np.save(p, np.load(p).astype(np.int32)), 'does not match its .rec of'),
+    (lambda p: np.save(p, np.load(p)[:1]), 'does not match'),
+    (changed((0, 0), 4), 'does not match'),
+    (changed((1, 2), 4), 'does not match'),
+    (changed((0, 1), -4), r'record 1: got an index entry of \d+ bytes at -4, expected it within'),
+    (changed((1, 1), 1 << 62), 'got an index entry'),
+    (changed((0, 1), 4), 'not a RecordIO record|truncated'),
+    (changed((1, 1), 3), 'truncated'),
+])
+def test_damaged_index_is_a_one_line_error(tmp_path, damage, message):
+    path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])
+    damage(write_index(path))
+    with pytest.raises(DataError, match=message) as e:
+        read_all(path)
+    assert '\n' not in str(e.value)
+
+
+def test_index_with_any_byte_changed_is_read_or_refused(tmp_path):
+    payloads = [b'a' * 40, b'b' * 400, b'c' * 4000]
+    path = write(tmp_path, payloads)
+    whole = write_index(path).read_bytes()
+    random, num_named = np.random.default_rng(0), 0
+    for place in range(len(whole)):
+        index_path(path).write_bytes(whole[:place] + random.bytes(1) + whole[place + 1:])
+        try:
+            read_all(path)
+        except DataError:
+            num_named += 1
+    assert num_named > 60
+
+
+def test_manifest_and_configuration_must_agree(tmp_path):
+    data = make_config(tmp_path, ramp(5), num_val=3).data
+    assert (len(find_split(data, 'train')()), len(find_split(data, 'validation')())) == (5, 3)
+    with pytest.raises(DataError, match='got 4, expected 5 from .*; set data.num_train'):
+        find_split(replace(data, num_train=4), 'train')()
+    with pytest.raises(DataError, match='got imagenet, expected numbered from'):
+        find_split(replace(data, dataset='imagenet'), 'train')()
+    with pytest.raises(DataError, match='no such file; create the data with: mlperf-rn50 prepare'):
+        find_split(replace(data, dir=str(tmp_path / 'none')), 'train')()
+
+
+@pytest.mark.parametrize('label', [-float('inf'), 1.5])
+def test_fractional_or_infinite_label_is_named(tmp_path, label):
+    with pytest.raises(DataError, match=rf'train.rec, record 1: got the label {label}, expected a whole'):
+        read_all(write(tmp_path, [b'a', b'b'], labels=[0, label]))
+
+
+GOOD = {'format': 1, 'dataset': 'd', 'classes': ['a', 'b'],
+        'splits': {name: {'num_images': 1, 'rec_bytes': 1} for name in ('train', 'validation')}}
+
+
+def test_digest_depends_on_contents_and_not_on_the_place(tmp_path):
+    data = {name: make_config(tmp_path / name, images).data
+            for name, images in (('a', ramp(4)), ('b', ramp(4)), ('c', ramp(4)[::-1]))}
+    digests = {name: data_digest(d) for name, d in data.items()}
+    assert digests['a'] == digests['b'] != digests['c'] and len(digests['a']) == 64
+    path = tmp_path / 'b/manifest.json'
+    manifest = {**json.loads(path.read_text()), 'source': 'another place'}
+    path.write_text(json.dumps(manifest))
+    assert data_digest(data['b']) == digests['a']
+    path.write_text(json.dumps({**manifest, 'classes': manifest['classes'][::-1]}))
+    assert data_digest(data['b']) != digests['a']
+    assert data_digest(replace(data['b'], synthetic=True, dir='none')) == ''
+
+
+def test_edited_records_are_found_as_they_are_read(tmp_path):
+    data = make_config(tmp_path, ramp(40)).data
+    records = find_split(data, 'train')()
+    for position in range(len(records)):
+        records.read(position)
+    with open(tmp_path / 'train.rec', 'r+b') as f:
+        for position in range(len(records)):
+            _, start, _ = records.place(position)
+            f.seek(start + 12)
+            f.write(np.float32(1).tobytes())  # another label
+    with pytest.raises(DataError, match=r'train.rec, record \d+: does not match its checksum'):
+        for position in range(len(records)):
+            records.read(position)
+    (tmp_path / 'train.crc.npy').unlink()  # as in an older folder
+    assert find_split(data, 'train')().read(0).label == 1
+
+
+def test_classes_have_names_or_numbers(tmp_path):
+    data = DataConfig(dir=str(tmp_path), num_classes=2)
+    assert class_names(data) == ['0', '1']
+    (tmp_path / 'manifest.json').write_text(json.dumps(GOOD))
+    assert class_names(data) == ['a', 'b']
+    assert class_names(replace(data, synthetic=True)) == ['0', '1']
+    with pytest.raises(DataError, match='got 3, expected 2 from .*; set data.num_classes or data.dir'):
+        class_names(replace(data, num_classes=3))
+
+
+@pytest.mark.parametrize('content, message', [
+    ('[' * 100_000, 'nested too deeply'), ('[]', 'Expected `object`'), ({'format': 2}, '2 - at `$.format`'),
+    ({'dataset': None}, '$.dataset'), ({'classes': [1]}, '$.classes[0]'),
+    ({'splits': {'train': GOOD['splits']['train']}}, 'missing required field `validation`'),
+    ({'splits': {**GOOD['splits'], 'train': {'num_images': 1.0, 'rec_bytes': 1}}}, '$.splits.train.num_images'),
+    ({'splits': {**GOOD['splits'], 'validation': {'num_images': 1}}}, 'missing required field `rec_bytes`'),
+])
+def test_damaged_manifest_is_a_one_line_error_in_every_reader(tmp_path, content, message):
+    text = content if isinstance(content, str) else json.dumps({**GOOD, **content})
+    (tmp_path / 'manifest.json').write_text(text)
+    data = DataConfig(dir=str(tmp_path), dataset='d', num_train=1, num_val=1, num_classes=2)
+    for read in (lambda: load_manifest(tmp_path), lambda: class_names(data), lambda: find_split(data, 'train')(),
+                 lambda: is_prepared(tmp_path, 'd')):
+        with pytest.raises(DataError) as e:
+            read()
+        assert message in str(e.value) and 'prepare the data again' in str(e.value) and '\n' not in str(e.value)
