@@ -14,9 +14,10 @@ import mxnet as mx
 from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, RunFailed, StorageError
 from mlperf_rn50.model.fused import layout_warnings
+from mlperf_rn50.runfolder.names import RunFolder, check_present
+from mlperf_rn50.system.signals import catch
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_present
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import check_agreement, check_finite, find_stragglers
 from mlperf_rn50.train.evaluate import evaluate
@@ -24,7 +25,6 @@ from mlperf_rn50.train.session import TrainingRun, hold_run, open_session
 from mlperf_rn50.train.start import open_sinks, start
 from mlperf_rn50.train.trainer import Norms, PendingStep
 from mlperf_rn50.train.watchdog.position import Position
-from mlperf_rn50.train.watchdog.signals import catch
 
 # Number of steps that the loop runs ahead of the device: enough to keep the device busy, few enough to limit memory.
 STEPS_AHEAD = 2

@@ -15,9 +15,10 @@ from mlperf_rn50.data.batches import Batch
 from mlperf_rn50.data.records import data_digest
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.files import writing
-from mlperf_rn50.locks import FileLock
 from mlperf_rn50.mllog.read.clock import STEP_S
 from mlperf_rn50.model.fused import with_layout
+from mlperf_rn50.runfolder.locks import FileLock
+from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.system.cgroup import render_cpu_list
 from mlperf_rn50.system.launcher_env import say
 from mlperf_rn50.train import events
@@ -25,7 +26,7 @@ from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
 from mlperf_rn50.train.checkpoint.changes import check_changes, find_changes
 from mlperf_rn50.train.checkpoint.progress import Progress, parse_progress
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_unfinished, clear_abandoned, is_checkpoint, new_run
+from mlperf_rn50.train.checkpoint.resumable import check_unfinished, clear_abandoned, clear_run, is_checkpoint
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import WallClock
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
@@ -120,7 +121,7 @@ def hold_run(comm: Comm, run: RunFolder, position: Position) -> Iterator[None]:
             position.now()
             time.sleep(_LOCK_PERIOD_S)
         if lock.is_held:
-            run.clear_unfinished()
+            clear_run(run)
             clear_abandoned(run)
         yield
     finally:

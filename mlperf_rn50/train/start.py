@@ -13,6 +13,7 @@ from mlperf_rn50.data.records import class_names
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
+from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.environment import git_commit
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.system.topology import leave_openmp_to_engine
@@ -21,7 +22,6 @@ from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
 from mlperf_rn50.train.checkpoint.changes import find_changes
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 from mlperf_rn50.train.comm.device import device_id_of
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import WallClock

@@ -20,9 +20,9 @@ from pathlib import Path
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, RankLost
 from mlperf_rn50.system import cgroup, out_of_memory
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, rank_name, say
+from mlperf_rn50.system.signals import STOP_SIGNALS, StopRequests, catch
 from mlperf_rn50.train.watchdog import stall_report
 from mlperf_rn50.train.watchdog.position import PHASES, Position
-from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, StopRequests, catch
 
 _GRACE_S = 15.0  # time for a checkpoint after the launcher has ended
 _REPORTS_S = 10.0  # time for other stalled ranks to write their reports; their last beat may be a step later
