@@ -167,7 +167,7 @@ def render_tables(machine: dict[str, Any], tables: Sequence[ResultTable]) -> str
     return '\n'.join(lines)
 
 
-def render_json(kind: str, machine: dict[str, Any], tables: Sequence[ResultTable]) -> str:
+def render_results_json(kind: str, machine: dict[str, Any], tables: Sequence[ResultTable]) -> str:
     """Return the machine and all tables with title, note and rows as JSON."""
     return json.dumps({'format': f'mlperf-rn50 bench {kind} 1', 'version': mlperf_rn50.__version__, 'machine': machine,
                        'tables': [{'title': t.title, 'note': t.note, 'rows': t.rows} for t in tables]}, indent=1)

@@ -41,7 +41,7 @@ def run_bench(config: Config, options: Any, position: Position) -> str:
         return ''
     machine = measure.describe_machine(num_hosts)
     if options.format == 'json':
-        return measure.render_json(options.kind, machine, tables)
+        return measure.render_results_json(options.kind, machine, tables)
     return measure.render_tables(machine, tables)
 
 

@@ -128,11 +128,11 @@ def _render(config: Config, weights: SavedWeights, accuracy: Accuracy, logged: f
     from tabulate import tabulate
 
     from mlperf_rn50.text import printable
-    from mlperf_rn50.train.evaluate import data_name
+    from mlperf_rn50.train.evaluate import data_label
     comparison = 'not compared: the run has no evaluation of these weights with these images and this precision'
     if logged is not None:
         comparison = f'{100 * logged:.2f} %, ' + ('the same' if logged == accuracy.top1 else 'NOT THE SAME')
-    of_all = f'of {accuracy.num_images:,} images of {printable(data_name(config.data))}'
+    of_all = f'of {accuracy.num_images:,} images of {printable(data_label(config.data))}'
     lines = [f'weights      {printable(str(weights))}',
              f'Top-1        {100 * accuracy.top1:.2f} %, {accuracy.num_top1:,} {of_all}',
              f'Top-5        {100 * accuracy.top5:.2f} %, {accuracy.num_top5:,} {of_all}',

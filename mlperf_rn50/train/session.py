@@ -20,7 +20,7 @@ from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.system.cgroup import render_cpu_list
-from mlperf_rn50.system.launcher_env import say
+from mlperf_rn50.system.launcher_env import print_stderr
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
@@ -137,7 +137,7 @@ def _take(lock: FileLock, waited_s: float) -> bool:
         raise UserError(f'{lock.path}: {lock.holder()} writes this run and has not ended within {_LOCK_LIMIT_S:.0f} s; '
                         'wait for it or stop it')
     if not waited_s:
-        say(f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at most '
+        print_stderr(f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at most '
             f'{_LOCK_LIMIT_S:.0f} s')
     return False
 
