@@ -20,7 +20,7 @@ from mlperf_rn50.system.launcher_env import omp_threads
 from mlperf_rn50.table import number_cell
 from mlperf_rn50.text import plural, printable
 from mlperf_rn50.train.comm.horovod import Comm
-from mlperf_rn50.train.watchdog.position import Position
+from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 _GEMM_SIDE = 2048  # on a CPU
 
@@ -64,7 +64,7 @@ class BenchSession:
     config: Config
     comm: Comm
     device_id: int | None
-    position: Position
+    heartbeat: Heartbeat
     num_warmup: int
     num: int
 
