@@ -20,7 +20,7 @@ from mlperf_rn50.system.launcher_env import omp_threads
 from mlperf_rn50.table import number_cell
 from mlperf_rn50.text import plural, printable
 from mlperf_rn50.train.comm.horovod import Comm
-from mlperf_rn50.train.watchdog.position import Position
+from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 _GEMM_SIDE = 2048  # on a CPU
 
@@ -64,7 +64,7 @@ class BenchSession:
     config: Config
     comm: Comm
     device_id: int | None
-    position: Position
+    heartbeat: Heartbeat
     num_warmup: int
     num: int
 
@@ -167,7 +167,7 @@ def render_tables(machine: dict[str, Any], tables: Sequence[ResultTable]) -> str
     return '\n'.join(lines)
 
 
-def render_json(kind: str, machine: dict[str, Any], tables: Sequence[ResultTable]) -> str:
+def render_results_json(kind: str, machine: dict[str, Any], tables: Sequence[ResultTable]) -> str:
     """Return the machine and all tables with title, note and rows as JSON."""
     return json.dumps({'format': f'mlperf-rn50 bench {kind} 1', 'version': mlperf_rn50.__version__, 'machine': machine,
                        'tables': [{'title': t.title, 'note': t.note, 'rows': t.rows} for t in tables]}, indent=1)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from mlperf_rn50.train.evaluate import Accuracy, Confusion
-    from mlperf_rn50.train.watchdog.position import Position
+    from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
 def make_parser() -> ArgumentParser:
@@ -54,10 +54,10 @@ def run(argv: Sequence[str]) -> int:
     weights = load_saved(options.path, options.which)
     config = weights.config(argv, parser)
     check_precision('train.precision', config.train.precision, find_processor())
-    return in_rank(lambda position: _evaluate(config, weights, options, position), config)
+    return in_rank(lambda heartbeat: _evaluate(config, weights, options, heartbeat), config)
 
 
-def _evaluate(config: Config, weights: SavedWeights, options: Namespace, position: Position) -> int:
+def _evaluate(config: Config, weights: SavedWeights, options: Namespace, heartbeat: Heartbeat) -> int:
     from mlperf_rn50.data.batches import device_context, eval_batches
     from mlperf_rn50.data.records import class_names
     from mlperf_rn50.data.shards import Shard
@@ -68,8 +68,8 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, positio
     from mlperf_rn50.train.comm.horovod import open_comm
     from mlperf_rn50.train.comm.sharing import sharing_of
     from mlperf_rn50.train.evaluate import ConfusionMatrix, evaluate
-    position.now('start-up')
-    comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
+    heartbeat.beat('start-up')
+    comm = open_comm(config.comm.compression, exchange=heartbeat.exchange, num_sharing=sharing_of(config))
     data, device_id = config.data, device_id_of(config, comm)
     context = device_context(device_id)
     leave_openmp_to_engine()
@@ -79,8 +79,8 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, positio
     batches = eval_batches(config, Shard(data.num_val, comm.rank, comm.world_size, size), device_id)
     net = eval_network(config, context, restore_model(config, context, weights.arrays, str(weights.path)))
     matrix = ConfusionMatrix(data.num_classes)
-    position.now('evaluation')
-    accuracy = evaluate(net, batches(), data.num_val, comm, position.now, matrix.add)
+    heartbeat.beat('evaluation')
+    accuracy = evaluate(net, batches(), data.num_val, comm, heartbeat.beat, matrix.add)
     matrix.sum(comm)
     if matrix.counts.trace() != accuracy.num_top1:
         raise RunFailed(f'evaluation: the confusion matrix has {matrix.counts.trace()} correct images, expected '
@@ -128,11 +128,11 @@ def _render(config: Config, weights: SavedWeights, accuracy: Accuracy, logged: f
     from tabulate import tabulate
 
     from mlperf_rn50.text import printable
-    from mlperf_rn50.train.evaluate import data_name
+    from mlperf_rn50.train.evaluate import data_label
     comparison = 'not compared: the run has no evaluation of these weights with these images and this precision'
     if logged is not None:
         comparison = f'{100 * logged:.2f} %, ' + ('the same' if logged == accuracy.top1 else 'NOT THE SAME')
-    of_all = f'of {accuracy.num_images:,} images of {printable(data_name(config.data))}'
+    of_all = f'of {accuracy.num_images:,} images of {printable(data_label(config.data))}'
     lines = [f'weights      {printable(str(weights))}',
              f'Top-1        {100 * accuracy.top1:.2f} %, {accuracy.num_top1:,} {of_all}',
              f'Top-5        {100 * accuracy.top5:.2f} %, {accuracy.num_top5:,} {of_all}',

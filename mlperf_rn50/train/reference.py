@@ -78,7 +78,7 @@ def reference_event(comparison: ReferenceComparison, config: Config, world_size:
         return events.ReferenceFound(_reference_record(comparison.reference, list(comparison.bands.values())))
     if not is_imagenet(config):
         return None
-    recipe = reference_runs.describe(_recipe_of(config, world_size))
+    recipe = reference_runs.describe_recipe(_recipe_of(config, world_size))
     text = f'no reference: no published set has this recipe ({recipe}) or a similar one; use --run.reference PATH'
     return events.ReferenceFound(ReferenceRecord(text=text))
 
@@ -86,7 +86,7 @@ def reference_event(comparison: ReferenceComparison, config: Config, world_size:
 def _reference_record(reference: Reference, bands: Sequence[Band]) -> ReferenceRecord:
     ends = band.target_epochs(reference)
     return ReferenceRecord(
-        reference.how, reference.num_runs, [reference_runs.name_of(s) for s in reference.sets],
+        reference.how, reference.num_runs, [reference_runs.set_name(s) for s in reference.sets],
         reference.recipe.target_accuracy, (ends[0], ends[-1]) if ends else None,
         [BandRecord(b.epoch, b.point, b.mean, b.low, b.high, len(b.values)) for b in bands],
         reference_runs.introduce(reference))

@@ -222,7 +222,7 @@ def test_keys_that_may_change_must_exist():
 
 
 def hold(run):
-    return hold_run(Comm(), run, SimpleNamespace(now=lambda: None))
+    return hold_run(Comm(), run, SimpleNamespace(beat=lambda: None))
 
 
 def test_writer_locks_a_run_and_removes_leftovers_of_a_killed_one(run, capsys, monkeypatch):
@@ -275,7 +275,7 @@ def test_lock_is_awaited_until_the_other_writer_ends(run, monkeypatch):
         beats.append(1)
         if len(beats) == 3:
             other.close()
-    with hold_run(Comm(), run, SimpleNamespace(now=now)):
+    with hold_run(Comm(), run, SimpleNamespace(beat=now)):
         assert len(beats) == 3
 
 

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 
 from mlperf_rn50.analysis.predict.anchors import organisation
-from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, make_cases, make_costs
+from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, make_costs, multi_node_cases
 from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, Knowledge, Prediction, relative_error
 from mlperf_rn50.analysis.report.text import MARKDOWN, TERMINAL, render_section
 from mlperf_rn50.analysis.sets.published import load_table
@@ -54,7 +54,7 @@ def validate(sets: Sequence[RunSet]) -> Validation:
 
     The costs are fitted to these sets and to the packaged ones, except copies of these.
     """
-    judged, fitted = set(sets), make_cases(distinct(dict.fromkeys([*sets, *load_table()])))
+    judged, fitted = set(sets), multi_node_cases(distinct(dict.fromkeys([*sets, *load_table()])))
     cases = [c for c in fitted if c.target in judged]
     groups: dict[str, Callable[[RunSet], Hashable]] = {'round': lambda s: s.round, 'organisation': organisation}
     found: dict[tuple[Knowledge, str], _Pairs] = {}

@@ -24,7 +24,7 @@ _GENERATIONS = ('v0.7 and later', 'v0.6', 'v0.5')
 STEP_SCHEDULE_EPOCHS = 100.0
 
 
-def generation_of(run_set: RunSet) -> str:
+def round_generation(run_set: RunSet) -> str:
     """Return the generation of rounds with comparable recipes: v0.5, v0.6 or all later rounds."""
     return run_set.round if run_set.round in _GENERATIONS else _GENERATIONS[0]
 
@@ -99,7 +99,7 @@ def fold(sets: Sequence[RunSet], opt_name: str | None = None, target: float | No
                 and declared >= (target or 0)):
             if recipe.decay_epochs is not None:  # lengths logged in steps are inexact
                 recipe = replace(recipe, decay_epochs=round(recipe.decay_epochs, 2))
-            groups.setdefault((recipe, generation_of(run_set), target or declared), []).append(run_set)
+            groups.setdefault((recipe, round_generation(run_set), target or declared), []).append(run_set)
     found = [RecipeGroup(recipe, generation, tuple(members), goal)
              for (recipe, generation, goal), members in groups.items()]
     return sorted((p for p in found if p.epochs), key=lambda p: (p.recipe.global_batch_size, _age(p), -len(p.runs)))

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mlperf_rn50.analysis.report.picture import GRID, INK, WIDTH_IN, Picture, differ_tenfold, legend, scale_up
-from mlperf_rn50.analysis.report.refs import heading
+from mlperf_rn50.analysis.report.refs import study_heading
 from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, SystemStyle, by_mark, explain_colours, explain_marks
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
@@ -150,7 +150,7 @@ def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
     drawn = nodes[:_MAX_NODES]
     figure = Figure(figsize=(WIDTH_IN, 1.2 + 1.7 * len(drawn)))
     picture = Picture(f'telemetry_{shown.place}', f'Disk and network of every node, {shown.run_name(run)}',
-                      heading(scene.study), figure)
+                      study_heading(scene.study), figure)
     if len(drawn) < len(nodes):
         picture.notes.append(f'The first {len(drawn)} of {len(nodes)} nodes are drawn')
     panels = figure.subplots(len(drawn), 1, squeeze=False, sharex=True)[:, 0]

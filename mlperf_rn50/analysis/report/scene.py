@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mlperf_rn50.analysis.report.picture import COLOURS, INK, WIDTH_IN, Picture, mark_of
-from mlperf_rn50.analysis.report.refs import heading
+from mlperf_rn50.analysis.report.refs import study_heading
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.mllog.run import Run
@@ -49,7 +49,7 @@ class Scene:
 
     def picture(self, name: str, title: str, height_in: float) -> tuple[Picture, Axes]:
         figure = Figure(figsize=(WIDTH_IN, height_in))
-        return Picture(name, title, heading(self.study), figure, list(self.notes)), figure.add_subplot()
+        return Picture(name, title, study_heading(self.study), figure, list(self.notes)), figure.add_subplot()
 
     def rows(self, name: str, title: str) -> tuple[Picture, Axes]:
         """Return a plot with a labelled row for each system."""

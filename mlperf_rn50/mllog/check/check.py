@@ -153,7 +153,7 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
     return CheckedLog(path, facts, tuple(verdicts))
 
 
-def find_logs(paths: Sequence[Path]) -> list[Path]:
+def list_logs(paths: Sequence[Path]) -> list[Path]:
     """Return the given files, each result_*.txt in or below given folders, and unreadable folders."""
     result: dict[Path, None] = {}
     for path in paths:
