@@ -29,8 +29,6 @@ Rates = dict[str, Annotated[float, Meta(ge=0, le=1e15)]]  # by device
 EXIT_CODES = {'converged': EXIT_OK, 'aborted': EXIT_FAILED, 'failed': EXIT_FAILED, 'interrupted': EXIT_RESUMABLE}
 
 
-# --- metrics.jsonl ----------------------------------------------------------------------------------------
-
 class TrainRecord(Struct, tag_field='event', tag='train'):
     step: Whole | None = None
     epoch: Epochs = 0.0
@@ -144,15 +142,14 @@ class EndRecord(Struct, tag_field='event', tag='end', omit_defaults=True):
     images_per_s: Number | None = None
 
 
+# Any line of metrics.jsonl
 MetricsRecord = (TrainRecord | LossScaleRecord | EvalRecord | EpochRecord | RanksRecord | ResumedRecord
                  | ReferenceRecord | CourseRecord | ClockStepRecord | EndRecord)
 
 
-# --- attempts.jsonl, failures.jsonl -----------------------------------------------------------------------
-
 @dataclass(frozen=True)
 class Attempt:
-    """Result of an attempt, which is one start of the ranks."""
+    """Line of attempts.jsonl: the result of an attempt, which is one start of the ranks."""
 
     run: int | None  # number of the run; None if no run began
     exit_code: Annotated[int, Meta(ge=-255, le=255)]
@@ -168,16 +165,13 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Failure:
-    """Failure of a rank, or of a host if rank is None; job: MLPERF_RN50_JOB, which identifies a start of all ranks.
+    """Line of failures.jsonl, also written by launch/guard.sh: the failure of a rank or a host."""
 
-    is_outside: whether the cause is outside the program, such as a lost host or a kill; launch/guard.sh writes these.
-    """
-
-    job: str
+    job: str  # MLPERF_RN50_JOB, which identifies a start of all ranks
     host: str
     cause: str
-    rank: int | None = None
-    is_outside: bool = False
+    rank: int | None = None  # None for a failure of the host
+    is_outside: bool = False  # whether the cause is outside the program, such as a lost host or a kill
 
 
 def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
@@ -199,11 +193,7 @@ def read_failures(folder: Path) -> list[Failure]:
     return [failure for _, failure in read_lines(folder / 'failures.jsonl', Failure)]
 
 
-# --- telemetry_<k>_<host>.jsonl ---------------------------------------------------------------------------
-
 class GpuSample(Struct, omit_defaults=True):
-    """State of a GPU without unavailable values."""
-
     utilization_percent: Percent | None = None
     memory_used_bytes: Gauge | None = None
     power_w: Annotated[float, Meta(ge=0, le=1e5)] | None = None
@@ -211,7 +201,7 @@ class GpuSample(Struct, omit_defaults=True):
 
 
 class TelemetryRecord(Struct, omit_defaults=True):
-    """A sample of a node or, with an event (start, run_start, meter, stop), a fact about it."""
+    """Line of telemetry: a sample of a node or, with an event (start, run_start, meter, stop), a fact about it."""
 
     time_ms: Annotated[float, Meta(ge=0, le=1e15)]  # on the node's clock, since 1970
     event: str | None = None

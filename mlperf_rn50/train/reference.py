@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mlperf_rn50.analysis.recipe import band
 from mlperf_rn50.analysis.recipe import reference as reference_runs
-from mlperf_rn50.analysis.recipe.band import Band, Standing
+from mlperf_rn50.analysis.recipe.band import Band
 from mlperf_rn50.analysis.recipe.differences import global_batch_size, is_imagenet
 from mlperf_rn50.analysis.recipe.reference import Reference
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -15,7 +15,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve
-from mlperf_rn50.runfolder.records import BandRecord, CourseRecord, ReferenceRecord
+from mlperf_rn50.runfolder.records import BandRecord, ReferenceRecord
 from mlperf_rn50.train import events
 from mlperf_rn50.train.plan import Plan
 
@@ -58,8 +58,8 @@ class ReferenceComparison:
             return None
         self.curve.append((epochs, accuracy))
         standing = band.standing_of(self.reference, self.bands, self.curve, time_s)
-        was_behind, self.is_behind = self.is_behind, standing.is_behind
-        return events.Compared(_course_record(standing), standing.is_behind and not was_behind)
+        was_behind, self.is_behind = self.is_behind, standing.behind
+        return events.Compared(standing, standing.behind and not was_behind)
 
 
 def open_comparison(reference: Reference | None, plan: Plan, metrics: Path, num_epochs: int) -> ReferenceComparison:
@@ -90,11 +90,3 @@ def _reference_record(reference: Reference, bands: Sequence[Band]) -> ReferenceR
         reference.recipe.target_accuracy, (ends[0], ends[-1]) if ends else None,
         [BandRecord(b.epoch, b.point, b.mean, b.low, b.high, len(b.values)) for b in bands],
         reference_runs.introduce(reference))
-
-
-def _course_record(standing: Standing) -> CourseRecord:
-    here = standing.band
-    mean, low, high, num = (here.mean, here.low, here.high, len(here.values)) if here else (None, None, None, 0)
-    return CourseRecord(
-        standing.epoch, standing.point, standing.accuracy, mean, low, high, num, standing.is_below, standing.is_behind,
-        standing.reference_epochs, standing.seconds_left, standing.text)

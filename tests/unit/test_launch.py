@@ -27,16 +27,9 @@ from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, check_ranks, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.options import make_parser, parse_options
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, Stage, next_stage, processes_of, run_engine, stage_of
+from mlperf_rn50.runfolder import records
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import (
-    Attempt,
-    EndRecord,
-    Failure,
-    note_attempt,
-    note_failure,
-    read_attempts,
-    read_failures,
-)
+from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
 from mlperf_rn50.system import signals as stop_signals
 
 
@@ -193,7 +186,7 @@ def test_progress_counts_images_if_the_batch_size_changes(tmp_path):
 def test_torn_and_hostile_lines_are_ignored(tmp_path):
     run = begin(tmp_path)
     run.metrics.write_text('{"event": "end", "status": "converged"}\n[1]\n' + '[' * 100_000 + '\n{"event": "end", "st')
-    assert attempts.read_metrics(run) == [EndRecord('converged')]
+    assert attempts.read_metrics(run) == [records.EndRecord('converged')]
     assert attempts.place_of(run) == 'step 0, start-up'
 
 

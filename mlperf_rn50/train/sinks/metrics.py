@@ -19,43 +19,39 @@ class Metrics:
         self._file = LineFile(run.metrics)
 
     def handle(self, event: events.Event) -> None:
+        def write(record: Struct) -> None:
+            self._file.write(encode(record))
         match event:
             case events.Opened():
                 with writing(self._run.config):
                     write_atomically(self._run.config, render_yaml(event.config))
                 with writing(self._run.env):
                     dump_environment(self._run.env, list(event.hosts))
-            case _ if record := self._record_of(event):
-                self._file.write(encode(record))
-
-    def _record_of(self, event: events.Event) -> Struct | None:
-        match event:
             case events.Resumed():
-                return records.ResumedRecord(event.step, **render_ranks(event.plan, event.num_hosts),
-                                             **render_changes(event))
+                write(records.ResumedRecord(event.step, **render_ranks(event.plan, event.num_hosts),
+                                            **render_changes(event)))
             case events.StepDone(is_reported=True):
-                return records.TrainRecord(event.step, event.epoch, event.time_s, event.mean_loss, event.learning_rate,
-                                           event.images_per_s)
+                write(records.TrainRecord(event.step, event.epoch, event.time_s, event.mean_loss, event.learning_rate,
+                                          event.images_per_s))
             case events.LossScaleChanged():
-                return records.LossScaleRecord(event.step, event.before, event.now)
+                write(records.LossScaleRecord(event.step, event.before, event.now))
             case events.Evaluated():
-                return records.EvalRecord(epoch=event.epoch + 1, time_s=event.time_s, **asdict(event.accuracy),
-                                          dataset=self._dataset)
+                write(records.EvalRecord(epoch=event.epoch + 1, time_s=event.time_s, **asdict(event.accuracy),
+                                         dataset=self._dataset))
             case events.ReferenceFound() | events.Compared():
-                return event.record
+                write(event.record)
             case events.RecordsRead():
-                return records.EpochRecord(event.epoch + 1, dict(event.num_bytes), dict(event.num_new_bytes))
+                write(records.EpochRecord(event.epoch + 1, dict(event.num_bytes), dict(event.num_new_bytes)))
             case events.RanksTimed():
                 ranks = [records.RankSteps(**rank) for rank in event.ranks]
-                return records.RanksRecord(event.epoch + 1, event.time_s, ranks, list(event.stragglers))
+                write(records.RanksRecord(event.epoch + 1, event.time_s, ranks, list(event.stragglers)))
             case events.ClockStepped():
-                return records.ClockStepRecord(event.host, event.step_s)
+                write(records.ClockStepRecord(event.host, event.step_s))
             case events.Ended(status='failed'):
-                return records.EndRecord('failed', None)
+                write(records.EndRecord('failed', None))
             case events.Ended():
-                return records.EndRecord(event.status, event.epochs_to_converge, event.time_s, event.best_top1,
-                                         event.images_per_s)
-        return None
+                write(records.EndRecord(event.status, event.epochs_to_converge, event.time_s, event.best_top1,
+                                        event.images_per_s))
 
     def close(self) -> None:
         self._file.close()
