@@ -17,7 +17,7 @@ from mlperf_rn50.data.batches import device_context
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
-from mlperf_rn50.system.launcher_env import omp_threads
+from mlperf_rn50.system.processor import omp_threads
 from mlperf_rn50.table import number_cell
 from mlperf_rn50.text import plural
 from mlperf_rn50.train.comm.horovod import Comm

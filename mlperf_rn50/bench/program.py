@@ -11,8 +11,8 @@ from mlperf_rn50.bench.steps import Case, bench_steps, make_cases
 from mlperf_rn50.config import Config, choices_of
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.launcher_env import launched_size
+from mlperf_rn50.system.processor import leave_openmp_to_engine
 from mlperf_rn50.system.telemetry import Telemetry
-from mlperf_rn50.system.topology import leave_openmp_to_engine
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder, new_run
 from mlperf_rn50.train.comm.device import device_id_of
 from mlperf_rn50.train.comm.horovod import open_comm

@@ -10,11 +10,11 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.options import resolve_config
+from mlperf_rn50.config_file import resolve_config
 from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, missing_settings
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size
-from mlperf_rn50.system.topology import set_omp_threads, unbound_threads
+from mlperf_rn50.system.processor import set_omp_threads, unbound_threads
 from mlperf_rn50.train.watchdog.position import PHASES, Position
 from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, handle_in_thread
 from mlperf_rn50.train.watchdog.stall_report import stalled_folder

@@ -31,8 +31,8 @@ class SavedWeights(NamedTuple):
         return f'{self.path}: {d.model["name"]}, {kind} of its run, {d.epoch} epochs on {d.data["dataset"]}'
 
     def config(self, argv: Sequence[str], parser: ArgumentParser | None = None) -> Config:
-        """Apply options to the stored configuration; DataError if it is invalid, ConfigError for invalid options."""
-        from mlperf_rn50.options import resolve_tree
+        """Apply options to the stored configuration. Raise DataError if it is invalid, ConfigError for options."""
+        from mlperf_rn50.config_file import resolve_tree
         tree, where = self.description.tree(), f'{self.path.with_suffix(".json")}'
         try:
             resolve_tree(tree, where, [], config_parser())

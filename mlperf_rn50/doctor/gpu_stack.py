@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mlperf_rn50.doctor.check import Check, Facts, hosts_of
+from mlperf_rn50.doctor.result import Check, Facts, hosts_of
 from mlperf_rn50.system.gpu_env import NVIDIA_VARIABLE, SET_VARIABLE, settings_of
 
 # Compute capabilities with machine code in the published mxnet-cu112 and mxnet-cu117 wheels, which have no PTX.

@@ -6,11 +6,12 @@ from dataclasses import asdict
 
 import psutil
 
-from mlperf_rn50.doctor.check import Check, Facts, by_node, hosts_of
+from mlperf_rn50.doctor.result import Check, Facts, by_node, hosts_of
 from mlperf_rn50.system.cgroup import find_limits
-from mlperf_rn50.system.launcher_env import launched_local, omp_threads
+from mlperf_rn50.system.launcher_env import launched_local
 from mlperf_rn50.system.mpi_session import SESSION_BYTES, SHARED_MEMORY, free_bytes, session_problem, tmp_dir
 from mlperf_rn50.system.out_of_memory import soft_limit
+from mlperf_rn50.system.processor import omp_threads
 
 _SEGMENT_BYTES = (4 << 20) + 4096  # per rank: Open MPI's btl_vader_segment_size and a page
 # Source: docker run --shm-size=1g --ulimit memlock=-1 in the troubleshooting part of NVIDIA's NCCL user guide.

@@ -16,9 +16,9 @@ import numpy as np
 
 from mlperf_rn50 import __version__, files
 from mlperf_rn50.config import Config, to_tree
+from mlperf_rn50.config_file import check_keys
 from mlperf_rn50.errors import DataError, UserError
 from mlperf_rn50.npz import read_arrays
-from mlperf_rn50.options import check_keys
 
 FORMAT = 1
 BEST, LAST = 'best', 'last'

@@ -2,23 +2,22 @@
 
 Source: /sys/devices/system (cpu, node), NVML for GPUs. NCCL and UCX choose the network devices.
 """
-import ctypes
 import os
 import platform
 import signal
 import sys
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.system.cgroup import Limits, find_limits, parse_cpu_list, read_small, render_cpu_list
+from mlperf_rn50.system.cgroup import find_limits, parse_cpu_list, read_small, render_cpu_list
 from mlperf_rn50.system.gpu_env import missing_settings
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
-from mlperf_rn50.system.launcher_env import environment_number, launched_local, omp_threads, print_stderr, rank_name
+from mlperf_rn50.system.launcher_env import environment_number, launched_local, print_stderr, rank_name
 from mlperf_rn50.system.mpi_session import check_session
+from mlperf_rn50.system.processor import quota_threads, set_omp_threads
 
 SYS = Path('/sys')
 
@@ -125,36 +124,6 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
     first = local_rank % ranks_per_device * num_threads % len(cores)
     pinning = [cpu for nth in zip_longest(*cores[first:], *cores[:first]) for cpu in nth if cpu is not None]
     return Binding(tuple(sorted(pinning)), tuple(pinning), num_threads, node.number, device if topology.gpus else None)
-
-
-def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
-    """Limit the threads of a rank to its share of the CPU quota; above the quota, the kernel pauses all ranks."""
-    return num_threads if limits.quota_cpus is None else max(1, min(num_threads, int(limits.quota_cpus // local_size)))
-
-
-def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits) -> int:
-    """Return a rank's number of threads without launch/bind.sh; the ranks share cpus if these are all of the node's."""
-    is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
-    return quota_threads(max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits)
-
-
-def set_omp_threads(num_threads: int) -> int:
-    """Set OMP_NUM_THREADS unless it is already a number; return the effective number."""
-    given = omp_threads(os.environ.get('OMP_NUM_THREADS', ''))
-    if given is None:
-        os.environ['OMP_NUM_THREADS'] = str(num_threads)
-    return given or num_threads
-
-
-def leave_openmp_to_engine() -> None:
-    """Disable OpenMP teams in this thread; call this after importing MXNet.
-
-    On a CPU, MXNet computes in a thread of its engine; another thread that copies an array would start a second team.
-    With more team threads than cores, libgomp stops active waiting, and a small step takes 1.1 to 1.4 times as long.
-    Source: libgomp, gomp_managed_threads and GOMP_SPINCOUNT.
-    """
-    with suppress(OSError):  # this MXNet uses a different OpenMP library
-        ctypes.CDLL('libgomp.so.1').omp_set_num_threads(1)
 
 
 def _bind(command: Sequence[str]) -> None:

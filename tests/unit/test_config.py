@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mlperf_rn50.analysis.watch.follower import _max_epochs
 from mlperf_rn50.cli.train import make_parser
 from mlperf_rn50.config import SECTIONS, Config, check_values, render_yaml, to_tree
+from mlperf_rn50.config_file import _Loader, load_tree, load_yaml, resolve_config, resolve_tree
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.options import _Loader, load_tree, load_yaml, resolve_config, resolve_tree
 from mlperf_rn50.system.gpu_env import device_of_words
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan

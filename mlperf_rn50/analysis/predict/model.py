@@ -1,4 +1,4 @@
-"""Model of the training time on other layouts, whose terms docs/prediction_model.md derives. Pure functions."""
+"""Model of the training time on other layouts, whose terms docs/predict.md derives. Pure functions."""
 import math
 import statistics
 from dataclasses import replace

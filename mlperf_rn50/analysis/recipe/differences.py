@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, RecipeGroup, fold, is_within, range_text
+from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, RecipeGroup, group_recipes, is_within, range_text
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.config import Config
@@ -185,7 +185,7 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     batch = global_batch_size(config, num_ranks)
     if not is_imagenet(config) or batch is None:
         return []
-    known = fold(load_published(), config.optimizer.name, config.train.target_accuracy)
+    known = group_recipes(load_published(), config.optimizer.name, config.train.target_accuracy)
     similar = [p for p in known if is_within(p.recipe.global_batch_size, batch, SIMILAR_BATCH)]
     if not similar:
         return [_incomparable(config, batch, known)]

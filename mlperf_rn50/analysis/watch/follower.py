@@ -18,6 +18,7 @@ import msgspec
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, METRICS, Epochs, MetricsHistory, ResumedRecord, text
 from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
+from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.jsonl import Tail, decode, read_lines
@@ -29,7 +30,6 @@ from mlperf_rn50.mllog.read.resolve import age_s
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
 from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry, host_of
-from mlperf_rn50.options import load_tree
 
 _LOG = re.compile(r'result_(\d{1,9})\.txt')
 _MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.config import SECTIONS
+from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.package.system_desc import data_note
 from mlperf_rn50.mllog.read.description import load_env, sibling, system_path, value_at
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.options import load_tree
 from mlperf_rn50.system.git import git
 
 # Files and folders of the checkout that are submitted.

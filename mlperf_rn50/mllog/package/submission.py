@@ -14,7 +14,7 @@ from typing import Any
 import mlperf_rn50
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json, writing_folder
-from mlperf_rn50.mllog.check.check import check_log
+from mlperf_rn50.mllog.check.judge import check_log
 from mlperf_rn50.mllog.check.official import CheckResult, find_danger, judge_tree
 from mlperf_rn50.mllog.duplicates import find_duplicates
 from mlperf_rn50.mllog.events import printable

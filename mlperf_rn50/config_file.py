@@ -126,9 +126,9 @@ def _join_paths(argv: Sequence[str]) -> list[str]:
     return list(argv)
 
 
-def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
-                  namespace: jsonargparse.Namespace | None = None) -> jsonargparse.Namespace:
-    """Parse a command line with configuration options; raise ConfigError for an unknown option or a wrong type."""
+def parse_config_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
+                         namespace: jsonargparse.Namespace | None = None) -> jsonargparse.Namespace:
+    """Parse a command line with configuration options. Raise ConfigError for an unknown option or a wrong type."""
     try:
         words = [w if w.rpartition('=')[2] == '~' else expand(w) for w in argv]  # ~ alone is null
         return parser.parse_args(_join_paths(words), namespace=namespace)
@@ -154,7 +154,7 @@ def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargpar
         base = parser.parse_object(tree, defaults=True)
     except (ArgumentError, RecursionError, OverflowError) as e:  # OverflowError for an integer too large for a float
         raise ConfigError(f'{where}: {" ".join(str(e).split())[:500]}') from e
-    options = parse_options(parser, argv, base)
+    options = parse_config_options(parser, argv, base)
     for section, key in _SHORT:
         if options[key] is not None:
             options[section][key] = options[key]
