@@ -116,7 +116,7 @@ def proc_number(file: str, key: str) -> int:
 
 
 def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> list[str]:
-    """Return the words of a list such as 'a,b'; raise ConfigError for an empty or unknown one."""
+    """Return the words of a list such as 'a,b'. Raise ConfigError for an empty or unknown one."""
     words = [w.strip() for w in text.split(',')]
     for word in words:
         if not word or (known and word not in known):
@@ -126,7 +126,7 @@ def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> li
 
 
 def parse_numbers(option: str, text: str) -> list[int]:
-    """Return the numbers of a list such as '8,16'; raise ConfigError unless all are whole and above 0."""
+    """Return the numbers of a list such as '8,16'. Raise ConfigError unless all are whole and above 0."""
     words = parse_list(option, text)
     for word in words:
         if not word.isdecimal() or int(word) < 1:
@@ -144,7 +144,7 @@ def describe_machine(num_hosts: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table of results. Columns are (JSON key, heading, format); a value of None is printed as -."""
+    """A table of results. Columns are (JSON key, heading, format). A value of None is printed as -."""
 
     title: str
     columns: tuple[tuple[str, str, str], ...]

@@ -23,7 +23,7 @@ from mlperf_rn50.train.watchdog.position import Position
 
 
 def run_bench(config: Config, options: Any, position: Position) -> str:
-    """Run a bench on all ranks; return the text to print on rank 0, and '' on the other ranks."""
+    """Run a bench on all ranks. Return the text to print on rank 0, and '' on the other ranks."""
     counts = parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
     comm = open_comm(config.comm.compression, counts, position.exchange, sharing_of(config))
     telemetry = Telemetry(None)

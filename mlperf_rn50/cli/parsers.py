@@ -56,7 +56,7 @@ def positive(text: str, most: float, expected: str, least: float = 0.0) -> float
 
 
 def filled(text: str) -> str:
-    """Return an option's text; refuse an empty one, such as that of an unset variable in a script."""
+    """Return an option's text. Refuse an empty one, such as that of an unset variable in a script."""
     if not text:
         raise ArgumentTypeError('got an empty string, expected a value')
     return text

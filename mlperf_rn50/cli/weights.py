@@ -51,7 +51,7 @@ class SavedWeights(NamedTuple):
 
 
 def load_saved(path: str, which: str) -> SavedWeights:
-    """Load weights from a run folder, weights folder or .npz; which: best or last."""
+    """Load the best or the last weights from a run folder, weights folder or .npz."""
     from mlperf_rn50.model.weights import find_weights, load_weights
     npz = find_weights(Path(path), which)
     return SavedWeights(npz, *load_weights(npz))

@@ -13,7 +13,7 @@ _MAX_CLOCK_SKEW_S = 1.0
 
 
 def _same(name: str, rows: Sequence[Facts], value: Callable[[Facts], str], shown: str, fix: str) -> Check:
-    """Check that all ranks have the same value; name the hosts that differ from the majority."""
+    """Check that all ranks have the same value. The result names the hosts that differ from the majority."""
     by_value = grouped(rows, value)
     if len(by_value) == 1:
         return Check(name, 'ok', shown)
@@ -34,7 +34,7 @@ def _packages(rows: Sequence[Facts]) -> Check:
 
 
 def _processor(rows: Sequence[Facts], precision: str) -> Check:
-    """Check that the processor supports the precision; warn if processors differ, because the slowest sets the pace."""
+    """Check that the processor supports the precision. Warn if processors differ, because the slowest sets the pace."""
     cpus = [Processor(**r['processor']) for r in rows]
     for row, processor in zip(rows, cpus):
         try:
@@ -154,12 +154,12 @@ def check_facts(rows: Sequence[Facts], device: str = 'cpu', precision: str = 'fl
 
 
 def has_failed(checks: Sequence[Check]) -> bool:
-    """Return whether any check failed; warnings do not count."""
+    """Return whether any check failed. Warnings do not count."""
     return any(c.status == 'failed' for c in checks)
 
 
 def render_checks(checks: Sequence[Check], is_quiet: bool) -> str:
-    """Render one line per check, and a fix below each warning or failure; is_quiet omits all other checks."""
+    """Render one line per check, and a fix below each warning or failure. is_quiet omits all other checks."""
     lines = []
     for c in checks:
         is_passed = c.status in ('ok', 'not needed')

@@ -99,7 +99,7 @@ def _horovod_facts(config: Config, comm: Comm) -> dict:
 
 
 def _clock_offset_s(comm: Comm) -> float:
-    """Measure this rank's wall clock minus rank 0's; both are read after a barrier, which limits the precision."""
+    """Measure this rank's wall clock minus rank 0's. Both are read after a barrier, which limits the precision."""
     offsets = []
     for _ in range(_NUM_CLOCK_READINGS):
         comm.barrier()
@@ -121,7 +121,7 @@ def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
 
 
 def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
-    """Return why rank 0's test file in the run folder is not visible here; '' if it is visible, None on a single host.
+    """Return why rank 0's test file in the run folder is not visible here ('' if it is), or None on a single host.
 
     Rank 0 removes the file. Call this before anything looks for the folder, because NFS caches failed lookups.
     """
@@ -177,7 +177,7 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
 
 
 def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
-    """Return the facts of all ranks on rank 0, an empty list on other ranks; all ranks must call this."""
+    """Return the facts of all ranks on rank 0, an empty list on other ranks. All ranks must call this."""
     import nvidia.dali
     config_digest = hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12]
     device_id, device_problem = None, ''
@@ -202,7 +202,7 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
 
 
 def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], list[Check]]:
-    """Gather the facts of all ranks and check them, on rank 0; both results are empty on other ranks.
+    """Gather the facts of all ranks and check them, on rank 0. Both results are empty on other ranks.
 
     Without has_config, only device and precision of config count.
     """

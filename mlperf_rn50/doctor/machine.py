@@ -131,7 +131,7 @@ def _unlimited(name: str, rows: Sequence[Facts], key: str, fix: str) -> Check:
 
 
 def check_limits(rows: Sequence[Facts], device: str) -> list[Check]:
-    """Check the machine limits of all ranks; the first row is rank 0's, and device is train.device."""
+    """Check the machine limits of all ranks. The first row is rank 0's, and device is train.device."""
     locked_memory = Check('locked memory', 'not needed', 'train.device=cpu') if device != 'gpu' else _unlimited(
         'locked memory', rows, 'locked_bytes', 'transfers between GPU and network lock memory; run ulimit -l unlimited '
         'before the launcher, set memlock in /etc/security/limits.conf, or start a container with --ulimit memlock=-1')

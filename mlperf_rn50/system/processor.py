@@ -29,7 +29,7 @@ _NAMES = tuple(name for name, _, _ in _LEVELS)
 
 @dataclass(frozen=True)
 class Processor:
-    """Model and instruction set level of a processor; unknown numbers are None."""
+    """Model and instruction set level of a processor. Unknown numbers are None."""
 
     name: str
     vendor: str
@@ -46,7 +46,7 @@ class Processor:
 
 
 def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
-    """Parse the first processor of /proc/cpuinfo; the environment may limit the level that oneDNN uses."""
+    """Parse the first processor of /proc/cpuinfo. The environment may limit the level that oneDNN uses."""
     def field(name: str) -> str:
         match = re.search(rf'^{name}\s*: (.*)$', cpuinfo, re.MULTILINE)
         return match[1].strip() if match else ''
@@ -63,7 +63,7 @@ def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
 
 
 def find_processor() -> Processor:
-    """Return the processor of this host; environment variables may limit the instruction set that oneDNN uses."""
+    """Return the processor of this host. The environment may limit the instruction set that oneDNN uses."""
     return parse_processor(read_small(CPUINFO), os.environ)
 
 

@@ -1,4 +1,4 @@
-"""Binding of ranks to cores and GPUs of a node; launch/bind.sh runs this module.
+"""Binding of ranks to cores and GPUs of a node, which launch/bind.sh executes.
 
 Source: /sys/devices/system (cpu, node), NVML for GPUs. NCCL and UCX choose the network devices.
 """
@@ -24,7 +24,7 @@ SYS = Path('/sys')
 
 @dataclass(frozen=True)
 class NumaNode:
-    """A NUMA node with its physical cores; a core is a tuple of its logical CPUs. socket: '' if unknown."""
+    """A NUMA node with its physical cores. A core is a tuple of its logical CPUs. socket: '' if unknown."""
 
     number: int
     cores: tuple[tuple[int, ...], ...]
@@ -87,7 +87,7 @@ def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> 
 
 
 def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
-    """Return one of num_parts consecutive, nearly equal parts of a sequence; if items are too few, parts share them."""
+    """Return one of num_parts consecutive, nearly equal parts of a sequence. If items are too few, parts share them."""
     if num_parts > len(items):
         return [items[part * len(items) // num_parts]]
     return items[part * len(items) // num_parts:(part + 1) * len(items) // num_parts]
@@ -95,7 +95,7 @@ def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
 
 def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_per_device: int,
                    place: int | None = None) -> Binding:
-    """Choose the binding of one rank; place: index of its GPU on the node, None to derive it from local_rank.
+    """Choose the binding of one rank. place is the index of its GPU on the node, or None to derive it from local_rank.
 
     A device is a GPU or, without GPUs, a set of cores; `ranks_per_device` consecutive ranks share one. The devices on a
     NUMA node divide its cores evenly, and those on a socket the cores of its NUMA nodes without a GPU. Without GPUs,

@@ -31,7 +31,7 @@ def round_generation(run_set: RunSet) -> str:
 
 
 def reached_epoch(run: Run, target: float) -> int | None:
-    """Return the number of epochs before the first evaluation that reached a target; None if none did."""
+    """Return the number of epochs before the first evaluation that reached a target, or None if none did."""
     return next((epoch for epoch, accuracy in run.curve if accuracy >= target), None)
 
 
@@ -42,7 +42,7 @@ def is_within(a: float | None, b: float | None, factor: float) -> bool:
 
 @dataclass(frozen=True)
 class RecipeGroup:
-    """A recipe and one or more sets trained with it; target: the recipe's target or a lower one."""
+    """A recipe and one or more sets trained with it. target is the recipe's target or a lower one."""
 
     recipe: Recipe
     generation: str
@@ -117,7 +117,7 @@ def _recipes_at(recipes: Sequence[RecipeGroup], batch: int) -> list[RecipeGroup]
 
 
 def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
-    """Group recipes by optimizer and generation; sort groups by generation, newest first, then size, largest first."""
+    """Group recipes by optimizer and generation. Sort groups by generation, newest first, then size, largest first."""
     groups: dict[tuple[int, str | None], list[RecipeGroup]] = {}
     for p in recipes:
         groups.setdefault((_age(p), p.recipe.opt_name), []).append(p)
@@ -125,7 +125,7 @@ def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
 
 
 def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
-    """Return the best complete recipe of each batch; omit a batch if a larger one takes fewer epochs."""
+    """Return the best complete recipe of each batch. Omit a batch if a larger one takes fewer epochs."""
     found: list[RecipeGroup] = []
     for size in sorted({p.recipe.global_batch_size for p in family}, reverse=True):
         best = _best([p for p in family if p.recipe.global_batch_size == size], size)
@@ -135,7 +135,7 @@ def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
 
 
 def adjacent(family: Sequence[RecipeGroup], batch: int) -> tuple[RecipeGroup | None, RecipeGroup | None]:
-    """Return the recipes of the frontier at the next smaller and at the next larger batch; None if there is none."""
+    """Return the recipes of the frontier at the next smaller and at the next larger batch, or None if there is none."""
     edge = frontier(family)
     return (next((p for p in reversed(edge) if p.recipe.global_batch_size < batch), None),
             next((p for p in edge if p.recipe.global_batch_size > batch), None))

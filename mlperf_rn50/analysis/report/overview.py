@@ -38,7 +38,7 @@ def _draw(name: str, title: str, points: dict[RunSet, tuple[float, float]],
 
 
 def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Picture]:
-    """Return the two pictures of the comparable systems; none if these come from fewer than two rounds."""
+    """Return the two pictures of the comparable systems, or none if these come from fewer than two rounds."""
     shown = [s for s in run_sets if s.is_imagenet and s.target_accuracy == TARGET and s.division != keys.OPEN
              and s.minutes and s.num_accelerators and s.global_batch_size and not s.is_duplicate]
     if len({s.round for s in shown}) < 2:
