@@ -1,4 +1,4 @@
-"""Course of a run: reference, comparison, and alarm before and after a resume."""
+"""Comparison of a run with its references, and the alarm before and after a resume."""
 import json
 from dataclasses import replace
 from types import SimpleNamespace

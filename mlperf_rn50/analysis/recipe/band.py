@@ -1,7 +1,7 @@
 """Compare a run's accuracy with its reference runs at the same fraction of the schedule. Pure functions.
 
 A band is the mean of the reference runs plus and minus three times the spread expected for one more run. A run that is
-below its band at two consecutive evaluations is behind, which raises an alarm.
+below its band at two consecutive evaluations is behind, which raises the alarm.
 """
 import math
 import statistics

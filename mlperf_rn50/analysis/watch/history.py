@@ -80,8 +80,8 @@ class MetricsHistory:
     stragglers: tuple[str, ...] = ()
     reference: ReferenceRecord = field(default_factory=ReferenceRecord)
     band: dict[int, BandPoint] = field(default_factory=dict)
-    verdicts: dict[int, CourseRecord] = field(default_factory=dict)
-    layout: ResumedRecord | None = None
+    standings: dict[int, CourseRecord] = field(default_factory=dict)
+    resumed: ResumedRecord | None = None
     num_resumes: int = 0
 
     def add(self, record: METRICS) -> None:
@@ -102,8 +102,8 @@ class MetricsHistory:
             case ReferenceRecord():
                 self.reference = record
                 self.band = {epoch: BandPoint(epoch, mean, low, high) for epoch, _, mean, low, high, _ in record.band}
-            case CourseRecord() if len(self.verdicts) < _MAX_POINTS:
-                self.verdicts[record.epoch] = record
+            case CourseRecord() if len(self.standings) < _MAX_POINTS:
+                self.standings[record.epoch] = record
                 if record.epoch not in self.band and record.mean is not None:
                     self.band[record.epoch] = BandPoint(record.epoch, record.mean, record.low, record.high)
 
@@ -119,11 +119,11 @@ class MetricsHistory:
     def _resume(self, record: ResumedRecord) -> None:
         """Drop all records after the checkpoint, because the resumed run trains these steps again."""
         self.num_resumes += 1
-        self.layout = record
+        self.resumed = record
         if self.last.step and self.last.epoch:
             epoch = record.step * self.last.epoch / self.last.step
             self.evaluations = {e: v for e, v in self.evaluations.items() if e <= epoch + 1e-6}
-            self.verdicts = {e: v for e, v in self.verdicts.items() if e <= epoch + 1e-6}
+            self.standings = {e: v for e, v in self.standings.items() if e <= epoch + 1e-6}
             self.last = TrainRecord(record.step, epoch)
         self.points, self.ranks, self.stragglers = [], (), ()
 
