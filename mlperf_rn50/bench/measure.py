@@ -15,13 +15,12 @@ import mlperf_rn50
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import device_context
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
 from mlperf_rn50.system.processor import omp_threads
 from mlperf_rn50.table import number_cell
-from mlperf_rn50.text import plural
+from mlperf_rn50.text import plural, printable
 from mlperf_rn50.train.comm.horovod import Comm
-from mlperf_rn50.train.watchdog.position import Position
+from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 _GEMM_SIDE = 2048  # on a CPU
 
@@ -65,7 +64,7 @@ class BenchSession:
     config: Config
     comm: Comm
     device_id: int | None
-    position: Position
+    heartbeat: Heartbeat
     num_warmup: int
     num: int
 

@@ -71,7 +71,7 @@ def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: 
         while len(pulses) > (STEPS_AHEAD if step < num_steps - 1 else 0):
             wait_for(pulses.popleft().sums)
             stamps.append(time.perf_counter())
-            session.position.now('training', len(stamps))
+            session.heartbeat.beat('training', len(stamps))
         if step == session.num_warmup - 1:  # start the clock with an idle device
             mx.nd.waitall()
             pulses.clear()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from mlperf_rn50.train.evaluate import Accuracy, Confusion
-    from mlperf_rn50.train.watchdog.position import Position
+    from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
 def make_parser() -> ArgumentParser:
@@ -54,10 +54,10 @@ def run(argv: Sequence[str]) -> int:
     weights = load_saved(options.path, options.which)
     config = weights.config(argv, parser)
     check_precision('train.precision', config.train.precision, find_processor())
-    return in_rank(lambda position: _evaluate(config, weights, options, position), config)
+    return in_rank(lambda heartbeat: _evaluate(config, weights, options, heartbeat), config)
 
 
-def _evaluate(config: Config, weights: SavedWeights, options: Namespace, position: Position) -> int:
+def _evaluate(config: Config, weights: SavedWeights, options: Namespace, heartbeat: Heartbeat) -> int:
     from mlperf_rn50.data.batches import device_context, eval_batches
     from mlperf_rn50.data.records import class_names
     from mlperf_rn50.data.shards import Shard
@@ -68,8 +68,8 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, positio
     from mlperf_rn50.train.comm.horovod import open_comm
     from mlperf_rn50.train.comm.sharing import sharing_of
     from mlperf_rn50.train.evaluate import ConfusionMatrix, evaluate
-    position.now('start-up')
-    comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
+    heartbeat.beat('start-up')
+    comm = open_comm(config.comm.compression, exchange=heartbeat.exchange, num_sharing=sharing_of(config))
     data, device_id = config.data, device_id_of(config, comm)
     context = device_context(device_id)
     leave_openmp_to_engine()
@@ -79,8 +79,8 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, positio
     batches = eval_batches(config, Shard(data.num_val, comm.rank, comm.world_size, size), device_id)
     net = eval_network(config, context, restore_model(config, context, weights.arrays, str(weights.path)))
     matrix = ConfusionMatrix(data.num_classes)
-    position.now('evaluation')
-    accuracy = evaluate(net, batches(), data.num_val, comm, position.now, matrix.add)
+    heartbeat.beat('evaluation')
+    accuracy = evaluate(net, batches(), data.num_val, comm, heartbeat.beat, matrix.add)
     matrix.sum(comm)
     if matrix.counts.trace() != accuracy.num_top1:
         raise RunFailed(f'evaluation: the confusion matrix has {matrix.counts.trace()} correct images, expected '
@@ -108,7 +108,7 @@ def _logged_top1(weights: SavedWeights) -> float | None:
     """Return Top-1 of the weights from the log of their run, or from their description if the log lacks it."""
     from mlperf_rn50.mllog.read.reader import read_run
     from mlperf_rn50.model.weights import run_index
-    from mlperf_rn50.train.checkpoint.run_folder import RunFolder
+    from mlperf_rn50.runfolder.names import RunFolder
     folder, description = weights.path.absolute().parent, weights.description
     log, accuracies = RunFolder(folder.parent, run_index(folder)).result, []
     if folder.name.startswith('weights') and log.is_file():
@@ -127,7 +127,7 @@ def _render(config: Config, weights: SavedWeights, accuracy: Accuracy, logged: f
             'confusions': [asdict(c) for c in confusions]}, indent=1)
     from tabulate import tabulate
 
-    from mlperf_rn50.mllog.events import printable
+    from mlperf_rn50.text import printable
     from mlperf_rn50.train.evaluate import data_label
     comparison = 'not compared: the run has no evaluation of these weights with these images and this precision'
     if logged is not None:

@@ -44,8 +44,8 @@ def run(argv: Sequence[str]) -> int:
         import onnxruntime  # noqa: F401
     import mxnet  # noqa: F401
 
-    from mlperf_rn50.mllog.events import printable
     from mlperf_rn50.model.export import export
+    from mlperf_rn50.text import printable
     from mlperf_rn50.train.evaluate import data_label
     weights = load_saved(options.path, options.which)
     config, net = weights.portable_network([f'--data.dir={options.data_dir}'] if options.data_dir else [])

@@ -15,8 +15,8 @@ from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, missing_settings
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size
 from mlperf_rn50.system.processor import set_omp_threads, unbound_threads
-from mlperf_rn50.train.watchdog.position import PHASES, Position
-from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, handle_in_thread
+from mlperf_rn50.system.signals import STOP_SIGNALS, handle_in_thread
+from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat
 from mlperf_rn50.train.watchdog.stall_report import stalled_folder
 from mlperf_rn50.train.watchdog.watcher import run_watched
 
@@ -24,7 +24,7 @@ from mlperf_rn50.train.watchdog.watcher import run_watched
 def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser) -> tuple[Config, Any]:
     """Return the configuration of a run and, for --resume, the run folder and checkpoint."""
     if options.resume:
-        from mlperf_rn50.train.checkpoint.run_folder import find_run
+        from mlperf_rn50.train.checkpoint.resumable import find_run
         resume = find_run(Path(options.resume))
         return resolve_config(resume[0].config, argv, parser), resume
     return resolve_config(Path(options.config) if options.config else None, argv, parser), None
@@ -49,7 +49,7 @@ def _without_unused_packages() -> Iterator[None]:
             del sys.modules[name]
 
 
-def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool = False,
+def in_rank(program: Callable[[Heartbeat], int], config: Config, can_stop: bool = False,
             run_dir: Path | None = None) -> int:
     """Run this rank's part of a command, with a watchdog if a launcher started it.
 
@@ -64,9 +64,9 @@ def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool =
         os.environ.update(missing_settings({**os.environ, DEVICE_VARIABLE: config.train.device}))
     program = _without_unused_packages()(program)
     if launched_size() is None:
-        position = Position()
-        with handle_in_thread(position.request_stop if can_stop else None):  # before the imports, which take seconds
-            return program(position)
+        heartbeat = Heartbeat()
+        with handle_in_thread(heartbeat.request_stop if can_stop else None):  # before the imports, which take seconds
+            return program(heartbeat)
     limits_s = {phase: getattr(config.comm, key) for phase, key in PHASES.items()}
     folder = stalled_folder(run_dir or Path(config.run.dir), dict(os.environ))
     # A stop request during start-up takes effect after the first step, because train() unblocks the signals there.

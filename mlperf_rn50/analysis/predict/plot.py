@@ -9,7 +9,7 @@ from mlperf_rn50.analysis.predict.tables import answer_heading, render_predictio
 from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.picture import COLOURS, INK, STYLE, Picture
 from mlperf_rn50.files import write_atomically, writing_folder
-from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.text import printable
 
 
 def draw_prediction(answer: Answer) -> Picture | None:

@@ -11,9 +11,8 @@ from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, Knowledge, Predic
 from mlperf_rn50.analysis.report.text import MARKDOWN, TERMINAL, render_section
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.run_set import RunSet
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Cell, Table, number_cell, percent_cell
-from mlperf_rn50.text import percent
+from mlperf_rn50.text import percent, printable
 
 KNOWLEDGE_TEXTS: dict[Knowledge, str] = {'own': 'own set', 'two': 'own set and a second set', 'other': 'other set'}
 _Pairs = Sequence[tuple[MultiNodeCase, Prediction]]

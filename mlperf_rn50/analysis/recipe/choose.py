@@ -12,9 +12,8 @@ from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import plural
+from mlperf_rn50.text import plural, printable
 
 # Largest ratio of batches that count as equal. Published sets have the same learning rate, warm-up and schedule at
 # 1,632 and 1,664 images, and at 3,264 and 3,328.

@@ -14,9 +14,8 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import plural, some
+from mlperf_rn50.text import plural, printable, some
 
 MIN_RUNS = 2  # minimum number of runs to compute a spread
 # Largest ratios of learning rate per image and of schedule length between similar recipes.

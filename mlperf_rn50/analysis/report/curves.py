@@ -13,11 +13,11 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from mlperf_rn50.analysis.report.picture import GRID, INK, WIDTH_IN, Picture, differ_tenfold, legend, scale_up
 from mlperf_rn50.analysis.report.refs import study_heading
 from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, SystemStyle, by_mark, explain_colours, explain_marks
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
-from mlperf_rn50.mllog.sidecar.telemetry import NodeTelemetry, find_telemetry, read_telemetry
-from mlperf_rn50.text import data_name, percent, short, thin
+from mlperf_rn50.mllog.sidecar.telemetry import NodeTelemetry, read_telemetry
+from mlperf_rn50.runfolder.names import find_telemetry
+from mlperf_rn50.text import data_name, percent, printable, short, thin
 
 _DEVICES = (('#a0764a', '-', 2.4), (INK, ':', 1.2), ('#5f8299', '-', 2.4), (INK, '--', 1))  # styles of telemetry.KINDS
 _MINUTES = 'minutes since run_start'

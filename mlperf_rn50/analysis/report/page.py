@@ -17,8 +17,8 @@ from mlperf_rn50.analysis.report.tables import finding_lines, is_large, overview
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.files import numbered_lines, write_atomically, writing_folder
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Cell, Ref, Table
+from mlperf_rn50.text import printable
 
 _MAX_QUOTE = 200  # maximum characters quoted per log line
 _MAX_LINES = 24  # maximum log lines per source entry; five runs have fewer

@@ -11,9 +11,8 @@ from mlperf_rn50.analysis.report.picture import COLOURS, INK, WIDTH_IN, Picture,
 from mlperf_rn50.analysis.report.refs import study_heading
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import plural, short, some, thin
+from mlperf_rn50.text import plural, printable, short, some, thin
 
 _MARKS = {'converged': 'o', 'running': '>'}  # plot marks by status; 'x' for any other status
 _MEANINGS = {'o': 'converged', 'x': 'did not converge', '>': 'still running'}

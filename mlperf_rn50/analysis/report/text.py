@@ -8,9 +8,8 @@ from mlperf_rn50.analysis.report import tables as report
 from mlperf_rn50.analysis.report.refs import study_command, study_heading
 from mlperf_rn50.analysis.sets.findings import render_finding
 from mlperf_rn50.analysis.sets.scaling import Study
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Table
-from mlperf_rn50.text import plural
+from mlperf_rn50.text import plural, printable
 
 
 def markdown_text(text: str) -> str:

@@ -2,8 +2,7 @@
 from typing import NamedTuple
 
 from mlperf_rn50.analysis.watch.run_state import STARTING, WAITING, LiveRun
-from mlperf_rn50.mllog.events import printable
-from mlperf_rn50.text import data_name, duration, money, percent, plural, some, span
+from mlperf_rn50.text import data_name, duration, money, percent, plural, printable, some, span
 
 _SLOW = 0.10  # minimum rank skew that is shown as a warning
 _MAX_NAMED = 6  # maximum nodes or run numbers listed in a fact

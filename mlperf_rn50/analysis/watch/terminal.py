@@ -11,8 +11,7 @@ from rich.text import Text
 from mlperf_rn50.analysis.sets.cost import cost_of
 from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, epoch_text, facts_of, run_heading, status_text, status_word
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
-from mlperf_rn50.mllog.events import printable
-from mlperf_rn50.text import duration, money, percent
+from mlperf_rn50.text import duration, money, percent, printable
 
 _STYLES = {'good': 'green', 'warn': 'yellow', 'bad': 'red', '': ''}
 _COLOURS = ('cyan', 'magenta', 'yellow', 'green', 'blue', 'red')
