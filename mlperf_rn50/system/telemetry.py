@@ -43,7 +43,7 @@ def read_counters(sys: Path = SYS) -> Counters:
 
 
 def _words(paths: Mapping[str, Path]) -> dict[str, int]:
-    """Read counters of 4-byte words and convert them to bytes; omit unreadable counters."""
+    """Read counters of 4-byte words and convert them to bytes. Omit unreadable counters."""
     result = {}
     for name, path in paths.items():
         with suppress(OSError, ValueError):
@@ -52,7 +52,7 @@ def _words(paths: Mapping[str, Path]) -> dict[str, int]:
 
 
 def make_rates(before: Counters, after: Counters, seconds: float) -> Counters:
-    """Return bytes per second of each device between two readings; 0 for a new or reset counter."""
+    """Return bytes per second of each device between two readings, or 0 for a new or reset counter."""
     return {f'{kind}_bytes_per_s': {n: round(max(0, value - before.get(kind, {}).get(n, value)) / seconds)
                                     for n, value in values.items()}
             for kind, values in after.items() if values}
@@ -72,7 +72,7 @@ def read_gpu(nvml: Any, handle: Any) -> GpuSample:
 
 
 class Telemetry:
-    """Thread that samples this node until close(). Without a path it does nothing; one rank per node has a path."""
+    """Thread that samples this node until close(). Without a path it does nothing. One rank per node has a path."""
 
     def __init__(self, path: Path | None, num_gpus: int = 0):
         self._num_gpus = num_gpus

@@ -15,8 +15,8 @@ from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.environment import git_commit
+from mlperf_rn50.system.processor import leave_openmp_to_engine
 from mlperf_rn50.system.telemetry import Telemetry
-from mlperf_rn50.system.topology import leave_openmp_to_engine
 from mlperf_rn50.text import plural
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint

@@ -1,4 +1,4 @@
-"""Course of a run: reference, comparison, and alarm before and after a resume."""
+"""Comparison of a run with its references, and the alarm before and after a resume."""
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,10 +8,10 @@ from lines import write_set
 
 from mlperf_rn50.analysis.recipe.band import band
 from mlperf_rn50.config import Config, RunConfig, check_values
+from mlperf_rn50.config_file import _join_paths
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve
-from mlperf_rn50.options import _join_paths
 from mlperf_rn50.train import events
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan

@@ -1,7 +1,7 @@
 """Compare a run's accuracy with its reference runs at the same fraction of the schedule. Pure functions.
 
 A band is the mean of the reference runs plus and minus three times the spread expected for one more run. A run that is
-below its band at two consecutive evaluations is behind, which raises an alarm.
+below its band at two consecutive evaluations is behind, which raises the alarm.
 """
 import math
 import statistics
@@ -20,7 +20,7 @@ Curve = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Band:
-    """Accuracies of the reference runs at an epoch, as fractions; low and high are None if there are too few runs."""
+    """Accuracies of the reference runs at an epoch, as fractions. low and high are None if there are too few runs."""
 
     epoch: int
     point: float | None  # fraction of the schedule; None if its length is not set
@@ -31,7 +31,7 @@ class Band:
 
 
 def _value_at(curve: Curve, epoch: float, drops: Sequence[float]) -> float | None:
-    """Interpolate a curve; return None outside its range and between evaluations around a learning-rate drop."""
+    """Interpolate a curve. Return None outside its range and between evaluations around a learning-rate drop."""
     for (e0, a0), (e1, a1) in zip(curve, curve[1:]):
         if e0 < epoch < e1:
             return None if any(e0 <= d < e1 for d in drops) else a0 + (a1 - a0) * (epoch - e0) / (e1 - e0)
@@ -43,7 +43,7 @@ def _point(reference: Reference, epoch: int) -> float | None:
 
 
 def band_at(reference: Reference, epoch: int) -> Band | None:
-    """Return the band at an epoch; None if no reference run has a value there."""
+    """Return the band at an epoch, or None if no reference run has a value there."""
     drops = reference.recipe.step_epochs or ()
     found = (_value_at(run.curve, epoch * scale, drops) for run, scale in reference.runs)
     values = tuple(v for v in found if v is not None)
@@ -84,7 +84,7 @@ def target_epochs(reference: Reference) -> list[int]:
 
 
 def standing_of(reference: Reference, bands: Mapping[int, Band], curve: Curve, time_s: float) -> CourseRecord:
-    """Compare the last evaluation of a non-empty curve with the reference runs; time_s is that evaluation's time."""
+    """Compare the last evaluation of a non-empty curve with the reference runs. time_s is that evaluation's time."""
     epoch, accuracy = curve[-1]
     found, epochs = bands.get(epoch), target_epochs(reference)
     ends = (epochs[0], epochs[-1]) if epochs else None

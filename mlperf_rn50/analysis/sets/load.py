@@ -1,4 +1,4 @@
-"""Find logs and group them into run sets; a set whose runs differ in a fact that they must share is refused."""
+"""Find logs and group them into run sets. A set whose runs differ in a fact that they must share is refused."""
 import ctypes
 import os
 import signal
@@ -40,7 +40,7 @@ _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
 
 
 def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSError]]:
-    """Return logs by folder, and the errors of unreadable folders; raise UserError for a path without logs."""
+    """Return logs by folder, and the errors of unreadable folders. Raise UserError for a path without logs."""
     found: dict[Path, dict[Path, None]] = {}
     faults: dict[str, OSError] = {}
     for path in paths:
@@ -84,7 +84,7 @@ def _follow_parent() -> None:
 
 
 def _load_runs(logs: Sequence[Path]) -> list[Run | OtherBenchmark]:
-    """Return the runs of logs in the same order; several processes read a large number of logs."""
+    """Return the runs of logs in the same order. Several processes read a large number of logs."""
     if len(logs) <= _MANY or _num_processors() < 2 or threading.active_count() > 1:  # threads do not survive a fork
         return list(map(_load_run, logs))
     try:
@@ -95,7 +95,7 @@ def _load_runs(logs: Sequence[Path]) -> list[Run | OtherBenchmark]:
 
 
 def _make_set(logs: Sequence[Path], loaded: Sequence[Run | OtherBenchmark]) -> tuple[Run, ...] | OtherBenchmark:
-    """Return the runs of a folder; a log of another benchmark among ResNet logs counts as unreadable."""
+    """Return the runs of a folder. A log of another benchmark among ResNet logs counts as unreadable."""
     others = [x for x in loaded if isinstance(x, OtherBenchmark)]
     if others and not any(isinstance(x, Run) and x.status != 'unreadable' for x in loaded):
         return others[0]
@@ -124,7 +124,7 @@ def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 
 def _known_fact(run: Run, name: str) -> Any:
-    """Return a fact from the log or a description; None if only a default is known."""
+    """Return a fact from the log or a description, or None if only a default is known."""
     is_known = name not in _FACT_KEYS or any(key in run.lines for key in _FACT_KEYS[name])
     return run.fact(name) if is_known else None
 
@@ -144,7 +144,7 @@ def _find_difference(runs: Sequence[Run]) -> str | None:
 
 
 def _find_parts(runs: Sequence[Run]) -> str | None:
-    """Return the parts of a set whose runs have different settings, as text; None if all are equal."""
+    """Return the parts of a set whose runs have different settings, as text, or None if all are equal."""
     settings = {r.path.name: {**{name: r.fact(name) for name in (*_SHARED_IF_COUNTED, 'division')}, **r.optimizer}
                 for r in runs if r.status != 'unreadable'}
     known = dict.fromkeys(name for each in settings.values() for name in each)
@@ -235,7 +235,7 @@ def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
 
 
 def filter_sets(run_sets: Sequence[RunSet], options: Mapping[str, Any]) -> Sequence[RunSet]:
-    """Return the run sets that all options in _FILTERS select; raise UserError for an option that selects none."""
+    """Return the run sets that all options in _FILTERS select. Raise UserError for an option that selects none."""
     for name, fact in ((n, fact) for n, fact in _FILTERS.items() if options.get(n) is not None):
         wanted, is_part = options[name], name in ('org', 'accelerator')
         values = [v if isinstance(v := getattr(s, fact), tuple) else (v,) for s in run_sets]

@@ -17,6 +17,7 @@ import msgspec
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, MetricsHistory, text
 from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
+from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mllog import keys
@@ -24,7 +25,6 @@ from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.read.resolve import age_s
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
-from mlperf_rn50.options import load_tree
 from mlperf_rn50.runfolder.jsonl import Tail, decode
 from mlperf_rn50.runfolder.names import RunFolder, find_telemetry, host_of, list_checkpoints, run_number, step_of
 from mlperf_rn50.runfolder.records import Epochs, MetricsRecord, ResumedRecord, TelemetryRecord, read_attempts
@@ -126,7 +126,7 @@ class Follower:
 
 def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: float | None) -> LiveRun:
     """Add the contents of the log and the metrics to a state."""
-    last, layout, is_running = history.last, history.layout or ResumedRecord(0), run.status == 'running'
+    last, resumed, is_running = history.last, history.resumed or ResumedRecord(0), run.status == 'running'
     evaluations = tuple(history.evaluations[e] for e in sorted(history.evaluations)) or tuple(
         LiveEvaluation(e.epoch, e.accuracy, e.time_s) for e in run.evaluations)
     newest = evaluations[-1] if evaluations else LiveEvaluation(0, 0.0, None)
@@ -138,16 +138,16 @@ def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: 
         if not is_running or epoch_s is None or until is None:
             return None
         return max(0.0, (until - epoch) * epoch_s - since_s)
-    verdict = history.verdicts[max(history.verdicts)] if history.verdicts else None
-    ends = (verdict and verdict.reference_epochs) or history.reference.reference_epochs
+    standing = history.standings[max(history.standings)] if history.standings else None
+    ends = (standing and standing.reference_epochs) or history.reference.reference_epochs
     first_s, last_s = map(left_s, ends or (None, None))
     state = replace(
         state, status=run.status, has_end=keys.RUN_STOP in run.lines,
         num_resumes=max(run.num_resumes, history.num_resumes),
         dataset=None if run.is_imagenet else text(run.dataset or '') or 'an unnamed data set',
-        target=run.target_accuracy, num_nodes=layout.number_of_nodes or run.num_nodes,
-        num_ranks=layout.number_of_ranks or run.num_ranks,
-        global_batch_size=layout.global_batch_size or run.global_batch_size,
+        target=run.target_accuracy, num_nodes=resumed.number_of_nodes or run.num_nodes,
+        num_ranks=resumed.number_of_ranks or run.num_ranks,
+        global_batch_size=resumed.global_batch_size or run.global_batch_size,
         opt_name=text(run.opt_name or '') or None, seed=run.seed, train_samples=run.train_samples,
         epoch=epoch, step=last.step, loss=last.loss, learning_rate=last.learning_rate, images_per_s=last.images_per_s,
         time_s=seen_s + since_s if run.time_to_train_s is None else run.time_to_train_s, epoch_s=epoch_s,
@@ -155,14 +155,14 @@ def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: 
         reference_text=text(history.reference.text), num_reference=history.reference.num_reference,
         reference_epochs=ends, reference_left_s=None if first_s is None or last_s is None else (first_s, last_s),
         band=tuple(history.band[e] for e in sorted(history.band)))
-    if verdict:
-        state = replace(state, verdict=text(verdict.text), verdict_epoch=verdict.epoch, is_behind=verdict.behind)
+    if standing:
+        state = replace(state, standing=text(standing.text), standing_epoch=standing.epoch, is_behind=standing.behind)
     return replace(state, warnings=_warnings(state, run, history.stragglers))
 
 
 def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str, ...]:
     """Return the warnings, most important first."""
-    behind = [state.verdict or 'behind the reference runs'] if state.is_behind else []
+    behind = [state.standing or 'behind the reference runs'] if state.is_behind else []
     ages = [n.age_s for n in state.nodes if n.age_s is not None] if run.status == 'running' else []
     quiet = [f'telemetry of {n.host}: nothing was written for {n.age_s:.0f} s' for n in state.nodes
              if ages and n.age_s is not None and n.age_s > _UNEXPECTEDLY_QUIET_S + min(ages)]

@@ -24,8 +24,8 @@ class MetricsHistory:
     stragglers: tuple[str, ...] = ()
     reference: records.ReferenceRecord = field(default_factory=records.ReferenceRecord)
     band: dict[int, BandPoint] = field(default_factory=dict)
-    verdicts: dict[int, records.CourseRecord] = field(default_factory=dict)
-    layout: records.ResumedRecord | None = None
+    standings: dict[int, records.CourseRecord] = field(default_factory=dict)
+    resumed: records.ResumedRecord | None = None
     num_resumes: int = 0
 
     def add(self, record: records.MetricsRecord) -> None:
@@ -46,8 +46,8 @@ class MetricsHistory:
             case records.ReferenceRecord():
                 self.reference = record
                 self.band = {b.epoch: BandPoint(b.epoch, b.mean, b.low, b.high) for b in record.band}
-            case records.CourseRecord() if len(self.verdicts) < _MAX_POINTS:
-                self.verdicts[record.epoch] = record
+            case records.CourseRecord() if len(self.standings) < _MAX_POINTS:
+                self.standings[record.epoch] = record
                 if record.epoch not in self.band and record.mean is not None:
                     self.band[record.epoch] = BandPoint(record.epoch, record.mean, record.low, record.high)
 
@@ -63,11 +63,11 @@ class MetricsHistory:
     def _resume(self, record: records.ResumedRecord) -> None:
         """Drop all records after the checkpoint, because the resumed run trains these steps again."""
         self.num_resumes += 1
-        self.layout = record
+        self.resumed = record
         if self.last.step and self.last.epoch:
             epoch = record.step * self.last.epoch / self.last.step
             self.evaluations = {e: v for e, v in self.evaluations.items() if e <= epoch + 1e-6}
-            self.verdicts = {e: v for e, v in self.verdicts.items() if e <= epoch + 1e-6}
+            self.standings = {e: v for e, v in self.standings.items() if e <= epoch + 1e-6}
             self.last = records.TrainRecord(record.step, epoch)
         self.points, self.ranks, self.stragglers = [], (), ()
 
