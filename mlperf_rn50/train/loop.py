@@ -12,9 +12,10 @@ from pathlib import Path
 import mxnet as mx
 
 from mlperf_rn50.config import Config, check_values
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, RunFailed, StorageError
+from mlperf_rn50.errors import RankLost, RunFailed, StorageError
 from mlperf_rn50.model.fused import layout_warnings
 from mlperf_rn50.runfolder.names import RunFolder, check_present
+from mlperf_rn50.runfolder.records import EXIT_CODES
 from mlperf_rn50.system.signals import catch
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
@@ -39,7 +40,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        return {'converged': EXIT_OK, 'interrupted': EXIT_RESUMABLE}.get(self.end.status, EXIT_FAILED)
+        return EXIT_CODES[self.end.status]
 
 
 def train(config: Config, comm: Comm, heartbeat: Heartbeat, resume: tuple[RunFolder, Path] | None = None,

@@ -40,7 +40,7 @@ def test_without_a_path_only_imagenet_is_looked_up():
     assert find_reference(CONFIG, 1) is None and reference_event(ReferenceComparison(None), CONFIG, 1) is None
     imagenet = replace(CONFIG, data=DataConfig())
     assert find_reference(imagenet, 1) is None
-    assert reference_event(ReferenceComparison(None), imagenet, 1).text.startswith(
+    assert reference_event(ReferenceComparison(None), imagenet, 1).record.text.startswith(
         'no reference: no published set has this recipe (sgd, batch 64, learning rate 0.1, warm-up 1, poly over 6')
     assert ReferenceComparison(None).compare(1, 0.5, 1.0) is None
 
@@ -56,7 +56,7 @@ def test_unreadable_reference_is_refused(tmp_path, name, message):
 def test_alarm_is_raised_once(config, tmp_path):
     course = opened(config, tmp_path)
     seen = [course.compare(e, a, 10.0 * e) for e, a in [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.75)]]
-    assert [(c.record['behind'], c.is_new) for c in seen] == [
+    assert [(c.record.behind, c.is_new) for c in seen] == [
         (False, False), (True, True), (True, False), (False, False)]
     assert not course.is_behind
 

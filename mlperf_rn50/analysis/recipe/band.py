@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mlperf_rn50.analysis.recipe.choose import reached_epoch
 from mlperf_rn50.analysis.recipe.reference import MIN_RUNS, Reference, schedule_phase
+from mlperf_rn50.runfolder.records import CourseRecord
 from mlperf_rn50.text import span
 
 # Half of the band width in sigmas, and consecutive outliers that raise an alarm; tuned with benchmarks/replay.py.
@@ -82,22 +83,7 @@ def target_epochs(reference: Reference) -> list[int]:
     return sorted(math.ceil(epoch / scale - 1e-6) for epoch, scale in found if epoch is not None)
 
 
-@dataclass(frozen=True)
-class Standing:
-    """An evaluation compared with the reference runs. Epoch and point are those of Band."""
-
-    epoch: int
-    point: float | None
-    accuracy: float
-    band: Band | None
-    is_below: bool
-    is_behind: bool
-    reference_epochs: tuple[int, int] | None  # first and last of target_epochs
-    seconds_left: tuple[float, float] | None  # until these epochs, at this run's pace; None after them
-    text: str
-
-
-def standing_of(reference: Reference, bands: Mapping[int, Band], curve: Curve, time_s: float) -> Standing:
+def standing_of(reference: Reference, bands: Mapping[int, Band], curve: Curve, time_s: float) -> CourseRecord:
     """Compare the last evaluation of a non-empty curve with the reference runs. time_s is that evaluation's time."""
     epoch, accuracy = curve[-1]
     found, epochs = bands.get(epoch), target_epochs(reference)
@@ -106,7 +92,9 @@ def standing_of(reference: Reference, bands: Mapping[int, Band], curve: Curve, t
     left_s = (first_s, last_s) if last_s else None
     below, behind = _is_below(found, accuracy), is_behind(bands, curve)
     text = f'{_place_text(reference, found, accuracy, below, behind)}; {_end_text(reference, epochs, left_s)}'
-    return Standing(epoch, _point(reference, epoch), accuracy, found, below, behind, ends, left_s, text)
+    mean, low, high, num = (found.mean, found.low, found.high, len(found.values)) if found else (None, None, None, 0)
+    return CourseRecord(epoch, _point(reference, epoch), accuracy, mean, low, high, num, below, behind, ends, left_s,
+                        text)
 
 
 def _place_text(reference: Reference, found: Band | None, accuracy: float, below: bool, behind: bool) -> str:

@@ -1,5 +1,4 @@
 """Find logs and group them into run sets. A set whose runs differ in a fact that they must share is refused."""
-import copyreg
 import ctypes
 import os
 import signal
@@ -11,7 +10,6 @@ from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from mlperf_rn50.analysis.progress import track
@@ -73,10 +71,6 @@ def _load_run(path: Path) -> Run | OtherBenchmark:
         return _unreadable(path, str(e).removeprefix(f'{path}: '))
 
 
-# Runs contain mapping proxies, which cannot be pickled by default.
-copyreg.pickle(MappingProxyType, lambda mapping: (dict, (dict(mapping),)))  # type: ignore[arg-type,return-value]
-
-
 def _num_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
@@ -123,7 +117,7 @@ def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:
                 used = replace(source, basis='implied', text='other logs of the set', line=None, path=None)
                 batch_source = run.sources.get(keys.GLOBAL_BATCH_SIZE)
                 factor = agreed / value if batch_source and batch_source.text.endswith(f' x {name}') else 1
-                settled[k] = replace(run, **{name: agreed}, sources=MappingProxyType({**run.sources, name: used}),
+                settled[k] = replace(run, **{name: agreed}, sources={**run.sources, name: used},
                                      global_batch_size=run.global_batch_size and round(run.global_batch_size * factor),
                                      findings=tuple(most_severe([*found, Finding(source.line, text, file=run.path)])))
     return tuple(settled)

@@ -2,7 +2,6 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from mlperf_rn50.mllog import events, keys
@@ -264,11 +263,10 @@ class RunResolver:
             num_accelerators=counts.num_accelerators, global_batch_size=counts.global_batch_size,
             accelerator=description.accelerator if counts.num_accelerators != 0 else None,
             framework=description.framework, node_gbit_s=description.node_gbit_s,
-            opt_name=_text(optimizer.get(keys.OPT_NAME)), optimizer=MappingProxyType(optimizer),
+            opt_name=_text(optimizer.get(keys.OPT_NAME)), optimizer=optimizer,
             seed=integer(log.seed[1].value, -2**63, 2**64) if log.seed else None,
             target_accuracy=target, train_samples=num_train, eval_samples=num_val,
             epochs_to_converge=self.evaluations[-1].epoch if status == 'converged' else None,
             is_from_0=self.is_from_0, age_s=age_s(self.path, self.now_s) if status == 'running' else None,
-            sources=MappingProxyType(self.sources),
-            lines=MappingProxyType({key: mark.line for key, (mark, _) in log.single.items()}),
+            sources=self.sources, lines={key: mark.line for key, (mark, _) in log.single.items()},
             findings=log.findings.of(self.path), **times)
