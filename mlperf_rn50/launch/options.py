@@ -64,7 +64,7 @@ def values_of(here: Path, config: str, options: Sequence[str], keys: Sequence[st
     return values
 
 
-def number(least: int) -> Callable[[str], int]:
+def whole_number(least: int) -> Callable[[str], int]:
     """Return the argparse type of a whole number with a minimum."""
     def parse(text: str) -> int:
         if not re.fullmatch(r'[0-9]{1,6}', text) or int(text) < least:
@@ -73,7 +73,7 @@ def number(least: int) -> Callable[[str], int]:
     return parse
 
 
-count = number(1)
+count = whole_number(1)
 
 
 def usage_of(script: Path) -> str:

@@ -184,7 +184,7 @@ def test_different_rules_are_findings(tmp_path):
 
 @pytest.mark.needs_published
 def test_speedups_and_inconsistencies_of_published_rounds():
-    """Check speed-ups; test_known checks the values of each system."""
+    """Check speed-ups; test_published checks the values of each system."""
     systems = systems_of(*studies_of(PUBLISHED))
     assert len(systems) == 6
     n2 = systems['dgxa100_n2_ngc20.06_mxnet']

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from mlperf_rn50.config import Config
 from mlperf_rn50.config_file import add_config_options, resolve_config
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.launch.options import count, number, script_parser
+from mlperf_rn50.launch.options import count, script_parser, whole_number
 
 PROGRAM = 'launch/kubernetes.sh'
 CHECKOUT = Path(__file__).parents[3]
@@ -113,7 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
     add('--nodes', metavar='N', type=count, help='number of pods (default: run.num_nodes of the configuration, or 1)')
     add('--ranks-per-node', metavar='R', type=count,
         help='ranks in each pod (default: run.ranks_per_node of the configuration, or 1)')
-    add('--gpus-per-node', metavar='N', type=number(0),
+    add('--gpus-per-node', metavar='N', type=whole_number(0),
         help='GPUs of each pod (default: as many as its ranks use; 0 with train.device=cpu)')
     add('--name', metavar='NAME', default='mlperf-rn50', help='name of the job and its pods (default %(default)s)',
         type=_matching('[a-z]([a-z0-9-]*[a-z0-9])?', 'lower-case letters, digits and -, a letter first, no - last'))

@@ -110,7 +110,7 @@ def object_at(env: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return the objects in the list at a path of names; an empty list if there is no such list."""
+    """Return the objects in the list at a path of names, such as a.b, or [] if there is no list."""
     value = value_at(env, *names)
     return [x for x in value if isinstance(x, dict)] if isinstance(value, list) else []
 
