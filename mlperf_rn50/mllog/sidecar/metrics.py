@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from mlperf_rn50.jsonl import read_lines
+from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.read.description import sibling
 from mlperf_rn50.mllog.run import Run
 
@@ -88,7 +89,7 @@ def read_node_reads(run: Run) -> list[NodeReads]:
     return result
 
 
-def read_stragglers(run: Run) -> list[str]:
+def read_stragglers(run: Run) -> list[Finding]:
     """Return the last message about each straggler, with the number of evaluations at which it was slow."""
     messages: dict[str, tuple[str, int]] = {}
     records = [r for _, r in read_lines(sibling(run.path, 'metrics', '.jsonl'), _StragglersRecord, b'stragglers')]
@@ -96,4 +97,5 @@ def read_stragglers(run: Run) -> list[str]:
         rank = text.partition(' is slow')[0]
         if rank in messages or len(messages) < _MAX_NODES:
             messages[rank] = text, messages.get(rank, ('', 0))[1] + 1
-    return [f'{text} (at {count} of {len(records)} evaluations)' for text, count in messages.values()]
+    return [make_finding('straggler', None, text, count, len(records), file=run.path)
+            for text, count in messages.values()]
