@@ -250,6 +250,6 @@ def filter_sets(run_sets: Sequence[RunSet], options: Mapping[str, Any]) -> Seque
         chosen = {v for v in found if v == wanted or is_part and wanted.casefold() in v.casefold()}
         run_sets = [s for s, each in zip(run_sets, values) if chosen & set(each)]
         if not run_sets:
-            known = f'one of: {some(found, _MAX_CHOICES)}' if found else 'no such option, because no log has a value'
-            raise UserError(f'--{name}: got {wanted}, expected {known}')
+            known = f'expected one of: {some(found, _MAX_CHOICES)}' if found else 'but no log states it; omit the option'
+            raise UserError(f'--{name}: got {wanted}, {known}')
     return run_sets
