@@ -1,9 +1,9 @@
-"""Load the Jinja templates of the self-contained HTML pages; all of them include the style sheet page.css."""
+"""Load the Jinja templates of the self-contained HTML pages. All of them include the style sheet page.css."""
 from importlib import resources
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
-from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.text import printable
 
 
 def page_template(name: str) -> Template:

@@ -10,29 +10,29 @@ from mlperf_rn50.bench.pipeline import CACHES, bench_pipeline
 from mlperf_rn50.bench.steps import Case, bench_steps, make_cases
 from mlperf_rn50.config import Config, choices_of
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.system.launcher_env import launched_size
+from mlperf_rn50.system.processor import leave_openmp_to_engine
 from mlperf_rn50.system.telemetry import Telemetry
-from mlperf_rn50.system.topology import leave_openmp_to_engine
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, new_run
 from mlperf_rn50.train.comm.device import device_id_of
 from mlperf_rn50.train.comm.horovod import open_comm
 from mlperf_rn50.train.comm.sharing import sharing_of
 from mlperf_rn50.train.session import from_rank_0
 from mlperf_rn50.train.start import open_telemetry
-from mlperf_rn50.train.watchdog.position import Position
+from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
-def run_bench(config: Config, options: Any, position: Position) -> str:
-    """Run a bench on all ranks; return the text to print on rank 0, and '' on the other ranks."""
+def run_bench(config: Config, options: Any, heartbeat: Heartbeat) -> str:
+    """Run a bench on all ranks. Return the text to print on rank 0, and '' on the other ranks."""
     counts = parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
-    comm = open_comm(config.comm.compression, counts, position.exchange, sharing_of(config))
+    comm = open_comm(config.comm.compression, counts, heartbeat.exchange, sharing_of(config))
     telemetry = Telemetry(None)
     if config.run.telemetry:
         index = from_rank_0(comm, lambda: new_run(Path(config.run.dir)).index)
         telemetry = open_telemetry(config, comm, RunFolder(Path(config.run.dir), index))
     try:
         telemetry.run_start(0.0)
-        session = BenchSession(config, comm, device_id_of(config, comm), position, options.warmup_steps, options.steps)
+        session = BenchSession(config, comm, device_id_of(config, comm), heartbeat, options.warmup_steps, options.steps)
         tables = _measure(session, options, counts)
     finally:
         telemetry.close()
@@ -41,7 +41,7 @@ def run_bench(config: Config, options: Any, position: Position) -> str:
         return ''
     machine = measure.describe_machine(num_hosts)
     if options.format == 'json':
-        return measure.render_json(options.kind, machine, tables)
+        return measure.render_results_json(options.kind, machine, tables)
     return measure.render_tables(machine, tables)
 
 

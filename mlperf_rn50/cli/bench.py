@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from mlperf_rn50.config import Config
-    from mlperf_rn50.train.watchdog.position import Position
+    from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
 def make_parser() -> ArgumentParser:
@@ -48,10 +48,10 @@ def make_parser() -> ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank
-    from mlperf_rn50.options import parse_options, resolve_config
+    from mlperf_rn50.config_file import parse_config_options, resolve_config
     from mlperf_rn50.system.processor import check_precision, find_processor
     parser = make_parser()
-    options = parse_options(parser, argv)
+    options = parse_config_options(parser, argv)
     if not options.kind:
         raise option_error('the following arguments are required: kind', parser)
     for name, least in (('warmup_steps', 0), ('steps', 1)):
@@ -65,11 +65,11 @@ def run(argv: Sequence[str]) -> int:
             check_precision('--precisions', precision.strip(), find_processor())
     else:
         check_precision('train.precision', config.train.precision, find_processor())
-    return in_rank(lambda position: _bench(config, options, position), config)
+    return in_rank(lambda heartbeat: _bench(config, options, heartbeat), config)
 
 
-def _bench(config: Config, options: Namespace, position: Position) -> int:
+def _bench(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
     from mlperf_rn50.bench.program import run_bench
-    if text := run_bench(config, options, position):
+    if text := run_bench(config, options, heartbeat):
         print(text, flush=True)
     return EXIT_OK

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from mlperf_rn50.config import Config
-    from mlperf_rn50.train.watchdog.position import Position
+    from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
 def make_parser() -> ArgumentParser:
@@ -35,23 +35,23 @@ def make_parser() -> ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank, load_config
-    from mlperf_rn50.options import parse_options
+    from mlperf_rn50.config_file import parse_config_options
     parser = make_parser()
-    options = parse_options(parser, argv)
+    options = parse_config_options(parser, argv)
     if not (options.config or options.resume):  # local_batch_size has no default; any value works without training
         argv = ['--train.local_batch_size=1', *argv]
     config, _ = load_config(options, argv, parser)
-    return in_rank(lambda position: _examine(config, options, position), config)
+    return in_rank(lambda heartbeat: _examine(config, options, heartbeat), config)
 
 
-def _examine(config: Config, options: Namespace, position: Position) -> int:
+def _examine(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
     from mlperf_rn50.doctor.checks import has_failed, render_checks
     from mlperf_rn50.system.launcher_env import rank_name
     try:
         from mlperf_rn50.doctor.facts import examine
         from mlperf_rn50.train.comm.horovod import open_comm
         from mlperf_rn50.train.comm.sharing import sharing_of
-        comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
+        comm = open_comm(config.comm.compression, exchange=heartbeat.exchange, num_sharing=sharing_of(config))
     except ModuleNotFoundError:  # main() explains how to install the missing package
         raise
     except (ImportError, OSError) as e:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from mlperf_rn50.train.evaluate import Accuracy, Confusion
-    from mlperf_rn50.train.watchdog.position import Position
+    from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
 def make_parser() -> ArgumentParser:
@@ -41,10 +41,10 @@ def make_parser() -> ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank
-    from mlperf_rn50.options import parse_options
+    from mlperf_rn50.config_file import parse_config_options
     from mlperf_rn50.system.processor import check_precision, find_processor
     parser = make_parser()
-    options = parse_options(parser, argv)
+    options = parse_config_options(parser, argv)
     if not options.path:
         raise option_error('the following arguments are required: path', parser)
     if options.config:
@@ -54,22 +54,22 @@ def run(argv: Sequence[str]) -> int:
     weights = load_saved(options.path, options.which)
     config = weights.config(argv, parser)
     check_precision('train.precision', config.train.precision, find_processor())
-    return in_rank(lambda position: _evaluate(config, weights, options, position), config)
+    return in_rank(lambda heartbeat: _evaluate(config, weights, options, heartbeat), config)
 
 
-def _evaluate(config: Config, weights: SavedWeights, options: Namespace, position: Position) -> int:
+def _evaluate(config: Config, weights: SavedWeights, options: Namespace, heartbeat: Heartbeat) -> int:
     from mlperf_rn50.data.batches import device_context, eval_batches
     from mlperf_rn50.data.records import class_names
     from mlperf_rn50.data.shards import Shard
     from mlperf_rn50.model.resnet import eval_network
     from mlperf_rn50.model.zoo import restore_model
-    from mlperf_rn50.system.topology import leave_openmp_to_engine
+    from mlperf_rn50.system.processor import leave_openmp_to_engine
     from mlperf_rn50.train.comm.device import device_id_of
     from mlperf_rn50.train.comm.horovod import open_comm
     from mlperf_rn50.train.comm.sharing import sharing_of
     from mlperf_rn50.train.evaluate import ConfusionMatrix, evaluate
-    position.now('start-up')
-    comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
+    heartbeat.beat('start-up')
+    comm = open_comm(config.comm.compression, exchange=heartbeat.exchange, num_sharing=sharing_of(config))
     data, device_id = config.data, device_id_of(config, comm)
     context = device_context(device_id)
     leave_openmp_to_engine()
@@ -79,8 +79,8 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, positio
     batches = eval_batches(config, Shard(data.num_val, comm.rank, comm.world_size, size), device_id)
     net = eval_network(config, context, restore_model(config, context, weights.arrays, str(weights.path)))
     matrix = ConfusionMatrix(data.num_classes)
-    position.now('evaluation')
-    accuracy = evaluate(net, batches(), data.num_val, comm, position.now, matrix.add)
+    heartbeat.beat('evaluation')
+    accuracy = evaluate(net, batches(), data.num_val, comm, heartbeat.beat, matrix.add)
     matrix.sum(comm)
     if matrix.counts.trace() != accuracy.num_top1:
         raise RunFailed(f'evaluation: the confusion matrix has {matrix.counts.trace()} correct images, expected '
@@ -108,7 +108,7 @@ def _logged_top1(weights: SavedWeights) -> float | None:
     """Return Top-1 of the weights from the log of their run, or from their description if the log lacks it."""
     from mlperf_rn50.mllog.read.reader import read_run
     from mlperf_rn50.model.weights import run_index
-    from mlperf_rn50.train.checkpoint.run_folder import RunFolder
+    from mlperf_rn50.runfolder.names import RunFolder
     folder, description = weights.path.absolute().parent, weights.description
     log, accuracies = RunFolder(folder.parent, run_index(folder)).result, []
     if folder.name.startswith('weights') and log.is_file():
@@ -127,12 +127,12 @@ def _render(config: Config, weights: SavedWeights, accuracy: Accuracy, logged: f
             'confusions': [asdict(c) for c in confusions]}, indent=1)
     from tabulate import tabulate
 
-    from mlperf_rn50.mllog.events import printable
-    from mlperf_rn50.train.evaluate import data_name
+    from mlperf_rn50.text import printable
+    from mlperf_rn50.train.evaluate import data_label
     comparison = 'not compared: the run has no evaluation of these weights with these images and this precision'
     if logged is not None:
         comparison = f'{100 * logged:.2f} %, ' + ('the same' if logged == accuracy.top1 else 'NOT THE SAME')
-    of_all = f'of {accuracy.num_images:,} images of {printable(data_name(config.data))}'
+    of_all = f'of {accuracy.num_images:,} images of {printable(data_label(config.data))}'
     lines = [f'weights      {printable(str(weights))}',
              f'Top-1        {100 * accuracy.top1:.2f} %, {accuracy.num_top1:,} {of_all}',
              f'Top-5        {100 * accuracy.top5:.2f} %, {accuracy.num_top5:,} {of_all}',

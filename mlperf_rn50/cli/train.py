@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from mlperf_rn50.train.loop import Outcome
-    from mlperf_rn50.train.watchdog.position import Position
+    from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
 def make_parser() -> ArgumentParser:
@@ -37,11 +37,11 @@ def make_parser() -> ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank, load_config
-    from mlperf_rn50.options import parse_options
+    from mlperf_rn50.config_file import parse_config_options
     from mlperf_rn50.system.processor import check_precision, find_processor
     from mlperf_rn50.train.checkpoint.changes import parse_allowed
     parser = make_parser()
-    options = parse_options(parser, argv)
+    options = parse_config_options(parser, argv)
     if options.resume and options.config:
         raise ConfigError('--resume, --config: got both, expected one; a resumed run has its own configuration')
     allowed = parse_allowed(options.allow_changed)
@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
         print('\n'.join(str(_value_of(config, key)) for key in options.print))
         return EXIT_OK
     check_precision('train.precision', config.train.precision, find_processor())
-    return in_rank(lambda position: _train(config, resume, options.elastic, allowed, position), config, can_stop=True,
+    return in_rank(lambda heartbeat: _train(config, resume, options.elastic, allowed, heartbeat), config, can_stop=True,
                    run_dir=resume[0].dir if resume else None)
 
 
@@ -74,19 +74,19 @@ def _value_of(config: cfg.Config, key: str) -> Any:
     return '' if value is None else value
 
 
-def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[str], position: Position) -> int:
+def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[str], heartbeat: Heartbeat) -> int:
     from mlperf_rn50.analysis.recipe.differences import find_deviations
     from mlperf_rn50.system.launcher_env import rank_name
     from mlperf_rn50.train.comm.horovod import open_comm
     from mlperf_rn50.train.comm.sharing import sharing_of
     from mlperf_rn50.train.loop import train
-    comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
-    position.now()  # the imports took a while, which must not count as a stall
+    comm = open_comm(config.comm.compression, exchange=heartbeat.exchange, num_sharing=sharing_of(config))
+    heartbeat.beat()  # the imports took a while, which must not count as a stall
     warnings = find_deviations(config, comm.world_size) if comm.rank == 0 and not resume else []
     try:
-        outcome = train(config, comm, position, resume, is_elastic, allowed, warnings)
+        outcome = train(config, comm, heartbeat, resume, is_elastic, allowed, warnings)
     except UserError as e:
-        e.where = f'{rank_name()}, {position}: ' if position.has_started else ''
+        e.where = f'{rank_name()}, {heartbeat}: ' if heartbeat.has_started else ''
         raise
     if comm.rank == 0:
         with suppress(OSError):  # a closed terminal must not fail the run
@@ -96,11 +96,11 @@ def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[
 
 
 def _render_outcome(outcome: Outcome, config: cfg.Config) -> str:
-    from mlperf_rn50.train.evaluate import data_name
+    from mlperf_rn50.train.evaluate import data_label
     end, run = outcome.end, outcome.run
     status = {'converged': 'converged', 'aborted': 'aborted: the target was not reached',
               'interrupted': f'interrupted; resume with: mlperf-rn50 train --resume {run.dir}'}[end.status]
-    of_data = f'on {data_name(config.data)}, target {100 * config.train.target_accuracy:.2f} %'
+    of_data = f'on {data_label(config.data)}, target {100 * config.train.target_accuracy:.2f} %'
     return '\n'.join([
         f'status              {status}',
         f'best Top-1          {100 * end.best_top1:.2f} % {of_data}',

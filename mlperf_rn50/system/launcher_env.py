@@ -23,12 +23,6 @@ def environment_number(name: str) -> int | None:
     return int(text)
 
 
-def omp_threads(text: str) -> int | None:
-    """Parse the first level of OMP_NUM_THREADS; None if there is no number. Source: OpenMP 5.2, 21.1.2."""
-    first = text.partition(',')[0].strip()
-    return int(first) if re.fullmatch(r'[1-9]\d{0,8}', first, re.ASCII) else None
-
-
 def _number(names: tuple[str, ...]) -> int | None:
     return next((environment_number(n) for n in names if n in os.environ), None)
 
@@ -62,7 +56,7 @@ def rank_name() -> str:
     return f'rank {launched_rank()} on {platform.node()}'
 
 
-def say(line: str) -> None:
+def print_stderr(line: str) -> None:
     """Write a line to stderr in a single write, so that lines of ranks do not mix; unbuffered print() writes twice."""
     if sys.stderr:  # None if stderr was closed at the start
         sys.stderr.write(f'{line}\n')

@@ -12,19 +12,20 @@ from pathlib import Path
 import mxnet as mx
 
 from mlperf_rn50.config import Config, check_values
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, RunFailed, StorageError
+from mlperf_rn50.errors import RankLost, RunFailed, StorageError
 from mlperf_rn50.model.fused import layout_warnings
+from mlperf_rn50.runfolder.names import RunFolder, check_present
+from mlperf_rn50.runfolder.records import EXIT_CODES
+from mlperf_rn50.system.signals import catch
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_present
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import check_agreement, check_finite, find_stragglers
 from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.session import TrainingRun, hold_run, open_session
 from mlperf_rn50.train.start import open_sinks, start
 from mlperf_rn50.train.trainer import Norms, PendingStep
-from mlperf_rn50.train.watchdog.position import Position
-from mlperf_rn50.train.watchdog.signals import catch
+from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 # Number of steps that the loop runs ahead of the device: enough to keep the device busy, few enough to limit memory.
 STEPS_AHEAD = 2
@@ -39,10 +40,10 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        return {'converged': EXIT_OK, 'interrupted': EXIT_RESUMABLE}.get(self.end.status, EXIT_FAILED)
+        return EXIT_CODES[self.end.status]
 
 
-def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolder, Path] | None = None,
+def train(config: Config, comm: Comm, heartbeat: Heartbeat, resume: tuple[RunFolder, Path] | None = None,
           is_elastic: bool = False, allowed: Sequence[str] = (), warnings: Sequence[str] = ()) -> Outcome:
     """Train until the target is reached, the epochs are used up, or a stop is requested; raise UserError on failure.
 
@@ -53,14 +54,14 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
         allowed: configuration keys that may change on resume, in addition to the keys of changes.FREE.
     """
     check_values(config)
-    catch(position.request_stop)
-    position.now('start-up')
+    catch(heartbeat.request_stop)
+    heartbeat.beat('start-up')
     with ExitStack() as cleanup:
         if resume:
-            cleanup.enter_context(hold_run(comm, resume[0], position))
-        session = open_session(config, comm, position, resume, is_elastic, allowed)
+            cleanup.enter_context(hold_run(comm, resume[0], heartbeat))
+        session = open_session(config, comm, heartbeat, resume, is_elastic, allowed)
         if not resume:
-            cleanup.enter_context(hold_run(comm, session.folder, position))
+            cleanup.enter_context(hold_run(comm, session.folder, heartbeat))
         sinks = open_sinks(session)
         cleanup.callback(sinks.close)
         try:
@@ -104,7 +105,7 @@ def run_epochs(run: TrainingRun) -> Outcome:
                 save(run)
                 return end(run, 'aborted')
             first_epoch = epoch + 1
-        num_stops, num_due = run.comm.sum([run.position.is_stop_requested, is_time_checkpoint_due(run)])
+        num_stops, num_due = run.comm.sum([run.heartbeat.is_stop_requested, is_time_checkpoint_due(run)])
         is_stop_requested = num_stops > 0
         if is_stop_requested or num_due > 0 or is_checkpoint_due(run):
             save(run)
@@ -125,7 +126,7 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
     for step in range(progress.step, last):
         run.writer.check()
         lr = plan.learning_rate(step)
-        pushed = trainer.step(run.train_data, step % plan.steps_per_epoch, lr, run.position.is_stop_requested,
+        pushed = trainer.step(run.train_data, step % plan.steps_per_epoch, lr, run.heartbeat.is_stop_requested,
                               reporter.has_norms(step + 1), is_time_checkpoint_due(run))
         progress.step, progress.last_lr = step + 1, lr
         pending.append((step, pushed))
@@ -165,7 +166,7 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Eva
     run.sinks.handle(events.EvalStarted(epoch))
     trainer, num_val = run.trainer, run.plan.config.data.num_val
     with trainer.evaluating() as net:
-        result = evaluate(net, run.eval_data(), num_val, run.comm, run.position.now)
+        result = evaluate(net, run.eval_data(), num_val, run.comm, run.heartbeat.beat)
     evaluated = events.Evaluated(epoch, first_epoch, run.now_s(), result)
     run.sinks.handle(evaluated)
     if compared := run.comparison.compare(epoch + 1, result.top1, evaluated.time_s):

@@ -15,23 +15,24 @@ from mlperf_rn50.data.batches import Batch
 from mlperf_rn50.data.records import data_digest
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.files import writing
-from mlperf_rn50.locks import FileLock
 from mlperf_rn50.mllog.read.clock import STEP_S
 from mlperf_rn50.model.fused import with_layout
+from mlperf_rn50.runfolder.locks import FileLock
+from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.system.cgroup import render_cpu_list
-from mlperf_rn50.system.launcher_env import say
+from mlperf_rn50.system.launcher_env import print_stderr
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
 from mlperf_rn50.train.checkpoint.changes import check_changes, find_changes
 from mlperf_rn50.train.checkpoint.progress import Progress, parse_progress
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_unfinished, clear_abandoned, is_checkpoint, new_run
+from mlperf_rn50.train.checkpoint.resumable import check_unfinished, clear_abandoned, clear_run, is_checkpoint
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import WallClock
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
 from mlperf_rn50.train.reference import Reference, ReferenceComparison, find_reference
 from mlperf_rn50.train.trainer import Trainer
-from mlperf_rn50.train.watchdog.position import Position
+from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 T = TypeVar('T')
 _LOCK_PERIOD_S = 0.5  # time between two attempts to take the lock
@@ -57,7 +58,7 @@ class Session:
     progress: Progress
     comm: Comm
     hosts: Sequence[RankPlace]
-    position: Position
+    heartbeat: Heartbeat
     folder: RunFolder
     resumption: checkpoint.LoadedCheckpoint | None
     reference: Reference | None
@@ -112,15 +113,15 @@ def from_rank_0(comm: Comm, make: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def hold_run(comm: Comm, run: RunFolder, position: Position) -> Iterator[None]:
+def hold_run(comm: Comm, run: RunFolder, heartbeat: Heartbeat) -> Iterator[None]:
     """Hold a run's lock and remove unfinished files; raise UserError on all ranks if another program keeps the lock."""
     lock, attempts = FileLock(run.lock), count()
     try:
         while not from_rank_0(comm, lambda: _take(lock, next(attempts) * _LOCK_PERIOD_S)):
-            position.now()
+            heartbeat.beat()
             time.sleep(_LOCK_PERIOD_S)
         if lock.is_held:
-            run.clear_unfinished()
+            clear_run(run)
             clear_abandoned(run)
         yield
     finally:
@@ -136,7 +137,7 @@ def _take(lock: FileLock, waited_s: float) -> bool:
         raise UserError(f'{lock.path}: {lock.holder()} writes this run and has not ended within {_LOCK_LIMIT_S:.0f} s; '
                         'wait for it or stop it')
     if not waited_s:
-        say(f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at most '
+        print_stderr(f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at most '
             f'{_LOCK_LIMIT_S:.0f} s')
     return False
 
@@ -201,7 +202,7 @@ def _check_resumption(resumption: checkpoint.LoadedCheckpoint, plan: Plan, is_el
             raise CheckpointError(f'{resumption.path}: {name}: got {got}, the checkpoint has {expected}; {fix}')
 
 
-def open_session(config: Config, comm: Comm, position: Position, resume: tuple[RunFolder, Path] | None,
+def open_session(config: Config, comm: Comm, heartbeat: Heartbeat, resume: tuple[RunFolder, Path] | None,
                  is_elastic: bool, allowed: Sequence[str]) -> Session:
     """Collect the inputs of a run; loop.train describes the arguments."""
     resumption = load_resumption(comm, *resume) if resume else None
@@ -213,7 +214,7 @@ def open_session(config: Config, comm: Comm, position: Position, resume: tuple[R
         config, comm.world_size, nodes, resumption, is_elastic, allowed,
         from_rank_0(comm, lambda: data_digest(config.data)))
     folder = resume[0] if resume else RunFolder(Path(config.run.dir), progress.result_index)
-    return Session(plan, progress, comm, hosts, position, folder, resumption, reference)
+    return Session(plan, progress, comm, hosts, heartbeat, folder, resumption, reference)
 
 
 def nodes_of(hosts: Sequence[RankPlace]) -> list[int]:

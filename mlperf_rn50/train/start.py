@@ -13,15 +13,15 @@ from mlperf_rn50.data.records import class_names
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
+from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.environment import git_commit
+from mlperf_rn50.system.processor import leave_openmp_to_engine
 from mlperf_rn50.system.telemetry import Telemetry
-from mlperf_rn50.system.topology import leave_openmp_to_engine
 from mlperf_rn50.text import plural
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
 from mlperf_rn50.train.checkpoint.changes import find_changes
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 from mlperf_rn50.train.comm.device import device_id_of
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import WallClock
@@ -39,7 +39,7 @@ _DROP_CACHES = Path('/proc/sys/vm/drop_caches')
 def open_sinks(session: Session) -> events.Sinks:
     """Open this rank's sinks for events; most of them exist only on rank 0."""
     config, folder = session.plan.config, session.folder
-    sinks: list[events.Sink] = [Watched(session.position), Sampled(open_telemetry(config, session.comm, folder))]
+    sinks: list[events.Sink] = [Watched(session.heartbeat), Sampled(open_telemetry(config, session.comm, folder))]
     if session.comm.rank == 0:
         log = RunLog(folder.result, folder.result_v06 if config.run.log_v06 else None, session.resumption is not None)
         sinks += [MlperfLog(log), Metrics(folder, config.data.dataset), Terminal(folder, config)]
@@ -79,18 +79,18 @@ def _clear_caches(session: Session, sinks: events.Sinks) -> tuple[bool, str]:
 
 def start(session: Session, sinks: events.Sinks) -> TrainingRun:
     """Build and warm up the network and data pipelines, then start the clock; raise UserError for unusable inputs."""
-    plan, progress, comm, position = session.plan, session.progress, session.comm, session.position
+    plan, progress, comm, heartbeat = session.plan, session.progress, session.comm, session.heartbeat
     config, resumption = plan.config, session.resumption
     if not resumption:
         sinks.handle(events.Opened(config, session.nodes, *_clear_caches(session, sinks)))
         sinks.handle(events.InitStarted(plan, progress.seed))
     device_id = device_id_of(config, comm)
     leave_openmp_to_engine()
-    trainer = Trainer(plan, comm, progress.seed, device_id, position.mark_exchange)
+    trainer = Trainer(plan, comm, progress.seed, device_id, heartbeat.mark_exchange)
     source, notes = _initial_weights(session, trainer) if not resumption else ('', [])
     trainer.broadcast()
     train_shard, eval_shard = plan.train_shard(comm.rank), plan.eval_shard(comm.rank)
-    train_data = position.track_reading(train_batches(config, train_shard, progress.seed, progress.step, device_id))
+    train_data = heartbeat.track_reading(train_batches(config, train_shard, progress.seed, progress.step, device_id))
     eval_data = eval_batches(config, eval_shard, device_id)
     trainer.warm_up(synthetic_batches(config, train_shard, device_id),
                     next(synthetic_batches(config, eval_shard, device_id)), config.train.num_warmup_steps)
@@ -113,12 +113,12 @@ def start(session: Session, sinks: events.Sinks) -> TrainingRun:
         sinks.handle(event)
     best_weights = BestWeights(session.folder, plan, class_names(config.data) if comm.rank == 0 else [],
                                progress.data_sha256)
-    writer = BackgroundWriter(position.now)
+    writer = BackgroundWriter(heartbeat.beat)
     if not resumption:
         sinks.handle(events.InitStopped())
     comm.barrier()
     run = TrainingRun(**vars(session), sinks=sinks, writer=writer, best_weights=best_weights, trainer=trainer,
-                      train_data=train_data, eval_data=lambda: position.track_reading(eval_data()),
+                      train_data=train_data, eval_data=lambda: heartbeat.track_reading(eval_data()),
                       comparison=comparison, clock_start=time.monotonic() - progress.clock_s,
                       wall_clock=WallClock())
     _log_start(run)

@@ -86,7 +86,7 @@ def inside(group: Path, *command: object) -> list[str]:
 def test_out_of_memory_kill_is_reported_with_limit_and_advice(group, phase):
     limit(group, 200 << 20)
     # The watcher samples the first allocation; the second one exceeds the limit.
-    body = f'position.now("{phase}"); held = b"x" * (120 << 20); time.sleep(4); more = b"x" * (120 << 20); rest()'
+    body = f'heartbeat.beat("{phase}"); held = b"x" * (120 << 20); time.sleep(4); more = b"x" * (120 << 20); rest()'
     process = start_watched(body, command=inside(group), HOROVOD_SIZE='2', HOROVOD_LOCAL_RANK='0',
                             HOROVOD_LOCAL_SIZE='2')
     err = process.communicate(timeout=HANG_LIMIT_S)[1]

@@ -4,6 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from e2e.training import command, metrics, pack_tiny, start, wait_for_checkpoint
@@ -11,12 +12,13 @@ from gpu.conftest import IS_DRY, only_on_a_gpu
 from helpers import CLI, ROOT, run
 
 from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.runfolder.names import list_checkpoints
 from mlperf_rn50.system.cgroup import render_cpu_list
 from mlperf_rn50.system.gpus import find_visible_gpus
 from mlperf_rn50.system.power import find_gpus
 from mlperf_rn50.system.telemetry import read_gpu
 from mlperf_rn50.system.topology import SYS, choose_binding, find_topology
-from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.checkpoint import load
 
 TARGET = 0.749
 
@@ -37,8 +39,8 @@ def test_every_rank_is_bound_near_its_gpu(num_gpus, figure):
 def test_nvml_reports_memory_and_power(figure):
     nvml, handles = find_gpus()
     values = [read_gpu(nvml, h) for h in handles]
-    figure('NVML', values)
-    assert (values or IS_DRY) and all(v['memory_used_bytes'] and v['power_w'] for v in values)
+    figure('NVML', msgspec.to_builtins(values))
+    assert (values or IS_DRY) and all(v.memory_used_bytes and v.power_w for v in values)
 
 
 def train(figure, what, name, data_dir, run_dir, num_ranks, batch, *options):

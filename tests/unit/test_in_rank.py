@@ -1,5 +1,7 @@
 """Set-up of a rank before it runs a command."""
 import os
+import subprocess
+import sys
 
 import pytest
 from helpers import own_signals
@@ -37,6 +39,19 @@ def test_settings_for_gpus_need_no_launcher(monkeypatch, device, given, expected
         assert _ranks.in_rank(lambda _: 0, Config(train=TrainConfig(device=device, local_batch_size=1))) == 0
     set_here = {k: v for k, v in os.environ.items() if k in names}
     assert {k: set_here.get(k) for k in expected} == expected and set_here.keys() <= {*expected, *given, SET_VARIABLE}
+
+
+def test_packages_that_no_rank_uses_are_not_imported_with_mxnet():
+    code = """if True:
+        import sys
+        from mlperf_rn50.cli.ranks import in_rank
+        from mlperf_rn50.config import Config
+        def program(_):
+            import mxnet
+            return int(any(sys.modules.get(name) for name in ("sklearn", "scipy")))
+        assert in_rank(program, Config()) == 0
+        import sklearn.datasets"""
+    subprocess.run([sys.executable, '-c', code], check=True)
 
 
 @pytest.mark.parametrize('env, has_mpi, has_gloo, message', [

@@ -53,7 +53,7 @@ def train_epoch(monkeypatch, stops_at, period_steps=0, period_s=0.0, overflows_a
     run: Any = SimpleNamespace(
         plan=make_plan(config, 1), progress=progress, trainer=MadeUpTrainer(stops_at, overflows_at), train_data=None,
         sinks=SimpleNamespace(handle=handled.append), handled=handled, writer=SimpleNamespace(check=lambda: None),
-        position=SimpleNamespace(is_stop_requested=False), now_s=lambda: float(progress.step))
+        heartbeat=SimpleNamespace(is_stop_requested=False), now_s=lambda: float(progress.step))
     saved: list[tuple[int, int]] = []
 
     def save(run):

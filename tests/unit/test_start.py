@@ -14,11 +14,11 @@ from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import temporary_of
 from mlperf_rn50.mllog.writer import RunLog
+from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.train import session
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.changes import FREE, find_changes, parse_allowed
 from mlperf_rn50.train.checkpoint.progress import Progress
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, new_run
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig, TrainConfig
@@ -222,7 +222,7 @@ def test_keys_that_may_change_must_exist():
 
 
 def hold(run):
-    return hold_run(Comm(), run, SimpleNamespace(now=lambda: None))
+    return hold_run(Comm(), run, SimpleNamespace(beat=lambda: None))
 
 
 def test_writer_locks_a_run_and_removes_leftovers_of_a_killed_one(run, capsys, monkeypatch):
@@ -275,7 +275,7 @@ def test_lock_is_awaited_until_the_other_writer_ends(run, monkeypatch):
         beats.append(1)
         if len(beats) == 3:
             other.close()
-    with hold_run(Comm(), run, SimpleNamespace(now=now)):
+    with hold_run(Comm(), run, SimpleNamespace(beat=now)):
         assert len(beats) == 3
 
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from helpers import CLI, HANG_LIMIT_S, own_signals, skip_for, wait_for
 
-from mlperf_rn50.train.watchdog import signals as stop_signals
-from mlperf_rn50.train.watchdog.signals import StopRequests
+from mlperf_rn50.system import signals as stop_signals
+from mlperf_rn50.system.signals import StopRequests
 
 INT, TERM, HUP, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
 # STOPS makes it exit with 75 on a stop request, as a run does after its checkpoint; STUCK keeps it from stopping.
@@ -23,7 +23,7 @@ import ctypes, os, signal, sys, time
 from mlperf_rn50.cli import main
 from mlperf_rn50.cli.ranks import in_rank
 from mlperf_rn50.config import Config
-def rank(position):
+def rank(heartbeat):
     print('ready', flush=True)
     {body}
     return 7
@@ -31,7 +31,7 @@ sys.modules['mlperf_rn50.cli.report'] = sys  # a made-up command
 sys.run = lambda _: in_rank(rank, Config(), can_stop={can_stop})
 sys.exit(main(['report']))
 '''
-STOPS = 'import itertools; next(time.sleep(0.1) for _ in itertools.count() if position.is_stop_requested); return 75'
+STOPS = 'import itertools; next(time.sleep(0.1) for _ in itertools.count() if heartbeat.is_stop_requested); return 75'
 # A native wait for a lock that is already taken, so that no Python handler runs.
 STUCK = 'lock = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mutex_lock(lock) for _ in range(2)]'
 WAIT_S = 1.1  # minimum between signals that count separately

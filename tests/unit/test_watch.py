@@ -12,11 +12,11 @@ import psutil
 import pytest
 from helpers import HANG_LIMIT_S
 
+from mlperf_rn50.runfolder.records import Failure, read_failures
 from mlperf_rn50.system import cgroup, out_of_memory
 from mlperf_rn50.train.watchdog import stall_report
-from mlperf_rn50.train.watchdog.host_failures import Failure, read_failures
-from mlperf_rn50.train.watchdog.position import PHASES, Position
-from mlperf_rn50.train.watchdog.stall_report import State, explain, full_folders, read_states, stalled_folder
+from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat, RankState
+from mlperf_rn50.train.watchdog.stall_report import explain, full_folders, read_states, stalled_folder
 from mlperf_rn50.train.watchdog.watcher import Action, Health, Watcher, assess
 
 PROGRAM = '''
@@ -25,9 +25,9 @@ from mlperf_rn50.train.watchdog.watcher import PHASES, run_watched
 def rest():  # a single long sleep would delay the handler of a signal that arrives just before it
     for _ in range(600):
         time.sleep(0.1)
-def rank(position):
-    position.now('training', 41)
-    position.now('training', 42)
+def rank(heartbeat):
+    heartbeat.beat('training', 41)
+    heartbeat.beat('training', 42)
     {body}
     return 7
 sys.exit(run_watched(rank, dict.fromkeys(PHASES, 0) | {limits_s}, {folder}))
@@ -80,18 +80,18 @@ def test_action_for_health_of_rank(keys, now, expected):
     assert assess(health(**keys), now) == expected
 
 
-def watcher_of(position, **limits_s):
-    return Watcher(os.getpid(), position, {**dict.fromkeys(PHASES, 5), **limits_s}, None, False, -1, os.getppid())
+def watcher_of(heartbeat, **limits_s):
+    return Watcher(os.getpid(), heartbeat, {**dict.fromkeys(PHASES, 5), **limits_s}, None, False, -1, os.getppid())
 
 
 def test_heartbeat_restarts_clock_with_limit_of_phase():
-    position = Position()
-    watcher = watcher_of(position, evaluation=9)
+    heartbeat = Heartbeat()
+    watcher = watcher_of(heartbeat, evaluation=9)
     watcher._refresh()
     before = watcher._health
     watcher._refresh()
     assert watcher._health == before and before.limit_s == 5
-    position.now('evaluation')
+    heartbeat.beat('evaluation')
     watcher._health = replace(before, stacks='of an earlier stall')
     watcher._refresh()
     after = watcher._health
@@ -101,7 +101,7 @@ def test_heartbeat_restarts_clock_with_limit_of_phase():
 def test_oom_kill_counted_during_exit_is_attributed_to_rank(tmp_path, monkeypatch):
     (tmp_path / 'memory.events').write_text('oom_kill 3\n')
     monkeypatch.setattr(cgroup, 'memory_cgroup', lambda: tmp_path)
-    watcher = watcher_of(Position())
+    watcher = watcher_of(Heartbeat())
     watcher._sample_memory()
     assert watcher._cause(signal.SIGKILL) == []
     (tmp_path / 'memory.events').write_text('oom_kill 4\n')
@@ -110,7 +110,7 @@ def test_oom_kill_counted_during_exit_is_attributed_to_rank(tmp_path, monkeypatc
 
 
 def test_abort_is_explained_by_last_memory_sample(monkeypatch):
-    watcher = watcher_of(Position())
+    watcher = watcher_of(Heartbeat())
     watcher._memory = replace(watcher._memory, peak_address_space=0)
     watcher._refresh()
     monkeypatch.setattr(out_of_memory, 'soft_limit', lambda kind: 1)
@@ -120,7 +120,7 @@ def test_abort_is_explained_by_last_memory_sample(monkeypatch):
 # --- explanation of a stall -------------------------------------------------------------------------
 
 def state(rank, num_reached, doing='waiting', phase='training', time_s=0.0):
-    return State(rank, f'h{rank + 1}', 11, phase, doing, num_reached, time_s)
+    return RankState(rank, f'h{rank + 1}', 11, phase, doing, num_reached, time_s)
 
 
 @pytest.mark.parametrize('rank, states, size, message', [
@@ -157,17 +157,17 @@ def test_each_start_has_its_own_folder(tmp_path):
 
 
 def test_activity_of_rank():
-    position = Position()
-    position.now('training', 3)
-    batches = position.track_reading(iter([1, 2]))
-    assert next(batches) == 1 and position.state().doing == 'computing'
-    position.mark_exchange(True)
-    assert (position.state().doing, position.state().num_reached) == ('waiting', 1)
-    position.mark_exchange(False)
-    with position.exchange():
-        assert (position.state().doing, position.state().num_reached) == ('waiting', 2)
-    assert next(position.track_reading(iter([position.state().doing]))) == 'computing'
-    assert next(position.track_reading(position.state().doing for _ in range(1))) == 'reading data'
+    heartbeat = Heartbeat()
+    heartbeat.beat('training', 3)
+    batches = heartbeat.track_reading(iter([1, 2]))
+    assert next(batches) == 1 and heartbeat.state().doing == 'computing'
+    heartbeat.mark_exchange(True)
+    assert (heartbeat.state().doing, heartbeat.state().num_reached) == ('waiting', 1)
+    heartbeat.mark_exchange(False)
+    with heartbeat.exchange():
+        assert (heartbeat.state().doing, heartbeat.state().num_reached) == ('waiting', 2)
+    assert next(heartbeat.track_reading(iter([heartbeat.state().doing]))) == 'computing'
+    assert next(heartbeat.track_reading(heartbeat.state().doing for _ in range(1))) == 'reading data'
 
 
 def test_hanging_work_is_abandoned():
@@ -198,13 +198,13 @@ def test_truncated_index_of_the_data_is_named_as_a_cause(tmp_path):
     (137 << 8, 1, 'killed by signal 9 (SIGKILL)'), (signal.SIGSEGV, 1, 'killed by signal 11 (SIGSEGV)'),
     (40, 1, 'killed by signal 40 (signal 40)')])
 def test_exit_code_and_message_of_rank(status, code, message, capsys):  # status as returned by waitpid
-    assert watcher_of(Position())._exit_code(status) == code
+    assert watcher_of(Heartbeat())._exit_code(status) == code
     assert capsys.readouterr().err == (f'mlperf-rn50: rank 0 on {os.uname().nodename}, step 0, start-up: {message}\n'
                                        if message else '')
 
 
 def test_stacks_and_state_of_stalled_rank_are_written(tmp_path):
-    body = 'import ctypes; list(position.track_reading(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))'
+    body = 'import ctypes; list(heartbeat.track_reading(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))'
     process = start(body, '{"training": 0.5}', tmp_path / 'stalled/4-2', HOROVOD_RANK='2', HOROVOD_SIZE='4',
                     MLPERF_RN50_JOB='4-2')
     path = tmp_path / 'stalled/4-2/rank_2.txt'

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mlperf_rn50.analysis.report import picture as drawing
-from mlperf_rn50.analysis.report.refs import heading, unit_name
+from mlperf_rn50.analysis.report.refs import study_heading, unit_name
 from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, by_mark, explain_colours, explain_marks
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.series import Series
@@ -80,7 +80,7 @@ def draw_epochs(scene: Scene) -> drawing.Picture:
 
 def _draw_panel(picture: drawing.Picture, axes: Axes, rows: Sequence[tuple[RunSet, float | None]], style: str,
                 text: str) -> None:
-    """Draw values over nodes; text formats the value in a tooltip."""
+    """Draw values over nodes. text formats the value in a tooltip."""
     known = [(s, v) for s, v in rows if v is not None]
     line, = axes.plot([s.num_nodes or 0 for s, _ in known], [v for _, v in known], style, color=drawing.INK,
                       markersize=5, linewidth=1, markerfacecolor=drawing.INK if style == 'o-' else 'none')
@@ -100,7 +100,7 @@ def draw_series(scene: Scene, series: Series, name: str) -> drawing.Picture:
     figure = Figure(figsize=(drawing.WIDTH_IN, 4.2))
     panels = figure.subplot_mosaic([['time', 'time'], ['efficiency', 'epochs']])
     time, efficiency, epochs = panels['time'], panels['efficiency'], panels['epochs']
-    picture = drawing.Picture(name, series.title, heading(scene.study), figure)
+    picture = drawing.Picture(name, series.title, study_heading(scene.study), figure)
     pairs = [(s, c) for s in series.run_sets if (c := scene.study.comparison_of.get(s))]
     nodes = sorted({s.num_nodes or 0 for s in series.run_sets})
     ideal = [(s.num_nodes or 0, s.minutes * c.efficiency) for s, c in pairs if s.minutes and c.efficiency]
@@ -124,7 +124,7 @@ def draw_series(scene: Scene, series: Series, name: str) -> drawing.Picture:
 
 
 def draw_speedup(scene: Scene) -> drawing.Picture | None:
-    """Draw speed-up over the first baseline by number of units; return None if all compared systems are in series."""
+    """Draw speed-up over the first baseline by number of units. Return None if all compared systems are in series."""
     study = scene.study
     known = [(s, s.run_set.num_units, c) for s in scene.shown
              if (c := study.comparisons[s.place]) and s.run_set.num_units and c.baseline is study.baseline]

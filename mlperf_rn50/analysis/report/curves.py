@@ -11,13 +11,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mlperf_rn50.analysis.report.picture import GRID, INK, WIDTH_IN, Picture, differ_tenfold, legend, scale_up
-from mlperf_rn50.analysis.report.refs import heading
+from mlperf_rn50.analysis.report.refs import study_heading
 from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, SystemStyle, by_mark, explain_colours, explain_marks
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
-from mlperf_rn50.mllog.sidecar.telemetry import NodeTelemetry, find_telemetry, read_telemetry
-from mlperf_rn50.text import data_name, percent, short, thin
+from mlperf_rn50.mllog.sidecar.telemetry import NodeTelemetry, read_telemetry
+from mlperf_rn50.runfolder.names import find_telemetry
+from mlperf_rn50.text import data_name, percent, printable, short, thin
 
 _DEVICES = (('#a0764a', '-', 2.4), (INK, ':', 1.2), ('#5f8299', '-', 2.4), (INK, '--', 1))  # styles of telemetry.KINDS
 _MINUTES = 'minutes since run_start'
@@ -46,7 +46,7 @@ def _draw_system(picture: Picture, axes: Axes, shown: SystemStyle, curves: Seque
 
 
 def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
-    """Label the accuracy axis; draw the target, if there is one, and return its line."""
+    """Label the accuracy axis. Draw the target, if there is one, and return its line."""
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     axes.set_ylabel(f'Top-1, {short(printable(data_name(scene.study.baseline.other_dataset)), MAX_NAME)}')
     target = scene.study.baseline.target_accuracy
@@ -57,7 +57,7 @@ def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
 
 def _draw_curves(scene: Scene, picture: Picture, axes: Axes, points_of: Callable[[Run], _Points], x_name: str,
                  lines: Sequence[Line2D] = ()) -> list[_Curve]:
-    """Draw a curve per run, and a legend that includes the given lines; return all curves that have points."""
+    """Draw a curve per run, and a legend that includes the given lines. Return all curves that have points."""
     run_sets = [[_Curve(r, [(x, y, f'{s.run_name(r)}: {text}') for x, y, text in points])
                 for r in runs if (points := points_of(r))]
                for s, runs in zip(scene.shown, scene.sample_runs(picture, _MAX_CURVES))]
@@ -112,7 +112,7 @@ def draw_accuracy_over_epochs(scene: Scene) -> Picture | None:
 
 
 def draw_learning_rate(scene: Scene) -> Picture | None:
-    """Draw the learning rate over time; return None if it was not logged."""
+    """Draw the learning rate over time. Return None if it was not logged."""
     picture, axes = scene.picture('learning_rate', 'Applied learning rate', 3.0)
     peaks = [max(y for _, y, _ in c.points) for c in _draw_curves(scene, picture, axes, _learning_rates, _MINUTES)]
     if differ_tenfold(peaks):
@@ -150,7 +150,7 @@ def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
     drawn = nodes[:_MAX_NODES]
     figure = Figure(figsize=(WIDTH_IN, 1.2 + 1.7 * len(drawn)))
     picture = Picture(f'telemetry_{shown.place}', f'Disk and network of every node, {shown.run_name(run)}',
-                      heading(scene.study), figure)
+                      study_heading(scene.study), figure)
     if len(drawn) < len(nodes):
         picture.notes.append(f'The first {len(drawn)} of {len(nodes)} nodes are drawn')
     panels = figure.subplots(len(drawn), 1, squeeze=False, sharex=True)[:, 0]

@@ -11,9 +11,9 @@ from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.findings import Finding
 from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.text import printable
 
 FORMAT = 'mlperf-rn50 report 1'
 _TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')  # keys whose value is an object or null
@@ -87,7 +87,7 @@ def render_json(studies: Sequence[Study]) -> str:
 
 
 def _spreadsheet(value: Any) -> Any:
-    """Return a value for CSV; a leading apostrophe keeps spreadsheets from running text as a formula."""
+    """Return a value for CSV. A leading apostrophe keeps spreadsheets from running text as a formula."""
     if not isinstance(value, str):
         return '' if value is None else value
     return f"'{printable(value)}" if value[:1] in ('=', '+', '-', '@') else printable(value)

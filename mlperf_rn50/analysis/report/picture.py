@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
 from mlperf_rn50.files import write_atomically
-from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.text import printable
 
 # Pages replace INK by their text colour. GRID is also used for ideal lines; its contrast is at least 3:1 on all pages.
 INK, GRID = '#1b1e23', '#808893'
@@ -36,7 +36,7 @@ _LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # text above a plot: inches an
 
 @dataclass
 class Picture:
-    """A plot. Its files include heading and caption; on a page, it has only the caption."""
+    """A plot. Its files include heading and caption. On a page, it has only the caption."""
 
     name: str
     title: str

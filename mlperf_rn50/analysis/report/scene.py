@@ -8,12 +8,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mlperf_rn50.analysis.report.picture import COLOURS, INK, WIDTH_IN, Picture, mark_of
-from mlperf_rn50.analysis.report.refs import heading
+from mlperf_rn50.analysis.report.refs import study_heading
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import plural, short, some, thin
+from mlperf_rn50.text import plural, printable, short, some, thin
 
 _MARKS = {'converged': 'o', 'running': '>'}  # plot marks by status; 'x' for any other status
 _MEANINGS = {'o': 'converged', 'x': 'did not converge', '>': 'still running'}
@@ -50,7 +49,7 @@ class Scene:
 
     def picture(self, name: str, title: str, height_in: float) -> tuple[Picture, Axes]:
         figure = Figure(figsize=(WIDTH_IN, height_in))
-        return Picture(name, title, heading(self.study), figure, list(self.notes)), figure.add_subplot()
+        return Picture(name, title, study_heading(self.study), figure, list(self.notes)), figure.add_subplot()
 
     def rows(self, name: str, title: str) -> tuple[Picture, Axes]:
         """Return a plot with a labelled row for each system."""
@@ -62,7 +61,7 @@ class Scene:
         return picture, axes
 
     def sample_runs(self, picture: Picture, most: int) -> list[Sequence[Run]]:
-        """Return the runs to draw for each system, at most `most` in total; add a note if any are omitted."""
+        """Return the runs to draw for each system, at most `most` in total. Add a note if any are omitted."""
         each = max(most // max(len(self.shown), 1), 2)
         if any(len(s.run_set.runs) > each for s in self.shown):
             picture.notes.append(f'At most {each} runs of each system are drawn, evenly spaced from fastest to slowest')
@@ -97,7 +96,7 @@ def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
 
 
 def explain_marks(runs: Sequence[Run]) -> list[Line2D]:
-    """Return legend entries for the marks of runs; empty if all runs converged."""
+    """Return legend entries for the marks of runs, or none if all runs converged."""
     marks = by_mark(runs)
     return [mark_of(mark, text) for mark, text in _MEANINGS.items() if mark in marks] if marks.keys() - {'o'} else []
 

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.config import SECTIONS
+from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import dump_json
-from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.git import git
 from mlperf_rn50.mllog.package.system_desc import data_note
-from mlperf_rn50.mllog.read.description import load_env, sibling, system_path, value_at
+from mlperf_rn50.mllog.read.description import load_env, system_path, value_at
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.options import load_tree
-from mlperf_rn50.system.git import git
+from mlperf_rn50.runfolder.names import run_of
+from mlperf_rn50.text import printable
 
 # Files and folders of the checkout that are submitted.
 _CODE = ('mlperf_rn50', 'launch', 'setup.cfg', 'pyproject.toml', 'Dockerfile', 'README.md', 'CHANGELOG.md', 'LICENSE')
@@ -67,7 +68,7 @@ def missing_code(home: Path) -> list[str]:
 
 
 def _archive(home: Path, commit: str) -> bytes:
-    """Return the code of a commit as a tar file; raise ValueError if the commit is unknown or lacks needed files."""
+    """Return the code of a commit as a tar file. Raise ValueError if the commit is unknown or lacks needed files."""
     names = git(home, 'ls-tree', '-r', '--name-only', commit).decode('utf-8', 'replace').splitlines()
     if missing := set(_CALLED) - set(names):
         raise ValueError(f'{commit} lacks {min(missing)}')
@@ -76,7 +77,7 @@ def _archive(home: Path, commit: str) -> bytes:
 
 
 def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
-    """Copy the program at the runs' commit and return ''. If that fails, copy the checkout as it is; return a note."""
+    """Copy the program at the runs' commit and return ''. If that fails, copy the checkout as it is. Return a note."""
     commit = value_at(env, 'git_commit')
     with suppress(ValueError):
         if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit):
@@ -95,8 +96,8 @@ def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
 
 def find_flaws(run: Run) -> list[str]:
     """Return why files of a run are not packaged: links, whose targets may be private, or an invalid configuration."""
-    config = sibling(run.path, 'config', '.yaml')
-    files = (run.path, config, sibling(run.path, 'env', '.json'), system_path(run.path))
+    config = run_of(run.path).config
+    files = (run.path, config, run_of(run.path).env, system_path(run.path))
     flaws = [f'{p.name}: got a symbolic link, expected a file; replace it with a copy' for p in files if p.is_symlink()]
     try:
         tree = load_tree(config) if config.is_file() and not flaws else {}
@@ -111,7 +112,7 @@ def write_runs(folder: Path, runs: Sequence[Run]) -> None:
     """Write the configuration and environment of each run."""
     folder.mkdir()
     for k, run in enumerate(runs):
-        config, env = sibling(run.path, 'config', '.yaml'), load_env(run.path)
+        config, env = run_of(run.path).config, load_env(run.path)
         if env:
             dump_json(folder / f'env_{k}.json', env)
         if config.is_file():

@@ -2,7 +2,7 @@
 from typing import Any
 
 from mlperf_rn50.mllog.writer import RunLog
-from mlperf_rn50.model.describe import describe
+from mlperf_rn50.model.describe import describe_layers
 from mlperf_rn50.train import events
 from mlperf_rn50.train.plan import Plan
 
@@ -25,7 +25,7 @@ class MlperfLog:
                                     round(plan.config.schedule.warmup_epochs * plan.steps_per_epoch),
                                     plan.fraction(plan.steps_per_epoch - 1))
             case events.Built():
-                log.model(describe(event.plan.config), event.tensor_names)
+                log.model(describe_layers(event.plan.config), event.tensor_names)
                 if event.initial_weights:
                     log.initial_weights(event.initial_weights, event.notes)
             case events.InitStopped():
@@ -58,12 +58,12 @@ class MlperfLog:
         self._log.close()
 
 
-def render_changes(event: events.Resumed) -> dict[str, dict[str, list[Any]]]:
+def render_changes(event: events.Resumed) -> dict[str, Any]:
     """Return each changed configuration key of a resumed run with its values [before, now]; {} without changes."""
     return {'changed': {c.key: [c.before, c.now] for c in event.changes}} if event.changes else {}
 
 
-def render_ranks(plan: Plan, num_hosts: int) -> dict[str, float]:
+def render_ranks(plan: Plan, num_hosts: int) -> dict[str, Any]:
     """Return a resumed run's ranks, nodes, global batch size and learning rate factor."""
     return {'number_of_ranks': plan.world_size, 'number_of_nodes': num_hosts,
             'global_batch_size': plan.global_batch_size, 'lr_scale': plan.lr_scale}

@@ -1,28 +1,28 @@
 """Sinks for the watcher of this rank and the telemetry of its node."""
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import events
-from mlperf_rn50.train.watchdog.position import Position
+from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
 class Watched:
     """Sink that turns events into signs of life for the watcher."""
 
-    def __init__(self, position: Position):
-        self._position = position
+    def __init__(self, heartbeat: Heartbeat):
+        self._heartbeat = heartbeat
 
     def handle(self, event: events.Event) -> None:
         match event:
             case events.StepDone():
-                self._position.now('training', event.step)
+                self._heartbeat.beat('training', event.step)
             case events.EpochStarted():  # the first step may wait until rank 0 has written a checkpoint
-                is_written = self._position.phase != 'writing a checkpoint'
-                self._position.now('training' if is_written else None, event.first_step)
+                is_written = self._heartbeat.phase != 'writing a checkpoint'
+                self._heartbeat.beat('training' if is_written else None, event.first_step)
             case events.EvalStarted():
-                self._position.now('evaluation')
+                self._heartbeat.beat('evaluation')
             case events.Saving() | events.Ended():
-                self._position.now('writing a checkpoint')
+                self._heartbeat.beat('writing a checkpoint')
             case _:
-                self._position.now()
+                self._heartbeat.beat()
 
     def close(self) -> None:
         pass

@@ -3,7 +3,6 @@
 The report is written to <run folder>/stalled/<job>/rank_<r>.txt and .json. The watchers of other ranks read it on a
 shared file system. Storage or the rank may hang, so a forked process with a time limit writes and reads the reports.
 """
-import json
 import os
 import platform
 import re
@@ -12,36 +11,22 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mlperf_rn50 import jsonl
 from mlperf_rn50.files import write_atomically
+from mlperf_rn50.runfolder import jsonl
+from mlperf_rn50.runfolder.records import Failure, note_failure
 from mlperf_rn50.system.launcher_env import launched_rank
-from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure
+from mlperf_rn50.train.watchdog.heartbeat import WAITING, RankState
 
 # Otherwise unused signal on which faulthandler writes the stacks of the rank.
 STACK_SIGNAL = getattr(signal, 'SIGSTKFLT', 16)  # Python 3.10 has no name for it
-WAITING = 'waiting'
 _CLOCK_SKEW_S = 60  # tolerated difference between the clocks of hosts
 _QUIET_S = 1.0  # time without new output after which a dump of stacks counts as complete
 _MAX_NAMED = 10  # maximum number of ranks named in a message
 # Environment variables that identify one launch of the ranks, set by the launchers, Open MPI or Slurm.
 _JOBS = ('MLPERF_RN50_JOB', 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'SLURM_JOB_ID')
 _FULL_BYTES = 1_000_000  # free bytes below which a folder counts as full
-
-
-@dataclass(frozen=True)
-class State:
-    """State of a rank. num_reached: number of exchanges that the rank has reached; time_s: seconds since 1970."""
-
-    rank: int
-    host: str
-    step: int
-    phase: str
-    doing: str
-    num_reached: int
-    time_s: float
 
 
 def stalled_folder(run_dir: Path, variables: dict[str, str]) -> Path:
@@ -78,10 +63,10 @@ def note(folder: Path | None, reason: str, is_outside: bool) -> str:
     return ''
 
 
-def record(folder: Path, state: State, pid: int, stacks: int) -> str:
+def record(folder: Path, state: RankState, pid: int, stacks: int) -> str:
     """Write the state of a stalled rank and its stacks from the pipe `stacks`; return the path of the stacks."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / f'rank_{state.rank}.json', json.dumps(asdict(state)))
+    write_atomically(folder / f'rank_{state.rank}.json', jsonl.encode(state))
     path = folder / f'rank_{state.rank}.txt'
     when = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(state.time_s))
     write_atomically(path, f'rank {state.rank} on {state.host}, step {state.step}, {state.phase}, {state.doing}; {when}'
@@ -103,11 +88,11 @@ def is_stopped(pid: int) -> bool:
     return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] in ('T', 't')
 
 
-def read_states(folder: Path, since_s: float) -> list[State]:
+def read_states(folder: Path, since_s: float) -> list[RankState]:
     states = []
     for path in folder.glob('rank_*.json'):
         try:
-            state = jsonl.decode(path.read_bytes(), State)
+            state = jsonl.decode(path.read_bytes(), RankState)
         except OSError:
             continue
         if state and state.time_s >= since_s - _CLOCK_SKEW_S:
@@ -115,7 +100,7 @@ def read_states(folder: Path, since_s: float) -> list[State]:
     return sorted(states, key=lambda s: s.rank)
 
 
-def explain(own: State, others: Sequence[State], size: int) -> str:
+def explain(own: RankState, others: Sequence[RankState], size: int) -> str:
     """Describe which ranks a stalled rank waits for, or which ranks wait for it; size: total number of ranks."""
     states = sorted([own, *others], key=lambda s: s.rank)
     front = max(s.num_reached for s in states)

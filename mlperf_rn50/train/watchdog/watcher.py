@@ -1,6 +1,6 @@
 """Watcher process of a rank, which reports and ends a rank that dies or hangs.
 
-The launcher starts the watcher, which forks the rank before heavy imports, reads the rank's position from shared memory
+The launcher starts the watcher, which forks the rank before heavy imports, reads its heartbeat from shared memory
 and reports the end of the rank in one line. If the watcher is killed, the rank reports it.
 """
 import ctypes
@@ -19,10 +19,10 @@ from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, RankLost
 from mlperf_rn50.system import cgroup, out_of_memory
-from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, rank_name, say
+from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, print_stderr, rank_name
+from mlperf_rn50.system.signals import STOP_SIGNALS, StopRequests, catch
 from mlperf_rn50.train.watchdog import stall_report
-from mlperf_rn50.train.watchdog.position import PHASES, Position
-from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, StopRequests, catch
+from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat
 
 _GRACE_S = 15.0  # time for a checkpoint after the launcher has ended
 _REPORTS_S = 10.0  # time for other stalled ranks to write their reports; their last beat may be a step later
@@ -79,11 +79,11 @@ def assess(health: Health, now: float) -> tuple[Action, str]:
 class Watcher:
     """Watcher of one rank; see run_watched. stacks: pipe from which to read the stacks of the rank."""
 
-    def __init__(self, pid: int, position: Position, limits_s: Mapping[str, float], folder: Path | None,
+    def __init__(self, pid: int, heartbeat: Heartbeat, limits_s: Mapping[str, float], folder: Path | None,
                  can_stop: bool, stacks: int, parent: int):
-        self._pid, self._position, self._limits_s, self._can_stop = pid, position, limits_s, can_stop
+        self._pid, self._heartbeat, self._limits_s, self._can_stop = pid, heartbeat, limits_s, can_stop
         self._folder, self._stacks, self._parent = folder, stacks, parent  # getppid() may have changed since
-        self._health = Health(launched_rank(), position.phase, limits_s[position.phase], time.monotonic())
+        self._health = Health(launched_rank(), heartbeat.phase, limits_s[heartbeat.phase], time.monotonic())
         self._start_s = time.time()
         self._stop_requests, self._is_ended = StopRequests(), False
         self._cgroup = cgroup.memory_cgroup()
@@ -109,11 +109,11 @@ class Watcher:
                 return EXIT_FAILED
 
     def _refresh(self) -> None:
-        now, position, health = time.monotonic(), self._position, self._health
+        now, heartbeat, health = time.monotonic(), self._heartbeat, self._health
         self._sample_memory()
-        if position.num_beats != health.num_beats:
-            health = replace(health, num_beats=position.num_beats, beat_at=now, stacks=None)
-        self._health = replace(health, phase=position.phase, limit_s=self._limits_s[position.phase],
+        if heartbeat.num_beats != health.num_beats:
+            health = replace(health, num_beats=heartbeat.num_beats, beat_at=now, stacks=None)
+        self._health = replace(health, phase=heartbeat.phase, limit_s=self._limits_s[heartbeat.phase],
                                is_stopped=stall_report.is_stopped(self._pid))
 
     def _check_engine(self) -> None:
@@ -122,7 +122,7 @@ class Watcher:
         if not self._stop_requests.is_requested:  # otherwise the launcher has ended the ranks
             self._report('the engine (mpirun, horovodrun or srun) on this host has ended', is_outside=True)
         self._health = replace(self._health, orphaned_at=time.monotonic())
-        self._position.request_stop()
+        self._heartbeat.request_stop()
         self._signal(signal.SIGTERM)  # the rank takes a checkpoint if the other ranks are alive
 
     def _sample_memory(self) -> None:
@@ -131,7 +131,7 @@ class Watcher:
         self._memory = replace(sample, num_kills=self._kills[0])
 
     def _on_signal(self, number: int, _: object) -> None:
-        self._position.request_stop()
+        self._heartbeat.request_stop()
         self._stop_requests.add(number, time.monotonic())
         if self._stop_requests.is_forced or not self._can_stop:
             self._is_ended = True
@@ -169,37 +169,37 @@ class Watcher:
         if self._folder is None or self._health.is_stopped:
             return ''
         return stall_report.run_limited(_RECORD_LIMIT_S, partial(
-            stall_report.record, self._folder, self._position.state(), self._pid, self._stacks)) or ''
+            stall_report.record, self._folder, self._heartbeat.state(), self._pid, self._stacks)) or ''
 
     def _describe_stall(self) -> str:
         """Describe the cause of a stall, full folders if the rank is in start-up, and the path of the stacks."""
         stacks = self._health.stacks
         text = stall_report.run_limited(_READ_LIMIT_S, self._explain) if self._folder and stacks else None
-        full = '' if self._position.has_started else stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders)
+        full = '' if self._heartbeat.has_started else stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders)
         parts = [f': {text}' if text else ', waiting for another rank or for its data',
                  f'; {full}' if full else '', f'; stacks: {stacks}' if stacks else '']
         return ''.join(parts)
 
     def _explain(self) -> str:
         assert self._folder
-        own = self._position.state()
+        own = self._heartbeat.state()
         others = [s for s in stall_report.read_states(self._folder, self._start_s) if s.rank != own.rank]
         return stall_report.explain(own, others, launched_size() or 1)
 
     def _end(self, reason: str) -> None:
-        position = str(self._position)
+        where = str(self._heartbeat)
         self._signal(signal.SIGKILL)
-        self._report(reason, position, self._health.is_stopped)
+        self._report(reason, where, self._health.is_stopped)
         end = time.monotonic() + _GRACE_S  # a rank that waits for storage may never end
         while not os.waitpid(self._pid, os.WNOHANG)[0] and time.monotonic() < end:
             time.sleep(0.05)
 
-    def _report(self, reason: str, position: str | None = None, is_outside: bool = False) -> None:
+    def _report(self, reason: str, where: str | None = None, is_outside: bool = False) -> None:
         if self._health.orphaned_at is None:
             stall_report.run_limited(_READ_LIMIT_S, partial(stall_report.note, self._folder, reason.partition(';')[0],
                                                             is_outside))
         with suppress(OSError):  # the terminal may be gone
-            say(f'mlperf-rn50: {rank_name()}, {position or self._position}: {reason}')
+            print_stderr(f'mlperf-rn50: {rank_name()}, {where or self._heartbeat}: {reason}')
 
 
 def _signal_name(number: int) -> str:
@@ -209,7 +209,7 @@ def _signal_name(number: int) -> str:
         return f'signal {number}'
 
 
-def run_watched(program: Callable[[Position], int], limits_s: Mapping[str, float], folder: Path | None = None,
+def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, float], folder: Path | None = None,
                 can_stop: bool = True) -> int:
     """Run a rank in a forked process and watch it; return its exit code in both processes.
 
@@ -220,7 +220,7 @@ def run_watched(program: Callable[[Position], int], limits_s: Mapping[str, float
         limits_s: time without a sign of life before a rank is ended, by phase; 0 disables the limit.
         can_stop: True if the rank handles a stop request; otherwise the request ends the rank at once.
     """
-    position, parent = Position(), os.getppid()
+    heartbeat, parent = Heartbeat(), os.getppid()
     stacks_reader, stacks_writer = os.pipe()
     reader, writer = os.pipe()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # so that the watcher forwards them from the start
@@ -228,13 +228,13 @@ def run_watched(program: Callable[[Position], int], limits_s: Mapping[str, float
     if pid:
         os.close(reader)  # the writer stays open until this process ends
         os.close(stacks_writer)
-        return Watcher(pid, position, limits_s, folder, can_stop, stacks_reader, parent).wait()
+        return Watcher(pid, heartbeat, limits_s, folder, can_stop, stacks_reader, parent).wait()
     os.close(writer)
     os.close(stacks_reader)
-    _prepare_rank(position, reader, stacks_writer, folder)
+    _prepare_rank(heartbeat, reader, stacks_writer, folder)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
-        return program(position)
+        return program(heartbeat)
     except Exception as e:
         text = str(e).strip() or type(e).__name__
         # The loss of another rank is not a failure of this one. Without can_stop, the program reports findings.
@@ -243,10 +243,10 @@ def run_watched(program: Callable[[Position], int], limits_s: Mapping[str, float
         raise
 
 
-def _prepare_rank(position: Position, reader: int, stacks: int, folder: Path | None) -> None:
+def _prepare_rank(heartbeat: Heartbeat, reader: int, stacks: int, folder: Path | None) -> None:
     """Make this rank end together with its watcher, and write its stacks on STACK_SIGNAL."""
     libc = ctypes.CDLL(None)
-    threading.Thread(target=_end_with_watcher, args=(position, reader, folder), name='watched', daemon=True).start()
+    threading.Thread(target=_end_with_watcher, args=(heartbeat, reader, folder), name='watched', daemon=True).start()
     # The thread cannot run while native code holds the GIL. The kernel therefore also sends SIGUSR2 after the end
     # of the watcher. Its C handler is alarm(), called with the signal number 12, so SIGALRM ends the rank after 12 s.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -255,12 +255,12 @@ def _prepare_rank(position: Position, reader: int, stacks: int, folder: Path | N
     faulthandler.register(stall_report.STACK_SIGNAL, file=stacks, all_threads=True)
 
 
-def _end_with_watcher(position: Position, reader: int, folder: Path | None) -> None:
+def _end_with_watcher(heartbeat: Heartbeat, reader: int, folder: Path | None) -> None:
     """Wait in a thread for the end of the watcher, report it, and end the rank."""
     os.read(reader, 1)
-    if not position.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):  # else the launcher reports
+    if not heartbeat.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):  # else the launcher reports
         with suppress(OSError):  # the terminal may be gone
-            os.write(2, f'mlperf-rn50: {rank_name()}, {position}: the watcher was killed (SIGKILL, or out of memory); '
+            os.write(2, f'mlperf-rn50: {rank_name()}, {heartbeat}: the watcher was killed (SIGKILL, or out of memory); '
                         'the rank ends with it\n'.encode())
         stall_report.note(folder, 'the watcher was killed', is_outside=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,19 +1,33 @@
-"""Position of a rank (phase, step, activity, signs of life) in memory shared with its watcher."""
+"""Heartbeat of a rank: signs of life, phase, step and activity, in memory shared with its watcher."""
 import ctypes
 import mmap
 import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 from mlperf_rn50.system.launcher_env import launched_rank
-from mlperf_rn50.train.watchdog import stall_report
 
 T = TypeVar('T')
+WAITING = 'waiting'
 # Phases of a rank, each with the key in section comm that limits the time without a sign of life.
 PHASES = {'start-up': 'start_limit_s', 'training': 'stall_limit_s', 'evaluation': 'eval_limit_s',
           'writing a checkpoint': 'checkpoint_limit_s'}
+
+
+@dataclass(frozen=True)
+class RankState:
+    """State of a rank. num_reached: number of exchanges that the rank has reached; time_s: seconds since 1970."""
+
+    rank: int
+    host: str
+    step: int
+    phase: str
+    doing: str
+    num_reached: int
+    time_s: float
 
 
 class _Shared(ctypes.Structure):
@@ -23,11 +37,11 @@ class _Shared(ctypes.Structure):
         'beats', 'phase', 'step', 'reading', 'calling', 'calls', 'computed', 'exchanging', 'stop_requested')]
 
 
-class Position:
+class Heartbeat:
     def __init__(self) -> None:
         self._shared = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared)))
 
-    def now(self, phase: str | None = None, step: int | None = None) -> None:
+    def beat(self, phase: str | None = None, step: int | None = None) -> None:
         """Give a sign of life; set the phase and the number of completed steps, unless None."""
         if phase is not None:
             self._shared.phase = list(PHASES).index(phase)
@@ -61,6 +75,7 @@ class Position:
         self._shared.exchanging = is_exchanging
 
     def request_stop(self, *_: object) -> None:
+        """Ask this rank to stop, from its watcher or a signal handler. The loop passes the request on to all ranks."""
         self._shared.stop_requested = 1
 
     @property
@@ -79,12 +94,12 @@ class Position:
     def phase(self) -> str:
         return list(PHASES)[self._shared.phase]
 
-    def state(self) -> stall_report.State:
+    def state(self) -> RankState:
         shared = self._shared
         is_waiting = shared.calling or shared.exchanging
-        doing = 'reading data' if shared.reading else stall_report.WAITING if is_waiting else \
+        doing = 'reading data' if shared.reading else WAITING if is_waiting else \
             'computing' if self.phase in ('training', 'evaluation') else self.phase
-        return stall_report.State(launched_rank(), platform.node(), shared.step, self.phase, doing,
+        return RankState(launched_rank(), platform.node(), shared.step, self.phase, doing,
                                   shared.calls + shared.computed, time.time())
 
     def __str__(self) -> str:

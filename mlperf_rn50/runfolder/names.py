@@ -1,0 +1,129 @@
+"""Files of a run. A folder may contain several numbered runs; nothing is overwritten.
+
+Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/; run k owns
+result_k.txt, config_k.yaml and so on. .run_k.lock reserves the number k, and is locked while a program writes run k.
+"""
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from mlperf_rn50.errors import StorageError
+from mlperf_rn50.files import make_folder, writing_folder
+
+CHECKPOINT_PREFIX = 'step_'
+_RESULT = r'result_(\d{1,15})'
+LOG, ANY_LOG = _RESULT + r'\.txt', r'result_.*\.txt'  # names of the log of a run, and of logs under similar names
+# Names of files and folders that contain the number of their run.
+_NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints|weights)_(\d+).*')
+
+
+class _NumberedPath:
+    """Path that contains the number of its run; first: text that replaces the number for run 0."""
+
+    def __init__(self, stem: str, suffix: str = '', first: str = ''):
+        self._stem, self._suffix, self._first = stem, suffix, first
+
+    def __get__(self, run: 'RunFolder', _: object) -> Path:
+        return run.dir / f'{self._stem}{f"_{run.index}" if run.index else self._first}{self._suffix}'
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of run number `index` in folder `dir`."""
+
+    dir: Path
+    index: int
+    config = _NumberedPath('config', '.yaml')
+    metrics = _NumberedPath('metrics', '.jsonl')
+    env = _NumberedPath('env', '.json')
+    train_log = _NumberedPath('train', '.log')
+    tensorboard = _NumberedPath('tensorboard')
+    checkpoints = _NumberedPath('checkpoints')
+    weights = _NumberedPath('weights')
+    result = _NumberedPath('result', '.txt', first='_0')
+    result_v06 = _NumberedPath('result', '_v0.6.txt', first='_0')
+    lock = _NumberedPath('.run', '.lock', first='_0')
+
+    def telemetry(self, host: str) -> Path:
+        return self.dir / f'telemetry_{self.index}_{host_file_name(host)}.jsonl'
+
+
+def run_number(name: str) -> int | None:
+    """Return k if the name of a file is result_<k>.txt, otherwise None."""
+    m = re.fullmatch(LOG, name)
+    return int(m[1]) if m else None
+
+
+def run_of(log: Path) -> RunFolder:
+    """Return the run that wrote a log, result_<k>.txt or result_<k>_v0.6.txt; run 0 for a log with another name."""
+    m = re.fullmatch(_RESULT + r'(?:_v0\.6)?', log.stem)
+    return RunFolder(log.parent, int(m[1]) if m else 0)
+
+
+def host_file_name(host: str) -> str:
+    """Return a host name with '_' for each character that is unsafe in file names."""
+    return re.sub(r'[^\w.-]', '_', host)
+
+
+def host_of(telemetry: Path) -> str:
+    """Return the host in the name of a telemetry file."""
+    return telemetry.stem.split('_', 2)[-1]
+
+
+def find_telemetry(folder: Path) -> dict[int, list[Path]]:
+    """Return the telemetry files in a folder by run number; the files of each run are sorted by name."""
+    result: dict[int, list[Path]] = {}
+    with suppress(OSError), os.scandir(folder) as entries:
+        for name in sorted(e.name for e in entries):
+            if m := re.fullmatch(r'telemetry_(\d{1,15})_.+\.jsonl', name):
+                result.setdefault(int(m[1]), []).append(folder / name)
+    return result
+
+
+def check_present(run: RunFolder) -> None:
+    """Raise StorageError if the log has vanished from the run folder, for example after a lost mount."""
+    if not run.result.exists():
+        raise StorageError(f'{run.dir}: {run.result.name} has vanished, so this is no longer the folder of this run; '
+                           'mount it again, and resume from the last checkpoint')
+
+
+def run_numbers(folder: Path) -> list[int]:
+    """Return the numbers of the runs in a folder, in no particular order."""
+    return [k for p in folder.glob('result_*.txt') if (k := run_number(p.name)) is not None]
+
+
+def new_run(folder: Path) -> RunFolder:
+    """Claim the next free run number of a folder, which is created if missing; raise UserError on failure."""
+    with writing_folder(folder, 'run.dir'):
+        make_folder(folder)
+        taken = [int(m[1]) for p in folder.iterdir() if (m := _NUMBERED.fullmatch(p.name))]
+        if any((folder / n).exists() for n in ('config.yaml', 'metrics.jsonl', 'train.log')):
+            taken.append(0)
+        for run in (RunFolder(folder, k) for k in count(max(taken, default=-1) + 1)):
+            with suppress(FileExistsError):  # or another program claims it first
+                run.lock.touch(exist_ok=False)
+                break
+    return run
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the finished checkpoints of a folder, oldest first; this only looks at names, not at content."""
+    checkpoints = [p for p in folder.glob(f'{CHECKPOINT_PREFIX}*') if is_checkpoint_name(p.name) and p.is_dir()]
+    return sorted(checkpoints, key=step_of)
+
+
+def newest_step(folder: Path) -> int:
+    """Return the step in the name of a folder's newest checkpoint, or -1 if there is none."""
+    return max(map(step_of, list_checkpoints(folder)), default=-1)
+
+
+def is_checkpoint_name(name: str) -> bool:
+    digits = name.removeprefix(CHECKPOINT_PREFIX)
+    return name.startswith(CHECKPOINT_PREFIX) and digits.isascii() and digits.isdecimal() and len(digits) < 20
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix(CHECKPOINT_PREFIX))
