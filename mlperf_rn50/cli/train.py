@@ -20,7 +20,7 @@ from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
-    from mlperf_rn50.train.loop import Outcome
+    from mlperf_rn50.train.run import Outcome
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
@@ -79,12 +79,12 @@ def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[
     from mlperf_rn50.system.launcher_env import rank_name
     from mlperf_rn50.train.comm.horovod import open_comm
     from mlperf_rn50.train.comm.sharing import sharing_of
-    from mlperf_rn50.train.loop import train
+    from mlperf_rn50.train.run import Job, train
     comm = open_comm(config.comm.compression, exchange=heartbeat.exchange, num_sharing=sharing_of(config))
     heartbeat.beat()  # the imports took a while, which must not count as a stall
     warnings = find_deviations(config, comm.world_size) if comm.rank == 0 and not resume else []
     try:
-        outcome = train(config, comm, heartbeat, resume, is_elastic, allowed, warnings)
+        outcome = train(Job(config, comm, heartbeat, resume, is_elastic, allowed, warnings))
     except UserError as e:
         e.where = f'{rank_name()}, {heartbeat}: ' if heartbeat.has_started else ''
         raise

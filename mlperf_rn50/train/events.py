@@ -1,4 +1,19 @@
-"""Events of a run and their sinks. Epochs count from 0, `step` counts completed steps, time_s is on the run's clock."""
+"""Events of a run and their sinks. Epochs count from 0, `step` counts completed steps, time_s is on the run's clock.
+
+Outline of a run, with the events of each line in order. Warned and Noted may occur on any line.
+
+    open the run and its sinks               run.py    Opened, InitStarted                   (new run only)
+    build network and data, warm up          build.py  LossScaleChanged, Built               (new run only)
+    find reference runs                                ReferenceFound, InitStopped
+    start the clock                                    RunStarted or Resumed
+    for each epoch:                          loop.py   EpochStarted
+        for each step:                                 LossScaleChanged, StepDone
+            save if due, end if asked to stop          Saving
+        end the epoch                                  EpochDone, RecordsRead
+        evaluate if due, end at the target             ClockStepped, EvalStarted, Evaluated, Compared, RanksTimed
+        save if due, end if asked to stop              Saving
+    end the run                                        ClockStepped, Ended
+"""
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol

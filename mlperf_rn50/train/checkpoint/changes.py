@@ -7,7 +7,7 @@ from mlperf_rn50.config import SECTIONS, Config, field_names, render_value, to_t
 from mlperf_rn50.errors import CheckpointError, ConfigError, nearest
 
 # Keys that may always differ because they do not change the computation: paths, speed, checkpoints, reports and the end
-# of training. Batch sizes and run.seed are also included, because session.py compares them separately.
+# of training. Batch sizes and run.seed are also included, because resume.py compares them separately.
 FREE = frozenset((
     *(f'run.{key}' for key in field_names(SECTIONS['run'])),
     *(f'checkpoint.{key}' for key in field_names(SECTIONS['checkpoint'])),
