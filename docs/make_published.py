@@ -14,7 +14,7 @@ from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import is_mxnet
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.mllog.read.description import round_of
-from mlperf_rn50.mllog.read.raw_log import number
+from mlperf_rn50.runfolder.jsonl import number
 
 FILE = Path(__file__).parent.parent / 'mlperf_rn50/analysis/sets/published.json'
 SOURCE = 'MLPerf Training v0.5 to v4.0, github.com/mlcommons/training_results_v0.5 and later: all ResNet-50 sets'

@@ -37,7 +37,7 @@ guard_here() { # HOST RUN_FOLDER
     # Open MPI does not clean up after a killed job, see launch/engines/openmpi.sh.
     rm -rf -- "/dev/shm/mlperf_rn50-$job" "${TMPDIR:-/tmp}/mlperf_rn50-$job"
 }
-note() { # HOST RUN_FOLDER CAUSE; a line as written by mlperf_rn50/train/watchdog/host_failures.py
+note() { # HOST RUN_FOLDER CAUSE; a line as written by mlperf_rn50/runfolder/records.py
     printf '{"job": "%s", "host": "%s", "cause": "%s", "is_outside": true}\n' "$job" "$1" "$3" |
         dd of="$2/failures.jsonl" oflag=append,nofollow conv=notrunc status=none
 } >/dev/null 2>&1

@@ -28,6 +28,11 @@ def short(text: str, most: int) -> str:
     return text if len(text) <= most else text[:most - 1] + '…'
 
 
+def printable(text: str) -> str:
+    """Replace control characters in text of a log, because a log is not trusted and must not control a terminal."""
+    return text if text.isprintable() else ''.join(c if c.isprintable() else '?' for c in text)
+
+
 def duration(seconds: float) -> str:
     """Return a duration such as 45 s, 12 min, 3 h 20 min or 2 d 3 h."""
     if seconds < 99.5:

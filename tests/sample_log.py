@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.mllog.writer import RunLog
-from mlperf_rn50.model.describe import describe
+from mlperf_rn50.model.describe import describe_layers
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig, TrainConfig
@@ -62,7 +62,7 @@ def _write(path, v06, config, accuracies, end, seed, batch):
     log.init_start()
     log.seed(seed)
     log.hyperparameters(config, batch, 8, 1000, 100, 48 / batch)
-    log.model(describe(config), TENSORS)
+    log.model(describe_layers(config), TENSORS)
     log.init_stop()
     log.run_start()
     log.data(config, 8, 2)

@@ -3,7 +3,7 @@ from importlib import resources
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
-from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.text import printable
 
 
 def page_template(name: str) -> Template:

@@ -15,11 +15,10 @@ import mlperf_rn50
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import device_context
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
 from mlperf_rn50.system.launcher_env import omp_threads
 from mlperf_rn50.table import number_cell
-from mlperf_rn50.text import plural
+from mlperf_rn50.text import plural, printable
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
@@ -168,7 +167,7 @@ def render_tables(machine: dict[str, Any], tables: Sequence[ResultTable]) -> str
     return '\n'.join(lines)
 
 
-def render_json(kind: str, machine: dict[str, Any], tables: Sequence[ResultTable]) -> str:
+def render_results_json(kind: str, machine: dict[str, Any], tables: Sequence[ResultTable]) -> str:
     """Return the machine and all tables with title, note and rows as JSON."""
     return json.dumps({'format': f'mlperf-rn50 bench {kind} 1', 'version': mlperf_rn50.__version__, 'machine': machine,
                        'tables': [{'title': t.title, 'note': t.note, 'rows': t.rows} for t in tables]}, indent=1)

@@ -10,10 +10,10 @@ from mlperf_rn50.bench.pipeline import CACHES, bench_pipeline
 from mlperf_rn50.bench.steps import Case, bench_steps, make_cases
 from mlperf_rn50.config import Config, choices_of
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.system.launcher_env import launched_size
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.system.topology import leave_openmp_to_engine
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, new_run
 from mlperf_rn50.train.comm.device import device_id_of
 from mlperf_rn50.train.comm.horovod import open_comm
 from mlperf_rn50.train.comm.sharing import sharing_of
@@ -40,7 +40,7 @@ def run_bench(config: Config, options: Any, heartbeat: Heartbeat) -> str:
         return ''
     machine = measure.describe_machine(num_hosts)
     if options.format == 'json':
-        return measure.render_json(options.kind, machine, tables)
+        return measure.render_results_json(options.kind, machine, tables)
     return measure.render_tables(machine, tables)
 
 

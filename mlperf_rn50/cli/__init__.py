@@ -21,11 +21,11 @@ from typing import NoReturn, TextIO
 from mlperf_rn50.cli.terminal import has_colour, paint
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError, nearest
 from mlperf_rn50.files import DISK_FAULTS
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.parser import Parser
-from mlperf_rn50.system.launcher_env import launched_rank, launched_size, rank_name, say
+from mlperf_rn50.system.launcher_env import launched_rank, launched_size, print_stderr, rank_name
 from mlperf_rn50.system.out_of_memory import explain_error
-from mlperf_rn50.train.watchdog.signals import END_SIGNALS, catch, end_at_once
+from mlperf_rn50.system.signals import END_SIGNALS, catch, end_at_once
+from mlperf_rn50.text import printable
 
 COMMANDS = ('bench', 'check', 'classify', 'completion', 'doctor', 'evaluate', 'export', 'package', 'predict', 'prepare',
             'recipe', 'report', 'train', 'watch')
@@ -138,7 +138,7 @@ def _print_error(error: UserError) -> None:
     where = error.where or (f'{rank_name()}: ' if rank else '')
     name = paint('mlperf-rn50:', 'red') if has_colour(sys.stderr) else 'mlperf-rn50:'
     try:
-        say(f'{name} {where}{printable(str(error))}')
+        print_stderr(f'{name} {where}{printable(str(error))}')
     except OSError:  # the exit code still reports the failure
         _drop(sys.stderr)
 

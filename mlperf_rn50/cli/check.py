@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.mllog.check import check
     rulesets = (options.ruleset,) if options.ruleset else None
     logs = []
-    for log in check.check_logs(check.find_logs([Path(f) for f in options.files]), rulesets, options.division):
+    for log in check.check_logs(check.list_logs([Path(f) for f in options.files]), rulesets, options.division):
         logs.append(log)
         if options.format == 'text':
             print(paint_statuses(check.render_log(log), sys.stdout))

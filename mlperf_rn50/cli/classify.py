@@ -45,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
     import mxnet  # noqa: F401 (a missing package is reported before missing weights)
 
     from mlperf_rn50.data.pictures import encode_picture, transform_picture
-    from mlperf_rn50.mllog.events import printable
+    from mlperf_rn50.text import printable
     weights = load_saved(options.path, options.which)
     config, net = weights.portable_network()
     answers: dict[str, list[Guess] | DataError] = {}
@@ -76,7 +76,7 @@ def likeliest(logits: np.ndarray, classes: Sequence[str]) -> list[Guess]:
 def _render_table(answers: dict[str, list[Guess]]) -> str:
     from tabulate import tabulate
 
-    from mlperf_rn50.mllog.events import printable
+    from mlperf_rn50.text import printable
     rows = [[printable(name), *(f'{printable(g.name)} {100 * g.probability:.1f} %' for g in guesses)]
             for name, guesses in answers.items()]
     titles = ['file', 'likeliest', *(f'{i}.' for i in range(2, _NUM_SHOWN + 1))]

@@ -108,7 +108,7 @@ def _logged_top1(weights: SavedWeights) -> float | None:
     """Return Top-1 of the weights from the log of their run, or from their description if the log lacks it."""
     from mlperf_rn50.mllog.read.reader import read_run
     from mlperf_rn50.model.weights import run_index
-    from mlperf_rn50.train.checkpoint.run_folder import RunFolder
+    from mlperf_rn50.runfolder.names import RunFolder
     folder, description = weights.path.absolute().parent, weights.description
     log, accuracies = RunFolder(folder.parent, run_index(folder)).result, []
     if folder.name.startswith('weights') and log.is_file():
@@ -127,12 +127,12 @@ def _render(config: Config, weights: SavedWeights, accuracy: Accuracy, logged: f
             'confusions': [asdict(c) for c in confusions]}, indent=1)
     from tabulate import tabulate
 
-    from mlperf_rn50.mllog.events import printable
-    from mlperf_rn50.train.evaluate import data_name
+    from mlperf_rn50.text import printable
+    from mlperf_rn50.train.evaluate import data_label
     comparison = 'not compared: the run has no evaluation of these weights with these images and this precision'
     if logged is not None:
         comparison = f'{100 * logged:.2f} %, ' + ('the same' if logged == accuracy.top1 else 'NOT THE SAME')
-    of_all = f'of {accuracy.num_images:,} images of {printable(data_name(config.data))}'
+    of_all = f'of {accuracy.num_images:,} images of {printable(data_label(config.data))}'
     lines = [f'weights      {printable(str(weights))}',
              f'Top-1        {100 * accuracy.top1:.2f} %, {accuracy.num_top1:,} {of_all}',
              f'Top-5        {100 * accuracy.top5:.2f} %, {accuracy.num_top5:,} {of_all}',

@@ -44,15 +44,15 @@ def run(argv: Sequence[str]) -> int:
         import onnxruntime  # noqa: F401
     import mxnet  # noqa: F401
 
-    from mlperf_rn50.mllog.events import printable
     from mlperf_rn50.model.export import export
-    from mlperf_rn50.train.evaluate import data_name
+    from mlperf_rn50.text import printable
+    from mlperf_rn50.train.evaluate import data_label
     weights = load_saved(options.path, options.which)
     config, net = weights.portable_network([f'--data.dir={options.data_dir}'] if options.data_dir else [])
     files, difference = export(net, _images(config), Path(options.out), f'{config.model.name}_{weights.path.stem}',
                           options.format, _facts(weights, config))
     print(f'weights      {printable(str(weights))}\n'
-          f'checked      on {difference.num_images} validation images of {printable(data_name(config.data))}\n'
+          f'checked      on {difference.num_images} validation images of {printable(data_label(config.data))}\n'
           f'difference   at most {difference.absolute:.3g}, which is {difference.relative:.3g} of the largest logit\n'
           f'wrote        {", ".join(str(f) for f in files)}')
     return EXIT_OK

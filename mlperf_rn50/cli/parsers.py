@@ -40,11 +40,11 @@ def _split(doc: str | None) -> tuple[str, str]:  # (description, epilog), split 
 
 def add_price_option(parser: ArgumentParser) -> None:
     parser.add_argument('--price-per-node-hour', metavar='PRICE',
-                        type=partial(number, most=1e9, expected='a number above 0 and at most 1e9, such as 3.5'),
+                        type=partial(positive, most=1e9, expected='a number above 0 and at most 1e9, such as 3.5'),
                         help='price of a node-hour in any currency; adds node-hours and cost to the output')
 
 
-def number(text: str, most: float, expected: str, least: float = 0.0) -> float:
+def positive(text: str, most: float, expected: str, least: float = 0.0) -> float:
     """Convert an option's text to a number above 0, not below `least` and not above `most`."""
     try:
         value = float(text)
@@ -62,7 +62,7 @@ def filled(text: str) -> str:
     return text
 
 
-fraction = partial(number, most=1, expected='a fraction such as 0.759, not a percentage')  # type of --target
+fraction = partial(positive, most=1, expected='a fraction such as 0.759, not a percentage')  # type of --target
 
 
 def count(most: int) -> Callable[[str], int]:

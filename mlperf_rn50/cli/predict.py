@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from mlperf_rn50.cli.parsers import add_price_option, command_parser, count, filled, fraction, number
+from mlperf_rn50.cli.parsers import add_price_option, command_parser, count, filled, fraction, positive
 from mlperf_rn50.cli.terminal import has_colour, paint
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.parser import Parser
@@ -42,7 +42,7 @@ def make_parser() -> Parser:
     batch.add_argument('--weak', action='store_true', help='keep the images per accelerator of the source (default)')
     batch.add_argument('--strong', action='store_true', help='keep the images per step of the source')
     add('--link-gbit-s', metavar='X',
-        type=partial(number, least=1e-3, most=1e6, expected='a number from 0.001 to 1000000'),
+        type=partial(positive, least=1e-3, most=1e6, expected='a number from 0.001 to 1000000'),
         help='rate of all ports of a node together, in Gbit/s per direction (default: as measured by bench allreduce '
              'or described with the logs)')
     add('--what-if', metavar='CHANGES', type=filled,
@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
         return _validate(options, parser)
     from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer
     from mlperf_rn50.analysis.predict.source import load_source, parse_what_if
-    from mlperf_rn50.analysis.predict.tables import render_json, render_tables
+    from mlperf_rn50.analysis.predict.tables import render_prediction, render_prediction_json
     from mlperf_rn50.analysis.recipe.sweep_layouts import parse_layouts
     splits = parse_layouts(' '.join(options.layouts or []).split())
     what_if = parse_what_if(options.what_if) if options.what_if else None
@@ -80,10 +80,10 @@ def run(argv: Sequence[str]) -> int:
         from mlperf_rn50.analysis.predict.plot import dump_prediction
         print(f'mlperf-rn50: wrote {dump_prediction(answer, Path(options.out))}', file=sys.stderr)
     if options.format == 'json':
-        print(render_json(answer))
+        print(render_prediction_json(answer))
     else:
         title = partial(paint, colour='bold') if options.format == 'table' and has_colour(sys.stdout) else str
-        print(render_tables(answer, options.format == 'markdown', title))
+        print(render_prediction(answer, options.format == 'markdown', title))
     return EXIT_OK if answer.predicted else EXIT_FAILED
 
 

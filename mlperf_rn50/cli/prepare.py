@@ -12,7 +12,7 @@ examples:
 from collections.abc import Sequence
 from functools import partial
 
-from mlperf_rn50.cli.parsers import command_parser, number
+from mlperf_rn50.cli.parsers import command_parser, positive
 from mlperf_rn50.parser import Parser
 
 
@@ -31,7 +31,7 @@ def make_parser() -> Parser:
     add('--ground-truth', metavar='FILE',
         help='imagenet: file with the synsets of the validation images, if these are not in a folder per synset')
     add('--validation', metavar='FRACTION',
-        type=partial(number, most=0.99, expected='a fraction up to 0.99, such as 0.1'),
+        type=partial(positive, most=0.99, expected='a fraction up to 0.99, such as 0.1'),
         help='folder: fraction of each class to take for validation, selected by a hash of the file names; the source '
              'then has a folder per class, or train/ without val/')
     add('--name', help='folder, im2rec: name of the data set, shown next to accuracies')

@@ -14,9 +14,9 @@ from mlperf_rn50.options import resolve_config
 from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, missing_settings
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size
+from mlperf_rn50.system.signals import STOP_SIGNALS, handle_in_thread
 from mlperf_rn50.system.topology import set_omp_threads, unbound_threads
 from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat
-from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, handle_in_thread
 from mlperf_rn50.train.watchdog.stall_report import stalled_folder
 from mlperf_rn50.train.watchdog.watcher import run_watched
 
@@ -24,7 +24,7 @@ from mlperf_rn50.train.watchdog.watcher import run_watched
 def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser) -> tuple[Config, Any]:
     """Return the configuration of a run and, for --resume, the run folder and checkpoint."""
     if options.resume:
-        from mlperf_rn50.train.checkpoint.run_folder import find_run
+        from mlperf_rn50.train.checkpoint.resumable import find_run
         resume = find_run(Path(options.resume))
         return resolve_config(resume[0].config, argv, parser), resume
     return resolve_config(Path(options.config) if options.config else None, argv, parser), None

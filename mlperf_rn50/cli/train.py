@@ -96,11 +96,11 @@ def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[
 
 
 def _render_outcome(outcome: Outcome, config: cfg.Config) -> str:
-    from mlperf_rn50.train.evaluate import data_name
+    from mlperf_rn50.train.evaluate import data_label
     end, run = outcome.end, outcome.run
     status = {'converged': 'converged', 'aborted': 'aborted: the target was not reached',
               'interrupted': f'interrupted; resume with: mlperf-rn50 train --resume {run.dir}'}[end.status]
-    of_data = f'on {data_name(config.data)}, target {100 * config.train.target_accuracy:.2f} %'
+    of_data = f'on {data_label(config.data)}, target {100 * config.train.target_accuracy:.2f} %'
     return '\n'.join([
         f'status              {status}',
         f'best Top-1          {100 * end.best_top1:.2f} % {of_data}',

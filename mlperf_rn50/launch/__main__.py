@@ -23,12 +23,12 @@ from mlperf_rn50.launch.hosts import check_ranks, common_slots, silent_hosts
 from mlperf_rn50.launch.options import AlreadyReported, Options, make_parser, parse_options, say, usage_of, values_of
 from mlperf_rn50.launch.process import HOST_LOST, LAUNCHER_SIGNALS, as_child, processes_of, run_engine
 from mlperf_rn50.launch.supervisor import RunPlace, Supervisor
-from mlperf_rn50.locks import FileLock
+from mlperf_rn50.runfolder.locks import FileLock
+from mlperf_rn50.runfolder.records import Failure, note_failure
 from mlperf_rn50.system.gpu_env import device_of_words
 from mlperf_rn50.system.mpi_session import SETTING_FILES, SHARED_MEMORY, mpi_settings, no_room, reason_of, tmp_dir
+from mlperf_rn50.system.signals import SignalQueue
 from mlperf_rn50.text import plural
-from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure
-from mlperf_rn50.train.watchdog.signals import SignalQueue
 
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1  # Linux's limit per argument, MAX_ARG_STRLEN, less the final zero byte
 _NUM_OPEN_FILES = 32  # of Open MPI, in addition to 4 per rank; with less, 1 and 4 ranks hung

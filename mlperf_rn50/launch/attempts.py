@@ -1,15 +1,13 @@
 """Results of attempts (starts of the ranks) from the files in the run folder, and the decision on the next attempt."""
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
-from mlperf_rn50.jsonl import read_lines
-from mlperf_rn50.train.checkpoint.checkpoint import newest_step
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
-from mlperf_rn50.train.watchdog.host_failures import append_line
+from mlperf_rn50.runfolder.jsonl import append, read_lines
+from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
 
 MAX_STUCK = 3  # failed attempts without a newer checkpoint, after which the launcher gives up
 # After this many failures of a host in such attempts, --elastic excludes it. Only values below MAX_STUCK matter.
@@ -142,7 +140,7 @@ def place_of(run: RunFolder) -> str:
 
 def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
     """Append an attempt to attempts.jsonl for later launchers; write nothing if there is no run folder."""
-    append_line(folder / _ATTEMPTS, asdict(replace(attempt, job=job)))
+    append(folder / _ATTEMPTS, replace(attempt, job=job))
 
 
 def read_attempts(folder: Path, job: str) -> list[Attempt]:

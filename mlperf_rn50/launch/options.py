@@ -12,8 +12,8 @@ from pathlib import Path
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.hosts import Host, load_hostfile, parse_hosts
 from mlperf_rn50.launch.process import as_child
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.parser import Parser
+from mlperf_rn50.text import printable
 
 _PRINTING = ('--dry-run', '--print')  # options with which train starts no ranks
 

@@ -14,7 +14,7 @@ from enum import IntEnum, auto
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_FAILED
-from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, SignalQueue
+from mlperf_rn50.system.signals import STOP_SIGNALS, SignalQueue
 
 HOST_LOST = signal.SIGUSR2  # sent by a guard
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, HOST_LOST, signal.SIGCHLD)

@@ -10,10 +10,9 @@ from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_U
 from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.attempts import Attempt
 from mlperf_rn50.launch.options import Options
-from mlperf_rn50.train.checkpoint.checkpoint import newest_step
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
-from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure, read_failures
-from mlperf_rn50.train.watchdog.signals import SignalQueue
+from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
+from mlperf_rn50.runfolder.records import Failure, note_failure, read_failures
+from mlperf_rn50.system.signals import SignalQueue
 
 _DOCTOR = 'd'  # appended to an attempt's job name for its doctor
 _SIGNAL_CODES = 128  # exit code of an engine that a signal has ended, less the number of the signal

@@ -16,8 +16,8 @@ from mlperf_rn50.launch.attempts import end_of, read_metrics
 from mlperf_rn50.launch.options import count, join_values, say, script_parser, values_of
 from mlperf_rn50.launch.process import as_child, run_engine
 from mlperf_rn50.parser import Parser
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
-from mlperf_rn50.train.watchdog.signals import SignalQueue
+from mlperf_rn50.runfolder.names import RunFolder, run_numbers
+from mlperf_rn50.system.signals import SignalQueue
 
 _LAYOUT_OPTIONS = ('--train.local_batch_size', '--train.global_batch_size', '--schedule.base_lr',
                    '--schedule.warmup_epochs')

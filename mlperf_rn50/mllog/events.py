@@ -126,8 +126,3 @@ def encode_v06(event: LogEvent) -> str:
     """Return an event as a 0.6.0 line; the official logger of that round is no longer published."""
     body = json.dumps({'value': event.value, 'metadata': event.metadata}, allow_nan=False)
     return f':::MLL {event.time_s:.3f} {event.key}: {body}'
-
-
-def printable(text: str) -> str:
-    """Replace control characters in text of a log, because a log is not trusted and must not control a terminal."""
-    return text if text.isprintable() else ''.join(c if c.isprintable() else '?' for c in text)

@@ -63,6 +63,6 @@ class _Describer:
         yield tags.MODEL_HP_FINAL_SHAPE, data.num_classes
 
 
-def describe(config: Config) -> list[tuple[str, Any]]:
+def describe_layers(config: Config) -> list[tuple[str, Any]]:
     """Return the (tag, value) pairs of a network in the order of its layers; empty if it is not a ResNet."""
     return list(_Describer(config).network()) if config.model.name.startswith('resnet') else []

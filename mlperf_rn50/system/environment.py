@@ -15,9 +15,9 @@ import psutil
 
 import mlperf_rn50
 from mlperf_rn50.files import write_atomically
-from mlperf_rn50.jsonl import decode
+from mlperf_rn50.git import git
+from mlperf_rn50.runfolder.jsonl import decode
 from mlperf_rn50.system.cgroup import read_small
-from mlperf_rn50.system.git import git
 from mlperf_rn50.system.processor import find_processor
 
 SYS = Path('/sys')

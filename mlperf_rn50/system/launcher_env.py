@@ -62,7 +62,7 @@ def rank_name() -> str:
     return f'rank {launched_rank()} on {platform.node()}'
 
 
-def say(line: str) -> None:
+def print_stderr(line: str) -> None:
     """Write a line to stderr in a single write, so that lines of ranks do not mix; unbuffered print() writes twice."""
     if sys.stderr:  # None if stderr was closed at the start
         sys.stderr.write(f'{line}\n')

@@ -5,7 +5,6 @@ this node's clock with the run's. Source: psutil (/proc/stat, meminfo, diskstats
 """
 import json
 import platform
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -26,11 +25,6 @@ PERIOD_S = 1.0
 _WORD_BYTES = 4  # unit of InfiniBand's data counters
 
 Counters = dict[str, dict[str, int]]
-
-
-def host_file_name(host: str) -> str:
-    """Return a host name with '_' for each character that is unsafe in file names."""
-    return re.sub(r'[^\w.-]', '_', host)
 
 
 def read_counters(sys: Path = SYS) -> Counters:

@@ -17,7 +17,7 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.system.cgroup import Limits, find_limits, parse_cpu_list, read_small, render_cpu_list
 from mlperf_rn50.system.gpu_env import missing_settings
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
-from mlperf_rn50.system.launcher_env import environment_number, launched_local, omp_threads, rank_name, say
+from mlperf_rn50.system.launcher_env import environment_number, launched_local, omp_threads, print_stderr, rank_name
 from mlperf_rn50.system.mpi_session import check_session
 
 SYS = Path('/sys')
@@ -179,7 +179,7 @@ def _bind(command: Sequence[str]) -> None:
     threads = set_omp_threads(quota_threads(binding.num_threads, local_size, find_limits()))
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))
     if command[1:2] == ['train']:
-        say(f'{rank_name()} (local {local_rank}): cores {render_cpu_list(binding.cpus)}, {threads} threads, '
+        print_stderr(f'{rank_name()} (local {local_rank}): cores {render_cpu_list(binding.cpus)}, {threads} threads, '
             f'NUMA node {binding.numa_node}, ' + ('no GPU' if binding.gpu is None else f'GPU {binding.gpu}'))
     os.execvp(command[0], list(command))
 
@@ -190,5 +190,5 @@ if __name__ == '__main__':
     try:
         _bind(sys.argv[1:])
     except UserError as e:
-        say(f'mlperf-rn50: {platform.node()}: {e}')
+        print_stderr(f'mlperf-rn50: {platform.node()}: {e}')
         sys.exit(e.exit_code)

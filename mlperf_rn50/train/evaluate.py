@@ -30,7 +30,7 @@ class Accuracy:
         return self.num_top5 / self.num_images
 
 
-def data_name(data: DataConfig) -> str:
+def data_label(data: DataConfig) -> str:
     """Return the data set's name as shown next to an accuracy."""
     return (data.dataset + (', synthetic images' if data.synthetic else '')
             + ('' if data.dataset == IMAGENET else ' (not ImageNet)'))

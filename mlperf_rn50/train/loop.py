@@ -11,11 +11,11 @@ from functools import partial
 from mlperf_rn50.data.batches import Batch
 from mlperf_rn50.errors import RunFailed, StorageError
 from mlperf_rn50.mllog.read.clock import STEP_S
+from mlperf_rn50.runfolder.names import RunFolder, check_present
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
 from mlperf_rn50.train.checkpoint.progress import Progress
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_present
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import WallClock, check_agreement, check_finite, find_stragglers
 from mlperf_rn50.train.evaluate import evaluate

@@ -79,7 +79,7 @@ def reference_event(comparison: ReferenceComparison, config: Config, world_size:
                                      _reference_record(comparison.reference, list(comparison.bands.values()), text))
     if not is_imagenet(config):
         return None
-    recipe = reference_runs.describe(_recipe_of(config, world_size))
+    recipe = reference_runs.describe_recipe(_recipe_of(config, world_size))
     text = f'no reference: no published set has this recipe ({recipe}) or a similar one; use --run.reference PATH'
     return events.ReferenceFound(text, _reference_record(None, [], text))
 
@@ -88,7 +88,7 @@ def _reference_record(reference: Reference | None, bands: Sequence[Band], text: 
     """Return the reference runs as a record for metrics.jsonl, with accuracies as fractions."""
     ends = band.target_epochs(reference) if reference else []
     return {'how': reference.how if reference else None, 'num_reference': reference.num_runs if reference else 0,
-            'sources': [reference_runs.name_of(s) for s in reference.sets] if reference else [],
+            'sources': [reference_runs.set_name(s) for s in reference.sets] if reference else [],
             'target': reference.recipe.target_accuracy if reference else None,
             'reference_epochs': [ends[0], ends[-1]] if ends else None,
             'band': [[b.epoch, b.point, b.mean, b.low, b.high, len(b.values)] for b in bands], 'text': text}

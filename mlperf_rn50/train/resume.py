@@ -5,12 +5,13 @@ from pathlib import Path
 
 from mlperf_rn50.config import Config, to_tree
 from mlperf_rn50.errors import CheckpointError, ConfigError
+from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.changes import check_changes, find_changes
 from mlperf_rn50.train.checkpoint.checkpoint import LoadedCheckpoint
 from mlperf_rn50.train.checkpoint.progress import Progress, dump_state, parse_state
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_unfinished, is_checkpoint
+from mlperf_rn50.train.checkpoint.resumable import check_unfinished, is_checkpoint
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.loop import TrainingRun
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step

@@ -18,16 +18,18 @@ from mlperf_rn50.config import Config, check_values, to_tree
 from mlperf_rn50.data.records import data_digest
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, UserError
 from mlperf_rn50.files import writing
-from mlperf_rn50.locks import FileLock
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.fused import layout_warnings, with_layout
+from mlperf_rn50.runfolder.locks import FileLock
+from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.system.cgroup import render_cpu_list
-from mlperf_rn50.system.launcher_env import say
+from mlperf_rn50.system.launcher_env import print_stderr
+from mlperf_rn50.system.signals import catch
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import events
 from mlperf_rn50.train.build import build, start_clock
 from mlperf_rn50.train.checkpoint.progress import Progress
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, clear_abandoned, new_run
+from mlperf_rn50.train.checkpoint.resumable import clear_abandoned, clear_run
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.loop import RankPlace, TrainingRun, run_to_end
 from mlperf_rn50.train.plan import Plan, make_plan
@@ -38,7 +40,6 @@ from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
 from mlperf_rn50.train.sinks.terminal import Terminal
 from mlperf_rn50.train.sinks.watched import Sampled, Watched
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
-from mlperf_rn50.train.watchdog.signals import catch
 
 _LOCK_PERIOD_S = 0.5  # time between two attempts to take the lock
 # A run that is being killed may still write its checkpoint, for which watcher and launcher together allow 35 s.
@@ -149,7 +150,7 @@ def hold_run(comm: Comm, run: RunFolder, heartbeat: Heartbeat) -> Iterator[None]
             heartbeat.beat()
             time.sleep(_LOCK_PERIOD_S)
         if lock.is_held:
-            run.clear_unfinished()
+            clear_run(run)
             clear_abandoned(run)
         yield
     finally:
@@ -165,8 +166,8 @@ def _take(lock: FileLock, waited_s: float) -> bool:
         raise UserError(f'{lock.path}: {lock.holder()} writes this run and has not ended within {_LOCK_LIMIT_S:.0f} s; '
                         'wait for it or stop it')
     if not waited_s:
-        say(f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at most '
-            f'{_LOCK_LIMIT_S:.0f} s')
+        print_stderr(f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at most '
+                     f'{_LOCK_LIMIT_S:.0f} s')
     return False
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from cluster.conftest import run_metrics
 
-from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints
+from mlperf_rn50.runfolder.names import list_checkpoints
 
 # A target that the first evaluation reaches.
 QUICK = ('--train.target_accuracy', '0.01')

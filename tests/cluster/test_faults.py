@@ -13,7 +13,8 @@ import pytest
 from cluster.conftest import mounted, run_metrics
 from cluster.hosts import words
 
-from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
+from mlperf_rn50.runfolder.names import list_checkpoints
+from mlperf_rn50.train.checkpoint.checkpoint import load
 
 BARE = ('--no-doctor',)
 PHASE = '(training|evaluation|writing a checkpoint)'

@@ -8,7 +8,8 @@ from cluster.conftest import mounted, run_metrics
 from cluster.hosts import Host
 from cluster.test_faults import BARE
 
-from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
+from mlperf_rn50.runfolder.names import list_checkpoints
+from mlperf_rn50.train.checkpoint.checkpoint import load
 
 SHM = Path('/dev/shm')
 SMALL_DISK = ('-t', 'tmpfs', '-o', 'size=64m', 'tmpfs')

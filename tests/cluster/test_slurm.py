@@ -12,7 +12,8 @@ from cluster.conftest import VARIABLES, Job, run_metrics
 from cluster.hosts import Cluster, Host
 from helpers import HANG_LIMIT_S, ROOT, run, wait_for
 
-from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
+from mlperf_rn50.runfolder.names import list_checkpoints
+from mlperf_rn50.train.checkpoint.checkpoint import load
 
 BARE = ('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0)
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, call, run, skip_for
+from helpers import HANG_LIMIT_S, ROOT, call, run
 
 from mlperf_rn50.cli import whole_parser
 from mlperf_rn50.launch import sweep
@@ -18,7 +18,7 @@ from mlperf_rn50.launch.kubernetes import options as kubernetes
 from mlperf_rn50.launch.options import make_parser
 
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
-MAN, REFERENCE = ROOT / 'docs/mlperf-rn50.1', ROOT / 'docs/configuration.md'
+REFERENCE = ROOT / 'docs/configuration.md'
 LANGUAGES = {'bash', 'text', 'yaml', 'python', 'cfg', 'sh'}  # sh marks a file and not commands
 BLOCK = re.compile(r'^ *```(\S*)\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
 NOT_RUN = r'<!-- not run: [^\n]* -->\s*'
@@ -145,8 +145,8 @@ def test_site_builds_without_warnings_and_external_requests(tmp_path):
     assert [m for p in built for m in fetched.findall(p.read_text()) if 'rel="canonical"' not in m] == []
 
 
-@pytest.mark.parametrize('script, page', [('make_man.py', MAN), ('make_reference.py', REFERENCE),
-                                          ('make_history.py', ROOT / 'docs/history.md')])
+@pytest.mark.parametrize('script, page', [
+    ('make_reference.py', REFERENCE), ('make_history.py', ROOT / 'docs/history.md')])
 def test_generated_page_is_up_to_date(script, page):
     done = run([sys.executable, ROOT / 'docs' / script], env={'PYTHONPATH': str(ROOT), 'COLUMNS': '40',
                                                                         'HOME': os.devnull})
@@ -155,18 +155,8 @@ def test_generated_page_is_up_to_date(script, page):
 
 
 def test_every_option_and_key_is_described():
-    man = MAN.read_text().replace('\\-', '-')
     shown = [(name, a) for name, parser in commands().items() for a in parser._actions
              if a.help != SUPPRESS and a.dest != 'help' and ('.' in a.dest or a.metavar != 'CONFIG')]
     assert len(shown) > 100 and [a.option_strings for _, a in shown if not a.help or len(a.help) < 8] == []
-    assert [word for _, a in shown for word in a.option_strings if f'\\fB{word}\\fR' not in man] == []
-    assert re.findall(r'^\.SS (\w+)', man.partition('.SH CONFIGURATION')[0], re.MULTILINE) == [*commands()]
     rows = re.findall(r'^\| `(\w+)` \|.*\| .{8,} \|$', REFERENCE.read_text(), re.MULTILINE)
     assert set(rows) == {a.dest.partition('.')[2] for name, a in shown if name == 'train' and '.' in a.dest}
-
-
-def test_man_page_renders_without_warnings():
-    skip_for('' if shutil.which('groff') else 'groff is not installed')
-    done = run(['groff', '-man', '-ww', '-Tutf8', '-P-cbou', MAN])
-    assert (done.returncode, done.stderr) == (0, '')
-    assert '--schedule.warmup_epochs WARMUP_EPOCHS' in done.stdout and '\\' not in done.stdout

@@ -8,7 +8,8 @@ from e2e.training import STEPS_PER_EPOCH, arguments, assert_aborted, log_events,
 from helpers import call
 
 from mlperf_rn50.data import records
-from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
+from mlperf_rn50.runfolder.names import list_checkpoints
+from mlperf_rn50.train.checkpoint.checkpoint import load
 
 pytestmark = pytest.mark.usefixtures('thin')
 EPOCH = '--train.max_epochs=1'

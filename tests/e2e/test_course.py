@@ -7,7 +7,7 @@ from helpers import call
 from lines import write_set
 
 from mlperf_rn50.analysis.recipe import differences
-from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints
+from mlperf_rn50.runfolder.names import list_checkpoints
 
 pytestmark = pytest.mark.slow
 

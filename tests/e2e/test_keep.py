@@ -6,9 +6,10 @@ from helpers import call, run
 
 from mlperf_rn50.errors import CheckpointError
 from mlperf_rn50.model.weights import load_weights
+from mlperf_rn50.runfolder.names import list_checkpoints
 from mlperf_rn50.train import loop
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
-from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.checkpoint import load
 from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.events import Ended
 from mlperf_rn50.train.sinks.metrics import Metrics

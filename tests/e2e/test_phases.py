@@ -8,8 +8,9 @@ import pytest
 from e2e.training import arguments, assert_aborted, assert_one_line, metrics
 from helpers import call, wait_for
 
+from mlperf_rn50.runfolder.names import list_checkpoints
 from mlperf_rn50.train import events, run
-from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.checkpoint import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('thin')]
 PHASES = {'start-up': lambda e: isinstance(e, events.InitStarted),

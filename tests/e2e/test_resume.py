@@ -12,7 +12,8 @@ from helpers import call, run
 
 from mlperf_rn50.files import LineFile
 from mlperf_rn50.mllog.read.reader import read_run
-from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
+from mlperf_rn50.runfolder.names import list_checkpoints
+from mlperf_rn50.train.checkpoint.checkpoint import load
 
 
 def assert_same_end(run_dir, whole_dir, step=20):

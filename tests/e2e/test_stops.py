@@ -10,7 +10,8 @@ import pytest
 from e2e.training import arguments, metrics, parent_pid, thin_ranks
 from helpers import HANG_LIMIT_S, ROOT, run, wait_for
 
-from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
+from mlperf_rn50.runfolder.names import list_checkpoints
+from mlperf_rn50.train.checkpoint.checkpoint import load
 
 
 class Job:

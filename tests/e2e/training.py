@@ -10,7 +10,7 @@ from helpers import CLI, HANG_LIMIT_S, under_ranks
 
 from mlperf_rn50.data.prepare.command import pack
 from mlperf_rn50.data.prepare.samples import Dataset, digits
-from mlperf_rn50.train.checkpoint.checkpoint import newest_step
+from mlperf_rn50.runfolder.names import newest_step
 
 NUM_TRAIN, NUM_VAL, STEPS_PER_EPOCH = 150, 50, 5
 THIN = [sys.executable, Path(__file__).with_name('thin.py')]

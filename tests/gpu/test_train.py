@@ -11,12 +11,13 @@ from gpu.conftest import IS_DRY, only_on_a_gpu
 from helpers import CLI, ROOT, run
 
 from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.runfolder.names import list_checkpoints
 from mlperf_rn50.system.cgroup import render_cpu_list
 from mlperf_rn50.system.gpus import find_visible_gpus
 from mlperf_rn50.system.power import find_gpus
 from mlperf_rn50.system.telemetry import read_gpu
 from mlperf_rn50.system.topology import SYS, choose_binding, find_topology
-from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.checkpoint import load
 
 TARGET = 0.749
 

@@ -15,8 +15,8 @@ from mlperf_rn50.launch import supervisor
 from mlperf_rn50.launch.attempts import MAX_STUCK
 from mlperf_rn50.launch.options import make_parser, parse_options
 from mlperf_rn50.launch.supervisor import RunPlace, Supervisor
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder
-from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure
+from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.records import Failure, note_failure
 
 HOSTS = ('h1', 'h2', 'h3')
 OPTIONS = parse_options(make_parser(ROOT / 'launch/mpirun.sh', True, None), ['--config', 'c.yaml', '--no-doctor'])

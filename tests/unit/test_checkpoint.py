@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError
+from mlperf_rn50.runfolder.names import list_checkpoints, new_run
 from mlperf_rn50.train import loop
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
-from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load, load_newest, save
+from mlperf_rn50.train.checkpoint.checkpoint import load, load_newest, save
 from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState, dump_state, parse_state
-from mlperf_rn50.train.checkpoint.run_folder import new_run
 
 ARRAYS = {'model/a': np.arange(6, dtype=np.float32).reshape(2, 3), 'optimizer/a': np.ones(3, np.float16)}
 STATE = TrainerState(ARRAYS, 0.3, 512.0, 7)
@@ -320,7 +320,7 @@ from functools import partial
 import numpy as np
 from mlperf_rn50.train.checkpoint.checkpoint import save
 from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState
-from mlperf_rn50.train.checkpoint.run_folder import new_run
+from mlperf_rn50.runfolder.names import new_run
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 saver, folder = BackgroundWriter(), Path(sys.argv[1])
 for step in range(1, 10**6):

@@ -13,7 +13,7 @@ from lines import write_set
 
 from mlperf_rn50 import files
 from mlperf_rn50.errors import EXIT_FAILED, StorageError
-from mlperf_rn50.jsonl import decode, read_lines
+from mlperf_rn50.runfolder.jsonl import decode, read_lines
 
 
 @pytest.mark.parametrize('before, kept', [('', ''), ('torn', ''), ('whole\n', 'whole\n'), ('a\nb\nto', 'a\nb\n')])

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import mlperf_rn50
+from mlperf_rn50.git import git
 from mlperf_rn50.system.environment import git_commit
-from mlperf_rn50.system.git import git
 
 WHO = ('-c', 'user.name=x', '-c', 'user.email=x', '-c', 'protocol.file.allow=always')
 

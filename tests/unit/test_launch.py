@@ -27,9 +27,9 @@ from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, check_ranks, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.options import make_parser, parse_options
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, Stage, next_stage, processes_of, run_engine, stage_of
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder
-from mlperf_rn50.train.watchdog import signals as stop_signals
-from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure, read_failures
+from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.records import Failure, note_failure, read_failures
+from mlperf_rn50.system import signals as stop_signals
 
 
 def options(*words, script='mpirun'):
@@ -626,7 +626,7 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
 
 ON_A_TERMINAL = """import os
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, run_engine
-from mlperf_rn50.train.watchdog.signals import SignalQueue
+from mlperf_rn50.system.signals import SignalQueue
 
 class Quick(SignalQueue):
     def next(self, timeout_s):

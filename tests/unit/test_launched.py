@@ -51,7 +51,7 @@ def test_binding_accepts_nested_threads_and_refuses_an_invalid_number():
 
 def test_line_of_a_rank_is_one_write_in_unbuffered_python():
     reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # each write is a message
-    code = 'from mlperf_rn50.system.launcher_env import say; say("rank 0"); say("rank 1")'
+    code = 'from mlperf_rn50.system.launcher_env import print_stderr; print_stderr("rank 0"); print_stderr("rank 1")'
     assert subprocess.run([sys.executable, '-u', '-c', code], stderr=writer).returncode == 0
     assert [reader.recv(100), reader.recv(100)] == [b'rank 0\n', b'rank 1\n']
 

@@ -13,7 +13,7 @@ PACKAGE = ROOT / 'mlperf_rn50'
 ROOMS = [{'__main__'}, {'cli'}, {'bench', 'doctor', 'launch'}, {'train'}, {'analysis'},
          {'mllog', 'data', 'model'}, {'system'}, {'options'}, {'config'},
          {'data.options', 'model.options', 'train.options'},  # declared in components and combined by config
-         {'bounds', 'jsonl', 'locks', 'parser', 'table'}, {'files', 'npz', 'text'}, {'errors'}]
+         {'bounds', 'parser', 'runfolder', 'table'}, {'files', 'git', 'npz', 'text'}, {'errors'}]
 HEAVY = {'mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'sklearn', 'rich'}
 LIGHT_ROOMS = ('cli', 'mllog', 'analysis/sets', 'analysis/recipe')
 LIGHT = ['config', 'options', 'launch.__main__', 'model.weights', 'analysis.predict.tables', 'analysis.report.data',
@@ -69,6 +69,11 @@ def test_imports_of_modules_and_folders_have_no_cycles():
 def test_one_module_of_training_imports_the_analysis():
     assert [name for name, imported in import_graph(modules()).items()
             if name.startswith('train.') and any(i.startswith('analysis.') for i in imported)] == ['train.reference']
+
+
+def test_launcher_does_not_import_training():
+    assert [f'{name} imports {i}' for name, imported in import_graph(modules()).items() for i in imported
+            if name.startswith('launch.') and i.startswith('train.')] == []
 
 
 def test_folders_and_modules_are_small():

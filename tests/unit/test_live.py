@@ -9,7 +9,7 @@ from live_runs import NOW_S, course, evaluation, rank, reference, train, write_l
 
 from mlperf_rn50.analysis.watch.follower import Follower
 from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, LiveEvaluation, Node, to_json
-from mlperf_rn50.jsonl import Tail
+from mlperf_rn50.runfolder.jsonl import Tail
 
 
 def look(folder, now_s=NOW_S):

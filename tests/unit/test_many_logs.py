@@ -13,7 +13,7 @@ from mlperf_rn50.analysis.report.tables import finding_lines
 from mlperf_rn50.analysis.report.text import render_table
 from mlperf_rn50.analysis.sets import load
 from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry
+from mlperf_rn50.runfolder.names import find_telemetry
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_findings_beyond_the_limit_are_counted(studies, monkeypatch):
 def test_telemetry_files_are_found_by_node(tmp_path):
     for name in ('telemetry_2_b', 'telemetry_2_a_1', 'telemetry_10_a', 'telemetry_x_a', 'metrics'):
         (tmp_path / f'{name}.jsonl').write_text('')
-    assert find_telemetry(tmp_path) == {'10': [tmp_path / 'telemetry_10_a.jsonl'],
-                                        '2': [tmp_path / 'telemetry_2_a_1.jsonl', tmp_path / 'telemetry_2_b.jsonl']}
+    assert find_telemetry(tmp_path) == {10: [tmp_path / 'telemetry_10_a.jsonl'],
+                                        2: [tmp_path / 'telemetry_2_a_1.jsonl', tmp_path / 'telemetry_2_b.jsonl']}
     assert find_telemetry(tmp_path / 'none') == {}
 
 

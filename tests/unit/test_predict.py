@@ -14,15 +14,15 @@ from mlperf_rn50.analysis.predict.anchors import base_of, one_node_base, second_
 from mlperf_rn50.analysis.predict.answer import (
     Answer,
     PredictionRequest,
+    find_recipe,
     make_answer,
-    recipe_of,
 )
-from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, fit, make_cases, make_costs
+from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, fit, make_costs, multi_node_cases
 from mlperf_rn50.analysis.predict.model import EVALUATION_S, predict_layout
 from mlperf_rn50.analysis.predict.plot import draw_prediction, dump_prediction
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.source import Source, WhatIf, load_source
-from mlperf_rn50.analysis.predict.tables import render_json, render_tables, verdicts
+from mlperf_rn50.analysis.predict.tables import render_prediction, render_prediction_json, verdicts
 from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_published
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published, load_table
@@ -122,7 +122,7 @@ def test_unpredictable_layouts_are_refused(base, layout, link, message):
     assert message in p.refusal and p.minutes is None
 
 
-CASES = make_cases(distinct(load_table()))
+CASES = multi_node_cases(distinct(load_table()))
 
 
 def test_own_base_is_of_the_same_machine():
@@ -244,27 +244,27 @@ def test_source_batch_must_be_divisible_by_the_ranks():
 
 
 def test_recipe_of_other_data_comes_only_from_the_source_batch():
-    epochs = recipe_of(source_of(known(epochs=(3, 4, None))), 64, None, None)[1]
+    epochs = find_recipe(source_of(known(epochs=(3, 4, None))), 64, None, None)[1]
     assert epochs == Epochs(3.5, 3, 4, '3 to 4, measured in 2 runs of 1x2')
     source = source_of(known(), known(2, 128, epochs=(5,)), known(4, 256, epochs=(None,)))
-    assert recipe_of(source, 64, None, None)[1].mean == 3.5
-    assert recipe_of(source, 128, 'sgd', 0.75)[1].mean == 5
+    assert find_recipe(source, 64, None, None)[1].mean == 3.5
+    assert find_recipe(source, 128, 'sgd', 0.75)[1].mean == 5
     for batch, optimizer, target in ((256, None, None), (512, None, None), (64, 'lars', None), (64, None, 0.9)):
-        recipe, epochs, doubts = recipe_of(source, batch, optimizer, target)
+        recipe, epochs, doubts = find_recipe(source, batch, optimizer, target)
         assert epochs is recipe.last_eval_epoch is None, batch
         assert recipe.global_batch_size == batch and 'not epochs or minutes' in doubts[0]
 
 
 def test_recipe_of_imagenet_comes_from_the_source_or_published_sets():
     source = load_source([A100])
-    assert recipe_of(source, 3264, None, 0.759)[1] == Epochs(41, 41, 41, f'41, measured in 5 runs of {A100}')
-    assert recipe_of(source, 34560, None, None)[1].mean == 59  # from dgxa100_n96, in the same source
-    recipe, epochs, doubts = recipe_of(source, 3264, 'lars', 0.759)  # the source used SGD
+    assert find_recipe(source, 3264, None, 0.759)[1] == Epochs(41, 41, 41, f'41, measured in 5 runs of {A100}')
+    assert find_recipe(source, 34560, None, None)[1].mean == 59  # from dgxa100_n96, in the same source
+    recipe, epochs, doubts = find_recipe(source, 3264, 'lars', 0.759)  # the source used SGD
     assert recipe.opt_name == 'lars' and not doubts and epochs.mean == 35
-    recipe, epochs, doubts = recipe_of(source, 6528, None, 0.759)
+    recipe, epochs, doubts = find_recipe(source, 6528, None, 0.759)
     assert 'between two' in doubts[0] and epochs.low <= epochs.mean <= epochs.high <= recipe.last_eval_epoch
     with pytest.raises(UserError, match='global batch: got 400,000 .*expected a batch in the range of'):
-        recipe_of(source, 400_000, None, 0.759)
+        find_recipe(source, 400_000, None, 0.759)
 
 
 def test_base_is_predicted_as_measured_and_layout_without_a_recipe_has_only_a_step():
@@ -358,7 +358,7 @@ def test_tables_of_ranks_on_other_data():
     answer = answer_of(source_of(known(), known(2, 128, 0.11)), (1, 2), (2, 2), (4, 2), price=3.0)
     assert answer.rows[1].cost == pytest.approx(3.0 * 2 * answer.rows[1].minutes / 60)
     [refused] = answer_of(answer.source, (2, 3), global_batch_size=64).rows
-    lines = render_tables(replace(answer, rows=(*answer.rows, refused))).splitlines()
+    lines = render_prediction(replace(answer, rows=(*answer.rows, refused))).splitlines()
     assert {'- Recipe of 1x2: sgd, batch 64, learning rate 0.02, warm-up 1, poly over 12 epochs; epochs on digits (not '
             'ImageNet): 3 to 4, measured in 2 runs of 1x2',
             '- Latency on several nodes: 0.0 ms per step, assumed for ranks without accelerators',
@@ -374,7 +374,7 @@ def test_without_a_link_only_several_nodes_are_refused(tmp_path):
     measured, other = answer_of(source_of(known(2, 128), link=UNKNOWN), (2, 2), (4, 2)).rows
     assert measured.step_s == pytest.approx(0.1) and other.refusal.startswith('interconnect unknown')
     answer = answer_of(source_of(known(), link=UNKNOWN), (1, 2), (2, 2), (2, 3))
-    report = json.loads(render_json(answer))
+    report = json.loads(render_prediction_json(answer))
     one, two, _ = report['predictions']
     assert report['format'] == 'mlperf-rn50 predict 2' and report['link']['gbit_s'] is report['validation'] is None
     layout = one['layout']

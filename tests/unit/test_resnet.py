@@ -9,7 +9,7 @@ import pytest
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.model.describe import describe
+from mlperf_rn50.model.describe import describe_layers
 from mlperf_rn50.model.fused import PLAIN, fusion_of
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import FoldedResNet, ResNet, units
@@ -123,12 +123,12 @@ def test_forward_pass_matches_numpy(depth):
 
 
 def test_description_for_the_v05_log_has_every_layer():
-    lines = describe(Config())
+    lines = describe_layers(Config())
     tags = [tag for tag, _ in lines]
     assert tags.count('model_hp_begin_block') == tags.count('model_hp_end_block') == 16
     assert tags.count('model_hp_projection_shortcut') == 4
     assert [v for t, v in lines if t == 'model_hp_end_block'][-1] == 'Block Output: (512, 7, 7)'
-    small = describe(Config(model=ModelConfig(name='resnet18')))
+    small = describe_layers(Config(model=ModelConfig(name='resnet18')))
     assert [v for t, v in small if t == 'model_hp_block_type'][0] == 'basic_block'
 
 

@@ -16,11 +16,11 @@ from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import temporary_of
 from mlperf_rn50.mllog.writer import RunLog
+from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.train import run as runs
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.changes import FREE, find_changes, parse_allowed
 from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState, dump_state
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, new_run
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.loop import RankPlace
 from mlperf_rn50.train.optimizer import Optimizer

@@ -15,11 +15,11 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.mllog.read.reader import read_events, read_run
 from mlperf_rn50.mllog.writer import RunLog
+from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system import telemetry
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint.changes import Change
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.sinks.metrics import Metrics

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from helpers import CLI, HANG_LIMIT_S, own_signals, skip_for, wait_for
 
-from mlperf_rn50.train.watchdog import signals as stop_signals
-from mlperf_rn50.train.watchdog.signals import StopRequests
+from mlperf_rn50.system import signals as stop_signals
+from mlperf_rn50.system.signals import StopRequests
 
 INT, TERM, HUP, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
 # STOPS makes it exit with 75 on a stop request, as a run does after its checkpoint; STUCK keeps it from stopping.

@@ -14,9 +14,10 @@ from mlperf_rn50.analysis.report.picture import render_svg
 from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.sidecar.telemetry import read_node, read_telemetry
+from mlperf_rn50.runfolder.names import host_file_name
 from mlperf_rn50.system import power, telemetry
 from mlperf_rn50.system.power import CounterLost, EnergyCounter, Meter, PowerIntegral, open_gpu_energy, open_packages
-from mlperf_rn50.system.telemetry import Telemetry, host_file_name, make_rates, read_counters, read_gpu
+from mlperf_rn50.system.telemetry import Telemetry, make_rates, read_counters, read_gpu
 
 
 def test_rates_are_in_bytes_per_second():

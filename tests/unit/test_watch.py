@@ -12,10 +12,10 @@ import psutil
 import pytest
 from helpers import HANG_LIMIT_S
 
+from mlperf_rn50.runfolder.records import Failure, read_failures
 from mlperf_rn50.system import cgroup, out_of_memory
 from mlperf_rn50.train.watchdog import stall_report
 from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat, RankState
-from mlperf_rn50.train.watchdog.host_failures import Failure, read_failures
 from mlperf_rn50.train.watchdog.stall_report import explain, full_folders, read_states, stalled_folder
 from mlperf_rn50.train.watchdog.watcher import Action, Health, Watcher, assess
 

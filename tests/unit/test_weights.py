@@ -14,7 +14,7 @@ from mlperf_rn50.errors import DataError, UserError
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.weights import describe_weights, find_weights, load_weights, portable, save_weights, set_weights
 from mlperf_rn50.model.zoo import build_model, restore_model
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder, new_run
+from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.train.options import TrainConfig
 
 CONFIG = Config(data=DataConfig(dataset='squares', num_val=40, num_classes=3, image_size=32, resize_shorter=36),

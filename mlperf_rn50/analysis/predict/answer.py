@@ -67,7 +67,7 @@ class Answer:
         return {name: min(self.timed, key=value) for name, value in quantities.items() if self.timed}
 
 
-def recipe_of(source: Source, batch: int, optimizer: str | None,
+def find_recipe(source: Source, batch: int, optimizer: str | None,
               target: float | None) -> tuple[Recipe, Epochs | None, list[str]]:
     """Return the recipe of the source or, on ImageNet, of published sets for a batch; its epochs, and doubts.
 
@@ -111,7 +111,7 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
     target = request.target or (run_set.recipe.target_accuracy if run_set else None)
     try:
         batch = request.batch(base, num_nodes * per_node)
-        recipe, epochs, doubts = recipe_of(source, batch, request.optimizer, target)
+        recipe, epochs, doubts = find_recipe(source, batch, request.optimizer, target)
     except UserError as e:
         return Prediction(Layout(num_nodes, per_node, Recipe(None, batch)), str(e))
     layout = Layout(num_nodes, per_node, recipe, epochs)

@@ -8,7 +8,7 @@ from msgspec.json import decode
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import read_text
-from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.text import printable
 
 _MAX_TEXT = 200  # maximum characters of a decoder's error in a message, and of an accelerator's name
 _MAX_FILE_BYTES = 4 * 2**20

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mlperf_rn50.analysis.predict import anchors
-from mlperf_rn50.analysis.predict.model import parts_of, predict_layout
+from mlperf_rn50.analysis.predict.model import predict_layout, step_parts
 from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, Base, Costs, Epochs, Knowledge, Layout, Prediction
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.run_set import RunSet
@@ -65,7 +65,7 @@ def _epochs_of(target: RunSet, sets: Sequence[RunSet]) -> Epochs | None:
     return Epochs(statistics.median(epochs), min(epochs), max(epochs), 'sets at similar batches') if epochs else None
 
 
-def make_cases(sets: Sequence[RunSet]) -> list[MultiNodeCase]:
+def multi_node_cases(sets: Sequence[RunSet]) -> list[MultiNodeCase]:
     """Return the sets on several nodes with a time and a layout."""
     found = []
     for s in sets:
@@ -89,7 +89,7 @@ def fit(cases: Sequence[MultiNodeCase]) -> Costs:
     matrix = np.array([[1.0, anchors.is_early(c.target), *(base.generation == g for g in generations)]
                        for c, base in data], dtype=float).reshape(len(data), len(prior))
     steps = np.array([c.step_s for c, _ in data])
-    parts = [parts_of(base, c.layout, anchors.link_of(c.target), Costs()) for c, base in data]
+    parts = [step_parts(base, c.layout, anchors.link_of(c.target), Costs()) for c, base in data]
     extra = steps - np.array([computed_s + exchanged_s - hidden_s for computed_s, exchanged_s, hidden_s, _ in parts])
     scale = np.array([(1.0 if c.own else _OTHER_WEIGHT) for c, _ in data]) / (_STEP_SPREAD * steps) ** 2
     huber, found = np.ones(len(data)), prior
@@ -127,5 +127,5 @@ def make_costs(cases: Sequence[MultiNodeCase], group_of: Callable[[RunSet], Hash
 
 def costs_without(judged: RunSet | None) -> Costs:
     """Return the costs fitted to the packaged sets, except those of a set's round."""
-    cases = make_cases(distinct(load_table()))
+    cases = multi_node_cases(distinct(load_table()))
     return make_costs([c for c in cases if judged is None or c.target.round != judged.round], lambda s: s.round)

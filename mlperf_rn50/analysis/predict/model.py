@@ -53,7 +53,7 @@ def compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
     return on_line if on_line > 0 else proportional_s
 
 
-def parts_of(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[float, float, float, float]:
+def step_parts(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[float, float, float, float]:
     """Return the times of a step: computing, exchange, the part of it that the backward pass hides, and the rest."""
     computed_s = compute_s(base, layout, link, costs)
     exchanged_s, other_s = _several_nodes_s(base, layout, link, costs)
@@ -104,7 +104,7 @@ def _interval(epochs: Epochs, error: float, share: float) -> tuple[float, float]
 def _second_factor(base: Base, second: Base, costs: Costs) -> float:
     """Return the factor by which a second set's step corrects a predicted step; large deviations are limited."""
     assert second.run_set, 'a bench is never a second set'
-    computed_s, exchanged_s, hidden_s, other_s = parts_of(base, second.layout, link_of(second.run_set), costs)
+    computed_s, exchanged_s, hidden_s, other_s = step_parts(base, second.layout, link_of(second.run_set), costs)
     deviation = math.log(second.step_s / (computed_s + exchanged_s - hidden_s + other_s))
     return math.exp(_SECOND_WEIGHT * max(-_MAX_DEVIATION, min(_MAX_DEVIATION, deviation)))
 
@@ -116,7 +116,7 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowled
     if batch > base.train_samples:
         return Prediction(layout, f'batch {batch:,} exceeds the {base.train_samples:,} training images')
     factor = _second_factor(base, second, costs) if second else 1.0
-    computed_s, exchanged_s, hidden_s, other_s = (factor * s for s in parts_of(base, layout, link, costs))
+    computed_s, exchanged_s, hidden_s, other_s = (factor * s for s in step_parts(base, layout, link, costs))
     if computed_s <= 0:
         return Prediction(layout, 'the assumed exchange and latency exceed the measured step; pass a source on one '
                                   'node, or a higher --link-gbit-s')

@@ -5,11 +5,11 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from mlperf_rn50.analysis.predict.answer import Answer
-from mlperf_rn50.analysis.predict.tables import heading, render_json, render_tables
+from mlperf_rn50.analysis.predict.tables import answer_heading, render_prediction, render_prediction_json
 from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.picture import COLOURS, INK, STYLE, Picture
 from mlperf_rn50.files import write_atomically, writing_folder
-from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.text import printable
 
 
 def draw_prediction(answer: Answer) -> Picture | None:
@@ -25,7 +25,7 @@ def draw_prediction(answer: Answer) -> Picture | None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(drawing.WIDTH_IN, 3.2))
         axes = figure.subplots()
-        picture = Picture('prediction', f'Predicted {unit} against nodes', printable(heading(answer)), figure, [
+        picture = Picture('prediction', f'Predicted {unit} against nodes', printable(answer_heading(answer)), figure, [
             *['Bars: 80 % interval'] * bool(answer.timed), *[f'Refused: {", ".join(refused)}'] * bool(refused)])
         axes.set_xscale('log', base=2)
         for k, per_node in enumerate(dict.fromkeys(r.layout.units_per_node for r in rows)):
@@ -58,8 +58,8 @@ def dump_prediction(answer: Answer, folder: Path) -> Path:
     """Write prediction.json, prediction.md and the plot, if any; return the folder; raise ConfigError on failure."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / 'prediction.json', render_json(answer) + '\n')
-        write_atomically(folder / 'prediction.md', render_tables(answer, is_markdown=True) + '\n')
+        write_atomically(folder / 'prediction.json', render_prediction_json(answer) + '\n')
+        write_atomically(folder / 'prediction.md', render_prediction(answer, is_markdown=True) + '\n')
         if picture := draw_prediction(answer):
             drawing.dump_picture(picture, folder, '')
     return folder

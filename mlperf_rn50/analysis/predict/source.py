@@ -19,9 +19,8 @@ from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError, UserError, nearest
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
-from mlperf_rn50.text import some
+from mlperf_rn50.text import printable, some
 
 _IMAGENET_PIXELS = 224
 _MAX_NAMES = 8  # maximum names listed in a message

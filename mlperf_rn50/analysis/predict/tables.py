@@ -9,7 +9,7 @@ from mlperf_rn50.analysis.predict.answer import Answer
 from mlperf_rn50.analysis.predict.model import HOP_S, STAGES_S, UNKNOWN_GBIT_S, latency_s
 from mlperf_rn50.analysis.predict.prediction import Link, Prediction, relative_error
 from mlperf_rn50.analysis.predict.validation import KNOWLEDGE_TEXTS, validate_published
-from mlperf_rn50.analysis.recipe.reference import describe
+from mlperf_rn50.analysis.recipe.reference import describe_recipe
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_section, terminal_style
 from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, money, percent, plural
@@ -121,12 +121,12 @@ def _inputs(answer: Answer) -> list[str]:
     return [f'Source: {base.name} ({base.source}), {plural(base.num_nodes, "node")}, '
             f'{plural(base.num_units, base.unit)}, batch {base.global_batch_size:,}, {1e3 * base.step_s:.1f} ms per '
             f'step on {data}',
-            *_group(((f'{describe(r.layout.recipe)}; epochs on {data}: {r.layout.epochs.source}', r)
+            *_group(((f'{describe_recipe(r.layout.recipe)}; epochs on {data}: {r.layout.epochs.source}', r)
                      for r in answer.predicted if r.layout.epochs), 'Recipe of '),
             _link_line(answer.source.link), _costs_line(answer), _error_line(answer)]
 
 
-def heading(answer: Answer) -> str:
+def answer_heading(answer: Answer) -> str:
     """Return the source, target and data of a prediction."""
     base, targets = answer.source.base, {r.layout.recipe.target_accuracy for r in answer.predicted}
     goals = [f': Top-1 {100 * target:.2f} % on {data_name(base.dataset)}' for target in targets if target]
@@ -140,19 +140,19 @@ def _notes(answer: Answer) -> list[str]:
             *_group((doubt, row) for row in answer.rows for doubt in row.doubts)]
 
 
-def render_tables(answer: Answer, is_markdown: bool = False, title: Callable[[str], str] = str) -> str:
+def render_prediction(answer: Answer, is_markdown: bool = False, title: Callable[[str], str] = str) -> str:
     """Return the prediction as tables, for a terminal or as Markdown; title formats a heading."""
     notes = {'efficiency': f'Efficiency: images/s per {answer.source.base.unit}, relative to the source.',
              'error': 'Error: predicted / measured - 1.', 'cost': f'Cost: {answer.request.price or 0:g} per node-hour.'}
     tables = [_table('Predictions', answer.rows, partial(_answer_cells, answer), notes),
               _table('Parts of a step, ms', answer.predicted, partial(_step_cells, answer),
                      {'step': 'Step = compute + exchange - overlapped + other.'})]
-    return render_section(heading(answer), [*verdicts(answer), *_inputs(answer)],
+    return render_section(answer_heading(answer), [*verdicts(answer), *_inputs(answer)],
                           tables if answer.predicted else tables[:1], _notes(answer),
                           MARKDOWN if is_markdown else terminal_style(title))
 
 
-def render_json(answer: Answer) -> str:
+def render_prediction_json(answer: Answer) -> str:
     """Return the prediction as JSON; docs/predict.md explains its keys."""
     base, what_if = answer.source.base, answer.request.what_if
     own = validate_published().errors['own', 'round'] if base.has_accelerators else None

@@ -6,14 +6,13 @@ from functools import cache
 import numpy as np
 
 from mlperf_rn50.analysis.predict.anchors import organisation
-from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, make_cases, make_costs
+from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, make_costs, multi_node_cases
 from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, Knowledge, Prediction, relative_error
 from mlperf_rn50.analysis.report.text import MARKDOWN, TERMINAL, render_section
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.run_set import RunSet
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Cell, Table, number_cell, percent_cell
-from mlperf_rn50.text import percent
+from mlperf_rn50.text import percent, printable
 
 KNOWLEDGE_TEXTS: dict[Knowledge, str] = {'own': 'own set', 'two': 'own set and a second set', 'other': 'other set'}
 _Pairs = Sequence[tuple[MultiNodeCase, Prediction]]
@@ -55,7 +54,7 @@ def validate(sets: Sequence[RunSet]) -> Validation:
 
     The costs are fitted to these sets and to the packaged ones, except copies of these.
     """
-    judged, fitted = set(sets), make_cases(distinct(dict.fromkeys([*sets, *load_table()])))
+    judged, fitted = set(sets), multi_node_cases(distinct(dict.fromkeys([*sets, *load_table()])))
     cases = [c for c in fitted if c.target in judged]
     groups: dict[str, Callable[[RunSet], Hashable]] = {'round': lambda s: s.round, 'organisation': organisation}
     found: dict[tuple[Knowledge, str], _Pairs] = {}

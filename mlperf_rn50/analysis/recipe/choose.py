@@ -12,9 +12,8 @@ from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import plural
+from mlperf_rn50.text import plural, printable
 
 # Largest ratio of batches that count as equal. Published sets have the same learning rate, warm-up and schedule at
 # 1,632 and 1,664 images, and at 3,264 and 3,328.
@@ -25,7 +24,7 @@ _GENERATIONS = ('v0.7 and later', 'v0.6', 'v0.5')
 STEP_SCHEDULE_EPOCHS = 100.0
 
 
-def generation_of(run_set: RunSet) -> str:
+def round_generation(run_set: RunSet) -> str:
     """Return the generation of rounds with comparable recipes: v0.5, v0.6 or all later rounds."""
     return run_set.round if run_set.round in _GENERATIONS else _GENERATIONS[0]
 
@@ -100,7 +99,7 @@ def fold(sets: Sequence[RunSet], opt_name: str | None = None, target: float | No
                 and declared >= (target or 0)):
             if recipe.decay_epochs is not None:  # lengths logged in steps are inexact
                 recipe = replace(recipe, decay_epochs=round(recipe.decay_epochs, 2))
-            groups.setdefault((recipe, generation_of(run_set), target or declared), []).append(run_set)
+            groups.setdefault((recipe, round_generation(run_set), target or declared), []).append(run_set)
     found = [RecipeGroup(recipe, generation, tuple(members), goal)
              for (recipe, generation, goal), members in groups.items()]
     return sorted((p for p in found if p.epochs), key=lambda p: (p.recipe.global_batch_size, _age(p), -len(p.runs)))

@@ -14,9 +14,8 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import plural, some
+from mlperf_rn50.text import plural, printable, some
 
 MIN_RUNS = 2  # minimum number of runs to compute a spread
 # Largest ratios of learning rate per image and of schedule length between similar recipes.
@@ -151,7 +150,7 @@ def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Se
         return found
     if not all(has_same_recipe(usable[0].recipe, s.recipe) for s in usable):
         raise UserError(f'run.reference: got {len(usable)} sets with different recipes, expected one recipe or '
-                        f'recipes similar to that of this run ({describe(recipe)})')
+                        f'recipes similar to that of this run ({describe_recipe(recipe)})')
     return Reference('named', recipe, tuple(usable), spreads, samples)
 
 
@@ -164,7 +163,7 @@ def _find(recipe: Recipe, sets: Sequence[RunSet], spreads: Mapping[int, float],
     return Reference('same' if same else 'like', recipe, same or similar, spreads, eval_samples)
 
 
-def describe(recipe: Recipe) -> str:
+def describe_recipe(recipe: Recipe) -> str:
     """Format optimizer, batch, learning rate, warm-up epochs and decay of a recipe."""
     length = '' if recipe.decay == 'step' or recipe.decay_epochs is None else f' over {recipe.decay_epochs:g} epochs'
     rate = '' if recipe.base_lr is None else f', learning rate {recipe.base_lr:g}'
@@ -173,7 +172,7 @@ def describe(recipe: Recipe) -> str:
             f'{length}')
 
 
-def name_of(run_set: RunSet) -> str:
+def set_name(run_set: RunSet) -> str:
     """Return the path of a set, or the name of a published one."""
     name = f'{run_set.source} {run_set.org or ""} {run_set.name}' if run_set.is_published else run_set.source
     return printable(name[-_MAX_NAME:])
@@ -181,8 +180,8 @@ def name_of(run_set: RunSet) -> str:
 
 def introduce(reference: Reference) -> str:
     """Return a line that describes the reference."""
-    sets = f'{plural(len(reference.sets), "set")} ({some([name_of(s) for s in reference.sets], _SHOWN)})'
-    other = describe(reference.sets[0].recipe)
+    sets = f'{plural(len(reference.sets), "set")} ({some([set_name(s) for s in reference.sets], _SHOWN)})'
+    other = describe_recipe(reference.sets[0].recipe)
     return f'reference: {plural(reference.num_runs, "run")} of {sets}, ' + {
         'same': 'same recipe', 'like': f'similar recipes ({other}), compared at the same fraction of the schedule',
         'named': f'a different recipe ({other}), named by run.reference'}[reference.how]

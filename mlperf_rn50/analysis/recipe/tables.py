@@ -16,8 +16,7 @@ from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import parse_json, read_text
-from mlperf_rn50.mllog.events import printable
-from mlperf_rn50.text import plural
+from mlperf_rn50.text import plural, printable
 
 FORMAT = 'mlperf-rn50 recipe 1'
 _MAX_RECIPES, _MAX_SYSTEMS = 8, 3  # maximum recipes in a table, and systems for each recipe

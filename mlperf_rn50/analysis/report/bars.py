@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mlperf_rn50.analysis.report import picture as drawing
-from mlperf_rn50.analysis.report.refs import heading, unit_name
+from mlperf_rn50.analysis.report.refs import study_heading, unit_name
 from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, by_mark, explain_colours, explain_marks
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.series import Series
@@ -100,7 +100,7 @@ def draw_series(scene: Scene, series: Series, name: str) -> drawing.Picture:
     figure = Figure(figsize=(drawing.WIDTH_IN, 4.2))
     panels = figure.subplot_mosaic([['time', 'time'], ['efficiency', 'epochs']])
     time, efficiency, epochs = panels['time'], panels['efficiency'], panels['epochs']
-    picture = drawing.Picture(name, series.title, heading(scene.study), figure)
+    picture = drawing.Picture(name, series.title, study_heading(scene.study), figure)
     pairs = [(s, c) for s in series.run_sets if (c := scene.study.comparison_of.get(s))]
     nodes = sorted({s.num_nodes or 0 for s in series.run_sets})
     ideal = [(s.num_nodes or 0, s.minutes * c.efficiency) for s, c in pairs if s.minutes and c.efficiency]

@@ -11,13 +11,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mlperf_rn50.analysis.report.picture import GRID, INK, WIDTH_IN, Picture, differ_tenfold, legend, scale_up
-from mlperf_rn50.analysis.report.refs import heading
+from mlperf_rn50.analysis.report.refs import study_heading
 from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, SystemStyle, by_mark, explain_colours, explain_marks
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
-from mlperf_rn50.mllog.sidecar.telemetry import NodeTelemetry, find_telemetry, read_telemetry
-from mlperf_rn50.text import data_name, percent, short, thin
+from mlperf_rn50.mllog.sidecar.telemetry import NodeTelemetry, read_telemetry
+from mlperf_rn50.runfolder.names import find_telemetry
+from mlperf_rn50.text import data_name, percent, printable, short, thin
 
 _DEVICES = (('#a0764a', '-', 2.4), (INK, ':', 1.2), ('#5f8299', '-', 2.4), (INK, '--', 1))  # styles of telemetry.KINDS
 _MINUTES = 'minutes since run_start'
@@ -150,7 +150,7 @@ def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
     drawn = nodes[:_MAX_NODES]
     figure = Figure(figsize=(WIDTH_IN, 1.2 + 1.7 * len(drawn)))
     picture = Picture(f'telemetry_{shown.place}', f'Disk and network of every node, {shown.run_name(run)}',
-                      heading(scene.study), figure)
+                      study_heading(scene.study), figure)
     if len(drawn) < len(nodes):
         picture.notes.append(f'The first {len(drawn)} of {len(nodes)} nodes are drawn')
     panels = figure.subplots(len(drawn), 1, squeeze=False, sharex=True)[:, 0]

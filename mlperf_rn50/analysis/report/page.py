@@ -12,13 +12,13 @@ from mlperf_rn50.analysis.progress import track
 from mlperf_rn50.analysis.report import plots
 from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
 from mlperf_rn50.analysis.report.picture import Picture, dump_picture, inline_svg
-from mlperf_rn50.analysis.report.refs import heading, study_command
+from mlperf_rn50.analysis.report.refs import study_command, study_heading
 from mlperf_rn50.analysis.report.tables import finding_lines, is_large, overview_table, tables_of
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.files import numbered_lines, write_atomically, writing_folder
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Cell, Ref, Table
+from mlperf_rn50.text import printable
 
 _MAX_QUOTE = 200  # maximum characters quoted per log line
 _MAX_LINES = 24  # maximum log lines per source entry; five runs have fewer
@@ -87,7 +87,7 @@ def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _S
     shown = tables_of(study)[:count + bool(study.others) if is_brief else None]
     tables = [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(shown, start=1)]
     series = list(zip_longest(tables[:count], drawn[:count]))
-    return {'id': name, 'title': heading(study), 'findings': finding_lines(study, more='see all findings'),
+    return {'id': name, 'title': study_heading(study), 'findings': finding_lines(study, more='see all findings'),
             'all_findings': [] if is_brief else finding_lines(study, True), 'series': series,
             'command': f'{study_command(study)} --out DIR' if is_brief else None,
             'pictures': drawn[count:], 'tables': tables[count:], 'has_others': bool(study.others),
@@ -98,7 +98,7 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
     """Return the page with the plots of draw_report; links are relative to folder, where the page will be written."""
     sources = None if is_large(studies) else _Sources()
     overview = overview_table(studies)
-    title = heading(studies[0]) if len(studies) == 1 else (
+    title = study_heading(studies[0]) if len(studies) == 1 else (
         f'ResNet-50 in MLPerf logs: {sum(len(s.run_sets) for s in studies)} systems in {len(studies)} studies')
     return page_template('report/page.html').render(
         title=title, overview=_table(overview, 'systems', sources) if overview else None,

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
 from mlperf_rn50.files import write_atomically
-from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.text import printable
 
 # Pages replace INK by their text colour. GRID is also used for ideal lines; its contrast is at least 3:1 on all pages.
 INK, GRID = '#1b1e23', '#808893'

@@ -46,7 +46,7 @@ def study_command(study: Study) -> str:
     return shlex.join(['mlperf-rn50', 'report', str(home.parent if home.name == 'results' else home)])
 
 
-def heading(study: Study) -> str:
+def study_heading(study: Study) -> str:
     target = study.baseline.target_accuracy
     goal = f'Top-1 {100 * target:.2f} %' if target is not None else 'target not logged'
     return f'{study.name}: {goal} on {data_name(study.baseline.other_dataset)}'

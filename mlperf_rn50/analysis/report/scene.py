@@ -8,12 +8,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mlperf_rn50.analysis.report.picture import COLOURS, INK, WIDTH_IN, Picture, mark_of
-from mlperf_rn50.analysis.report.refs import heading
+from mlperf_rn50.analysis.report.refs import study_heading
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import plural, short, some, thin
+from mlperf_rn50.text import plural, printable, short, some, thin
 
 _MARKS = {'converged': 'o', 'running': '>'}  # plot marks by status; 'x' for any other status
 _MEANINGS = {'o': 'converged', 'x': 'did not converge', '>': 'still running'}
@@ -50,7 +49,7 @@ class Scene:
 
     def picture(self, name: str, title: str, height_in: float) -> tuple[Picture, Axes]:
         figure = Figure(figsize=(WIDTH_IN, height_in))
-        return Picture(name, title, heading(self.study), figure, list(self.notes)), figure.add_subplot()
+        return Picture(name, title, study_heading(self.study), figure, list(self.notes)), figure.add_subplot()
 
     def rows(self, name: str, title: str) -> tuple[Picture, Axes]:
         """Return a plot with a labelled row for each system."""

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from mlperf_rn50.analysis.report import tables as report
-from mlperf_rn50.analysis.report.refs import heading, study_command
+from mlperf_rn50.analysis.report.refs import study_command, study_heading
 from mlperf_rn50.analysis.sets.findings import render_finding
 from mlperf_rn50.analysis.sets.scaling import Study
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Table
-from mlperf_rn50.text import plural
+from mlperf_rn50.text import plural, printable
 
 
 def markdown_text(text: str) -> str:
@@ -86,6 +85,6 @@ def render_table(studies: Sequence[Study], style: Style = TERMINAL, has_all_find
         return _render_brief(studies, style, has_all_findings)
     overview = report.overview_table(studies)
     parts = [_render_table(overview, style, lambda title: style.study(title) + '\n\n')] if overview else []
-    parts += [render_section(heading(s), (), report.tables_of(s), report.finding_lines(s, has_all_findings), style,
-                             'Findings') for s in studies]
+    parts += [render_section(study_heading(s), (), report.tables_of(s), report.finding_lines(s, has_all_findings),
+                             style, 'Findings') for s in studies]
     return '\n\n'.join(parts)

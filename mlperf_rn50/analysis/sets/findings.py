@@ -1,5 +1,4 @@
 """Findings about a run set: refusal, duplicates, weak evidence and findings in its logs. Pure functions."""
-import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
@@ -7,6 +6,7 @@ from itertools import islice
 from mlperf_rn50.analysis.sets.run_set import RUNS_OF_A_SCORE, RunSet
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.run import Finding, Grade, Run, most_severe, note
+from mlperf_rn50.runfolder.names import run_number
 from mlperf_rn50.text import plural
 
 _MAX_MISSING = 10  # maximum missing logs listed in a finding
@@ -37,9 +37,8 @@ def _failures(run_set: RunSet) -> list[Finding]:
 
 def _missing_numbers(runs: Sequence[Run]) -> list[Finding]:
     """Return a warning about gaps in the numbers of result_<k>.txt, which start from 0 or 1."""
-    names = [re.fullmatch(r'result_(\d{1,9})\.txt', r.path.name) for r in runs]
-    numbers = {int(m[1]) for m in names if m}
-    if len(numbers) < 2 or not all(names):
+    numbers = {k for r in runs if (k := run_number(r.path.name)) is not None}
+    if len(numbers) < max(2, len(runs)):
         return []
     wanted = range(min(*numbers, 1), max(numbers) + 1)
     count = len(wanted) - len(numbers)

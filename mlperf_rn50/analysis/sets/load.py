@@ -21,6 +21,7 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, find_logs, no_logs, read_run
 from mlperf_rn50.mllog.run import Finding, Run, most_severe
+from mlperf_rn50.runfolder.names import LOG
 from mlperf_rn50.text import some
 
 # Facts that all runs of a set must share, and those that only converged and running ones must share.
@@ -45,7 +46,7 @@ def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSEr
     found: dict[Path, dict[Path, None]] = {}
     faults: dict[str, OSError] = {}
     for path in paths:
-        logs, errors = ([path], []) if os.path.isfile(path) else find_logs(path, r'result_\d+\.txt')
+        logs, errors = ([path], []) if os.path.isfile(path) else find_logs(path, LOG)
         if not logs and all(isinstance(e, (FileNotFoundError, NotADirectoryError)) for e in errors):
             reason = ('no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if errors else
                       no_logs(path))

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlperf_rn50.mllog.read.raw_log import number
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN
+from mlperf_rn50.runfolder.jsonl import number
 
 _MAX_EPOCHS = 200  # an ImageNet schedule logged as longer than this is counted in steps
 _MAX_VALUE = 1e9  # larger numbers in a log are ignored

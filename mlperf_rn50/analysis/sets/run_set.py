@@ -17,7 +17,7 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.run import Finding, Run
 from mlperf_rn50.mllog.sidecar.energy import Energy, read_energy
-from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry
+from mlperf_rn50.runfolder.names import find_telemetry
 
 RUNS_OF_A_SCORE = 5
 _T = TypeVar('_T')

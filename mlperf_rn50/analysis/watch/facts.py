@@ -2,8 +2,7 @@
 from typing import NamedTuple
 
 from mlperf_rn50.analysis.watch.run_state import STARTING, WAITING, LiveRun
-from mlperf_rn50.mllog.events import printable
-from mlperf_rn50.text import data_name, duration, money, percent, plural, some, span
+from mlperf_rn50.text import data_name, duration, money, percent, plural, printable, some, span
 
 _SLOW = 0.10  # minimum rank skew that is shown as a warning
 _MAX_NAMED = 6  # maximum nodes or run numbers listed in a fact
@@ -40,7 +39,7 @@ def status_text(run: LiveRun) -> str:
     return f'{word}{epochs}{clock}{resume if word == "interrupted" else ""}'
 
 
-def heading(run: LiveRun) -> str:
+def run_heading(run: LiveRun) -> str:
     return printable(run.path) + _known(', run {}', run.number)
 
 
@@ -159,8 +158,8 @@ def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
 def line_of(run: LiveRun) -> str:
     """Return one line about a run, for output to a file or pipe instead of a terminal."""
     if run.status in (WAITING, STARTING):
-        return f'{heading(run)}: {run.note}'
+        return f'{run_heading(run)}: {run.note}'
     parts = [status_text(run), f'epoch {epoch_text(run)}', accuracy_text(run),
              _known('{:,.0f} images/s', run.images_per_s), '' if run.left_s is None else f'{duration(run.left_s)} left',
              run.verdict]
-    return f'{heading(run)}: {"; ".join(filter(None, parts))}'
+    return f'{run_heading(run)}: {"; ".join(filter(None, parts))}'

@@ -4,7 +4,6 @@ Times are on the run's clock, which starts at run_start; only the ages of files 
 """
 import math
 import os
-import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -20,18 +19,16 @@ from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, METRICS, Epo
 from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import regular_file
-from mlperf_rn50.jsonl import Tail, decode, read_lines
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.events import printable
-from mlperf_rn50.mllog.read.description import sibling
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.read.resolve import age_s
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
-from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry, host_of
 from mlperf_rn50.options import load_tree
+from mlperf_rn50.runfolder.jsonl import Tail, decode, read_lines
+from mlperf_rn50.runfolder.names import RunFolder, find_telemetry, host_of, list_checkpoints, run_number, step_of
+from mlperf_rn50.text import printable
 
-_LOG = re.compile(r'result_(\d{1,9})\.txt')
 _MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
 _TAIL_BYTES = 1 << 16  # bytes read from the end of a node's telemetry; enough for the newest sample
 _UNEXPECTEDLY_QUIET_S = 60.0  # nodes whose telemetry lags behind the newest by more than this get a warning
@@ -64,9 +61,9 @@ class Follower:
 
     def __init__(self, path: Path):
         """Raise UserError if path is a file that is not named result_<k>.txt."""
-        self.path, self.folder, self._fixed = path, path, None
-        if m := _LOG.fullmatch(path.name):
-            self.folder, self._fixed = path.parent, int(m[1])
+        self.path, self.folder, self._fixed = path, path, run_number(path.name)
+        if self._fixed is not None:
+            self.folder = path.parent
         elif path.is_file():
             raise UserError(f'{path}: got a file, expected a run folder, or result_<k>.txt in one')
         self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: (signature, time read, content)
@@ -78,7 +75,7 @@ class Follower:
         now_s = time.time() if now_s is None else now_s
         try:
             with os.scandir(self.folder) as entries:
-                numbers = sorted(int(m[1]) for e in entries if (m := _LOG.fullmatch(e.name)))
+                numbers = sorted(k for e in entries if (k := run_number(e.name)) is not None)
         except FileNotFoundError:
             return LiveRun(str(self.path), note='the folder is gone; waiting for it' if self._was_there else
                            'not started yet: no such folder; waiting')
@@ -95,7 +92,7 @@ class Follower:
 
     def _read(self, number: int, now_s: float) -> Run | UserError:
         """Return a log's run. Read the log again if it changed or, every few seconds, if its run may have died."""
-        path, signature = self.folder / f'result_{number}.txt', None
+        path, signature = RunFolder(self.folder, number).result, None
         with suppress(OSError):
             status = path.stat()
             signature = status.st_ino, status.st_size, status.st_mtime_ns
@@ -125,8 +122,8 @@ class Follower:
         return used
 
     def _look_at(self, number: int, state: LiveRun, now_s: float) -> LiveRun:
-        log = self.folder / f'result_{number}.txt'
-        run, metrics = self._read(number, now_s), sibling(log, 'metrics', '.jsonl')
+        paths, run = RunFolder(self.folder, number), self._read(number, now_s)
+        metrics = paths.metrics
         if self._tail.path != metrics:
             self._tail, self._history = Tail(metrics, METRICS), MetricsHistory()
         is_new, records = self._tail.read()
@@ -134,14 +131,14 @@ class Follower:
             self._history = MetricsHistory()
         for record in records:
             self._history.add(record)
-        ages = {path: age for path in (log, metrics) if (age := age_s(path, now_s)) is not None}
+        ages = {path: age for path in (paths.result, metrics) if (age := age_s(path, now_s)) is not None}
         state = replace(
             state, number=number, quiet_s=min(ages.values(), default=None), attempts=_attempts(self.folder, number),
-            nodes=tuple(_node(p, now_s) for p in find_telemetry(self.folder).get(str(number), ())[:_MAX_NODES]),
-            checkpoints=_checkpoints(sibling(log, 'checkpoints', ''), now_s))
+            nodes=tuple(_node(p, now_s) for p in find_telemetry(self.folder).get(number, ())[:_MAX_NODES]),
+            checkpoints=_checkpoints(paths.checkpoints, now_s))
         if isinstance(run, UserError):
             return replace(state, status=STARTING, note=f'no readable log yet: {text(str(run))}')
-        state = replace(state, energy=self._used_energy(run), max_epochs=_max_epochs(sibling(log, 'config', '.yaml')))
+        state = replace(state, energy=self._used_energy(run), max_epochs=_max_epochs(paths.config))
         return _live_run(state, run, self._history, ages.get(metrics))
 
 
@@ -195,7 +192,7 @@ def _hint_for_empty_folder(folder: Path) -> str:
     """Return the note for a folder without runs; it lists subfolders that contain runs."""
     names: list[str] = []
     with suppress(OSError), os.scandir(folder) as entries:
-        names = sorted(e.name for e in entries if e.is_dir() and (Path(e.path) / 'result_0.txt').exists())
+        names = sorted(e.name for e in entries if e.is_dir() and RunFolder(Path(e.path), 0).result.exists())
     hint = f'; subfolders with runs: {", ".join(map(printable, names[:4]))}{" ..." if names[4:] else ""}'
     return f'not started yet: no log in the folder; waiting{hint if names else ""}'
 
@@ -211,10 +208,10 @@ def _max_epochs(path: Path) -> int | None:
 
 def _checkpoints(folder: Path, now_s: float) -> Checkpoints:
     """Return the number of complete checkpoints in a folder, and the newest one's step and age."""
-    steps = {}
-    with suppress(OSError), os.scandir(folder) as entries:
-        steps = {int(m[1]): Path(e.path) for e in entries if (m := re.fullmatch(r'step_(\d{1,12})', e.name))}
-    return Checkpoints(len(steps), max(steps), age_s(steps[max(steps)], now_s)) if steps else Checkpoints()
+    with suppress(OSError):
+        if found := list_checkpoints(folder):
+            return Checkpoints(len(found), step_of(found[-1]), age_s(found[-1], now_s))
+    return Checkpoints()
 
 
 def _attempts(folder: Path, number: int | None) -> tuple[str, ...]:

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import msgspec
 
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveEvaluation, RankTime
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.sidecar.metrics import Count, Epoch, EvalRecord, Number, Whole
+from mlperf_rn50.text import printable
 
 _MAX_POINTS, _MAX_RANKS, MAX_TEXT, MAX_ITEMS = 20_000, 4096, 400, 20  # limits for untrusted files
 _PACE_EPOCHS = 4.0  # epoch_s is averaged over this many of the latest epochs

@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 import mlperf_rn50
 from mlperf_rn50.analysis.page import page_template
 from mlperf_rn50.analysis.report.picture import COLOURS, GRID, INK, STYLE, WIDTH_IN, Picture, inline_svg
-from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, facts_of, heading, status_word
+from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, facts_of, run_heading, status_word
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.text import percent, thin
@@ -101,7 +101,7 @@ def render_page(run: LiveRun, written: datetime, every_s: float, price: float | 
         figures = [{'id': f'{p.name}-', 'title': p.title, 'notes': p.notes, 'svg': inline_svg(p, f'{p.name}-')}
                    for p in pictures]
     return page_template('watch/page.html').render(
-        title=heading(run), word=status_word(run), level=STATUS_LEVELS[run.status], facts=facts_of(run, price),
+        title=run_heading(run), word=status_word(run), level=STATUS_LEVELS[run.status], facts=facts_of(run, price),
         warnings=run.warnings, figures=figures, rows=_rows(run), has_band=bool(run.band),
         reload_s=None if run.is_over else max(1, math.ceil(every_s)), written=f'{written:%Y-%m-%d %H:%M:%S} UTC',
         version=mlperf_rn50.__version__)

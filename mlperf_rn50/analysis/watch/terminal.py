@@ -9,10 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mlperf_rn50.analysis.sets.cost import cost_of
-from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, epoch_text, facts_of, heading, status_text, status_word
+from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, epoch_text, facts_of, run_heading, status_text, status_word
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
-from mlperf_rn50.mllog.events import printable
-from mlperf_rn50.text import duration, money, percent
+from mlperf_rn50.text import duration, money, percent, printable
 
 _STYLES = {'good': 'green', 'warn': 'yellow', 'bad': 'red', '': ''}
 _COLOURS = ('cyan', 'magenta', 'yellow', 'green', 'blue', 'red')
@@ -138,7 +137,7 @@ def render(runs: Sequence[LiveRun], console: Console, price: float | None = None
            rows: int | None = None) -> RenderableType:
     """Render the runs for a console. They take at most `rows` rows; None means that the number is not limited."""
     width, is_ascii = console.width, not console.encoding.lower().startswith('utf')
-    title = heading(runs[0]) if len(runs) == 1 else f'{len(runs)} runs'
+    title = run_heading(runs[0]) if len(runs) == 1 else f'{len(runs)} runs'
     table = _facts_table(runs[0], price) if len(runs) == 1 else _overview(runs, width, price)
     head: list[RenderableType] = [Text(title, 'bold', overflow='fold'), *_warnings(runs)]
     if not any(r.evaluations or r.band for r in runs):

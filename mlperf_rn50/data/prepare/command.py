@@ -25,7 +25,7 @@ from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, load_manife
 from mlperf_rn50.data.verify import REPAIR, describe_records, dump_manifest, verify
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
 from mlperf_rn50.files import describe_disk, no_link, read_bytes, sync, write_atomically
-from mlperf_rn50.jsonl import decode
+from mlperf_rn50.runfolder.jsonl import decode
 from mlperf_rn50.text import plural, some
 
 PART_SIZE = 1000

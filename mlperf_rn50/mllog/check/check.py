@@ -10,9 +10,10 @@ from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.check.official import NotInstalled, check_official, find_long_lines
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read import reader
-from mlperf_rn50.mllog.read.raw_log import number
 from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
-from mlperf_rn50.text import percent, plural
+from mlperf_rn50.runfolder.jsonl import number
+from mlperf_rn50.runfolder.names import ANY_LOG
+from mlperf_rn50.text import percent, plural, printable
 
 _BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
 _MAX_NAMED = 20  # maximum number of torn lines, and of long lines, listed for each log
@@ -152,11 +153,11 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
     return CheckedLog(path, facts, tuple(verdicts))
 
 
-def find_logs(paths: Sequence[Path]) -> list[Path]:
+def list_logs(paths: Sequence[Path]) -> list[Path]:
     """Return the given files, each result_*.txt in or below given folders, and unreadable folders."""
     result: dict[Path, None] = {}
     for path in paths:
-        logs, errors = reader.find_logs(path, r'result_.*\.txt') if path.is_dir() else ([path], [])
+        logs, errors = reader.find_logs(path, ANY_LOG) if path.is_dir() else ([path], [])
         if not logs and not errors:
             raise UserError(f'{path}: {reader.no_logs(path)}; expected a log or a folder of logs')
         result.update(dict.fromkeys([*logs, *(Path(e.filename) for e in errors)]))
@@ -180,7 +181,7 @@ def render_log(log: CheckedLog) -> str:
     lines = [str(log.path)]
     if log.facts is None:
         lines.append(f'  FAIL: {log.error}')
-        return '\n'.join(map(events.printable, lines))
+        return '\n'.join(map(printable, lines))
     for v in log.verdicts:
         level = ', levels 1 and 2' if v.ruleset == V05 else ''
         lines.append(f'  {v.ruleset:6s} {v.division:6s} {"pass" + level if v.passed else "FAIL"}')
@@ -196,7 +197,7 @@ def render_log(log: CheckedLog) -> str:
     if log.facts.num_resumes:
         lines.append(f'  note: the run was resumed {plural(log.facts.num_resumes, "time")}; only a run without a '
                      'resume can be submitted')
-    return '\n'.join(map(events.printable, lines))
+    return '\n'.join(map(printable, lines))
 
 
 def count_verdicts(logs: Sequence[CheckedLog]) -> dict[str, tuple[int, int]]:

@@ -10,12 +10,13 @@ from typing import Any
 from mlperf_rn50.config import SECTIONS
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import dump_json
-from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.git import git
 from mlperf_rn50.mllog.package.system_desc import data_note
-from mlperf_rn50.mllog.read.description import load_env, sibling, system_path, value_at
+from mlperf_rn50.mllog.read.description import load_env, system_path, value_at
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.options import load_tree
-from mlperf_rn50.system.git import git
+from mlperf_rn50.runfolder.names import run_of
+from mlperf_rn50.text import printable
 
 # Files and folders of the checkout that are submitted.
 _CODE = ('mlperf_rn50', 'launch', 'setup.cfg', 'pyproject.toml', 'Dockerfile', 'README.md', 'CHANGELOG.md', 'LICENSE')
@@ -95,8 +96,8 @@ def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
 
 def find_flaws(run: Run) -> list[str]:
     """Return why files of a run are not packaged: links, whose targets may be private, or an invalid configuration."""
-    config = sibling(run.path, 'config', '.yaml')
-    files = (run.path, config, sibling(run.path, 'env', '.json'), system_path(run.path))
+    config = run_of(run.path).config
+    files = (run.path, config, run_of(run.path).env, system_path(run.path))
     flaws = [f'{p.name}: got a symbolic link, expected a file; replace it with a copy' for p in files if p.is_symlink()]
     try:
         tree = load_tree(config) if config.is_file() and not flaws else {}
@@ -111,7 +112,7 @@ def write_runs(folder: Path, runs: Sequence[Run]) -> None:
     """Write the configuration and environment of each run."""
     folder.mkdir()
     for k, run in enumerate(runs):
-        config, env = sibling(run.path, 'config', '.yaml'), load_env(run.path)
+        config, env = run_of(run.path).config, load_env(run.path)
         if env:
             dump_json(folder / f'env_{k}.json', env)
         if config.is_file():

@@ -17,13 +17,12 @@ from mlperf_rn50.files import dump_json, writing_folder
 from mlperf_rn50.mllog.check.check import check_log
 from mlperf_rn50.mllog.check.official import CheckResult, find_danger, judge_tree
 from mlperf_rn50.mllog.duplicates import find_duplicates
-from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.package import system_desc
 from mlperf_rn50.mllog.package.code import copy_code, find_flaws, missing_code, write_runs, write_scripts
 from mlperf_rn50.mllog.read.description import load_env
 from mlperf_rn50.mllog.rulesets import ROUNDS
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import plural
+from mlperf_rn50.text import plural, printable
 
 _NUM_RESULTS = 5
 _MAX_WARNINGS = 3  # maximum number of warnings shown per log; `report` shows all

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog, integer, number
+from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog, integer
 from mlperf_rn50.mllog.run import Evaluation, Finding, TrainSegment
+from mlperf_rn50.runfolder.jsonl import number
 
 SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; a matter of milliseconds in published logs
 STEP_S = 1.0  # tolerated difference between the wall clock and the monotonic clock over a run

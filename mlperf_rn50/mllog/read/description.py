@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from mlperf_rn50.files import parse_json, regular_file
 from mlperf_rn50.mllog.run import FactSource
+from mlperf_rn50.runfolder.names import run_of
 
 _MAX_BYTES = 1 << 20
 
@@ -66,12 +67,6 @@ def network_gbit_s(text: Any) -> float | None:
     return float(max(rates)) if rates and max(rates) > 0 else None
 
 
-def sibling(log: Path, stem: str, suffix: str) -> Path:
-    """Return a file that belongs to a log, such as config_2.yaml for result_2.txt or config.yaml for result_0.txt."""
-    m = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', log.stem)
-    return log.with_name(f'{stem}{f"_{m[1]}" if m and m[1] != "0" else ""}{suffix}')
-
-
 def system_path(log: Path) -> Path:
     """Return the path of the system description in the submission tree of a log, systems/<system>.json."""
     system = log.absolute().parent.parent
@@ -96,7 +91,7 @@ def load_object(path: Path) -> tuple[dict[str, Any], str]:
 def load_env(log: Path) -> dict[str, Any]:
     """Return the env.json that belongs to a log; empty if it is missing or unreadable."""
     try:
-        return load_object(sibling(log, 'env', '.json'))[0]
+        return load_object(run_of(log).env)[0]
     except ValueError:
         return {}
 
@@ -128,7 +123,7 @@ def framework_of(env: dict[str, Any]) -> str | None:
 def find_description(log: Path) -> SystemDescription:
     """Return the description in a file that belongs to a log; it is empty if there is no file."""
     log = log.absolute()
-    places = sibling(log, 'env', '.json'), log.parent.parent / 'entry.json', system_path(log)
+    places = run_of(log).env, log.parent.parent / 'entry.json', system_path(log)
     try:
         path = next((p for p in places if p.is_file()), None)
     except OSError as e:  # no permission for a folder

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent
 from mlperf_rn50.mllog.run import FactSource, Findings
+from mlperf_rn50.runfolder.jsonl import number
 
 _MAX_KEPT = 10_000  # maximum number of evaluations, epochs and so on; a real log has about a hundred
 _MAX_KEYS = 64
@@ -26,12 +27,6 @@ _V05_KEYS = {  # tags of v0.5 and the later keys with the same meaning
     'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED, 'train_epoch': keys.EPOCH_START,
     'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
     'eval_target': events.TARGET_ACCURACY, 'opt_learning_rate': keys.OPT_BASE_LR}
-
-
-def number(value: Any, low: float, high: float) -> float | None:
-    """Return a value if it is a number in the range, otherwise None."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_number and low <= value <= high else None
 
 
 def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:

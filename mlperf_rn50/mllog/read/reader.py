@@ -14,13 +14,14 @@ import msgspec
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import numbered_lines, walk
-from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent, decode_events
-from mlperf_rn50.mllog.read.description import find_description, sibling
+from mlperf_rn50.mllog.read.description import find_description
 from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
 from mlperf_rn50.mllog.run import Findings, Run
+from mlperf_rn50.runfolder.jsonl import read_lines
+from mlperf_rn50.runfolder.names import run_of
 
 
 class _End(msgspec.Struct):
@@ -30,7 +31,7 @@ class _End(msgspec.Struct):
 
 def read_duration_s(log: Path) -> float | None:
     """Return the time of a finished run from its metrics.jsonl, measured on the monotonic clock; None if unknown."""
-    ends = [e.time_to_train_s for _, e in read_lines(sibling(log, 'metrics', '.jsonl'), _End, b'"end"')]
+    ends = [e.time_to_train_s for _, e in read_lines(run_of(log).metrics, _End, b'"end"')]
     return ends[-1] if ends else None
 
 

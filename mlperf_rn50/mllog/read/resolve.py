@@ -1,19 +1,20 @@
 """Combination of a log and its system description into a Run: facts, their sources, and findings."""
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlperf_rn50.locks import is_locked
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat
 from mlperf_rn50.mllog.read import clock
 from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
 from mlperf_rn50.mllog.read.layout import LayoutReader, describe_in_log
-from mlperf_rn50.mllog.read.raw_log import RawLog, integer, number
+from mlperf_rn50.mllog.read.raw_log import RawLog, integer
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Finding, Run, RunStatus
+from mlperf_rn50.runfolder.jsonl import number
+from mlperf_rn50.runfolder.locks import is_locked
+from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.text import plural
 
 _AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
@@ -151,8 +152,8 @@ class RunResolver:
 
     def _is_written(self) -> bool:
         """Return whether a log without run_stop is still being written."""
-        lock = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', self.path.stem)
-        if lock and (is_held := is_locked(self.path.with_name(f'.run_{lock[1]}.lock'))) is not None:
+        run = run_of(self.path)
+        if self.path in (run.result, run.result_v06) and (is_held := is_locked(run.lock)) is not None:
             return is_held
         limit_s = max(_QUIET_S, _QUIET_GAPS * min(self.log.longest_gap_s, _DAY_S))
         age, since_event_s = age_s(self.path, self.now_s), self.now_s - (self.log.last_s or 0.0)

@@ -9,9 +9,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.mllog.sidecar.telemetry import TelemetryRecord, files_of, host_of
+from mlperf_rn50.mllog.sidecar.telemetry import TelemetryRecord, files_of
+from mlperf_rn50.runfolder.jsonl import read_lines
+from mlperf_rn50.runfolder.names import host_of
 from mlperf_rn50.text import plural
 
 KINDS = ('cpu', 'gpu')
@@ -166,7 +167,7 @@ def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
             raise _Unmeasured(f'{boots[node.boot]} and {node.host} are the same machine, which would count twice')
 
 
-def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> Energy:
+def read_energy(run: Run, files: Mapping[int, Sequence[Path]] | None = None) -> Energy:
     """Return the energy up to the run's end or, without one, the last time sampled by all nodes; files: of files_of."""
     nodes = [_read_node(path) for path in files_of(run, files)]
     seconds = run.time_to_train_s

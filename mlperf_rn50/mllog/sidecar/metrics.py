@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from mlperf_rn50.jsonl import read_lines
-from mlperf_rn50.mllog.read.description import sibling
 from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.runfolder.jsonl import read_lines
+from mlperf_rn50.runfolder.names import run_of
 
 _MAX_NODES = 256
 Number = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
@@ -59,7 +59,7 @@ class NodeReads:
 
 def read_learning_rates(run: Run) -> Sequence[tuple[float, float]]:
     """Return (seconds since run_start, learning rate) from metrics.jsonl, else from the log, which has fewer pairs."""
-    steps = read_lines(sibling(run.path, 'metrics', '.jsonl'), _Step, b'learning_rate')
+    steps = read_lines(run_of(run.path).metrics, _Step, b'learning_rate')
     return tuple((s.time_s, s.learning_rate) for _, s in steps) or run.learning_rates
 
 
@@ -71,7 +71,7 @@ def read_curve(path: Path) -> list[tuple[int, float]]:
 
 def read_node_reads(run: Run) -> list[NodeReads]:
     """Return the reads of each node, sorted by name; if a resume repeated an epoch, its last reads are used."""
-    path = sibling(run.path, 'metrics', '.jsonl')
+    path = run_of(run.path).metrics
     epochs: dict[str, dict[int, tuple[int, int, int | None]]] = {}  # (line, bytes, new bytes) by host and epoch
     for line, reads in read_lines(path, _Reads, b'record_bytes'):
         for host, num_bytes in reads.record_bytes.items():
@@ -91,7 +91,7 @@ def read_node_reads(run: Run) -> list[NodeReads]:
 def read_stragglers(run: Run) -> list[str]:
     """Return the last message about each straggler, with the number of evaluations at which it was slow."""
     messages: dict[str, tuple[str, int]] = {}
-    records = [r for _, r in read_lines(sibling(run.path, 'metrics', '.jsonl'), _StragglersRecord, b'stragglers')]
+    records = [r for _, r in read_lines(run_of(run.path).metrics, _StragglersRecord, b'stragglers')]
     for text in (text for r in records for text in r.stragglers):
         rank = text.partition(' is slow')[0]
         if rank in messages or len(messages) < _MAX_NODES:

@@ -1,17 +1,15 @@
 """Reader of the node telemetry of a run, which is untrusted input like the log."""
 import math
-import os
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.runfolder.jsonl import read_lines
+from mlperf_rn50.runfolder.names import find_telemetry, host_of, run_number
 
 _MAX_NODES = 256
 # Counters whose sum a plot shows, by label of the plot.
@@ -80,28 +78,13 @@ def read_node(path: Path) -> NodeTelemetry | None:
     return NodeTelemetry(host_of(path), path, times_s, dict(zip(KINDS, rates)), cpu_percent, page_cache_bytes)
 
 
-def find_telemetry(folder: Path) -> dict[str, list[Path]]:
-    """Return the telemetry files in a folder by run number; the files of each run are sorted by name."""
-    result: dict[str, list[Path]] = {}
-    with suppress(OSError), os.scandir(folder) as entries:
-        for name in sorted(e.name for e in entries):
-            if m := re.fullmatch(r'telemetry_(\d+)_.+\.jsonl', name):
-                result.setdefault(m[1], []).append(folder / name)
-    return result
-
-
-def files_of(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> Sequence[Path]:
+def files_of(run: Run, files: Mapping[int, Sequence[Path]] | None = None) -> Sequence[Path]:
     """Return the telemetry files of a run; files: find_telemetry's result for its folder, or None to search it."""
-    m = re.fullmatch(r'result_(\d+)\.txt', run.path.name)
+    number = run_number(run.path.name)
     by_run = find_telemetry(run.path.parent) if files is None else files
-    return by_run.get(m[1], ())[:_MAX_NODES] if m else ()
+    return () if number is None else by_run.get(number, ())[:_MAX_NODES]
 
 
-def host_of(path: Path) -> str:
-    """Return the host in the name of a telemetry file."""
-    return path.stem.split('_', 2)[-1]
-
-
-def read_telemetry(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> list[NodeTelemetry]:
+def read_telemetry(run: Run, files: Mapping[int, Sequence[Path]] | None = None) -> list[NodeTelemetry]:
     """Return the samples of all nodes in a run; files: as for files_of."""
     return [node for p in files_of(run, files) if (node := read_node(p))]

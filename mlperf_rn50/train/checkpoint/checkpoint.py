@@ -18,10 +18,11 @@ from mlperf_rn50 import files
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint
 from mlperf_rn50.files import read_bytes, read_text, temporary_of
 from mlperf_rn50.npz import read_arrays
+from mlperf_rn50.runfolder.names import CHECKPOINT_PREFIX, is_checkpoint_name, list_checkpoints, step_of
 from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState, dump_state, parse_state
 
 FORMAT = 4
-_PREFIX, _ASIDE = 'step_', 'damaged_'
+_ASIDE = 'damaged_'
 _UNSEALED = (1, 2, 3)  # formats that had no SHA-256 of state.json
 _MAX_STATE_BYTES = 1 << 24
 
@@ -47,7 +48,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
 
 def save(folder: Path, progress: Progress, trainer: TrainerState, keep: int) -> Path:
     """Write a checkpoint, then remove all but the newest `keep`; raise CheckpointError or StorageError on failure."""
-    final = folder / f'{_PREFIX}{progress.step:08d}'
+    final = folder / f'{CHECKPOINT_PREFIX}{progress.step:08d}'
     temporary = temporary_of(final)
     try:
         files.make_folder(folder)
@@ -122,28 +123,8 @@ def rewind(folder: Path, path: Path, progress: Progress, trainer: TrainerState) 
 
 def clear_unfinished(folder: Path) -> None:
     """Remove temporary folders of killed writers; the caller holds the lock of the run."""
-    for path in files.temporaries_in(folder, f'{_PREFIX}*'):
+    for path in files.temporaries_in(folder, f'{CHECKPOINT_PREFIX}*'):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the finished checkpoints of a folder, oldest first; this only looks at names, not at content."""
-    checkpoints = [p for p in folder.glob(f'{_PREFIX}*') if is_checkpoint_name(p.name) and p.is_dir()]
-    return sorted(checkpoints, key=step_of)
-
-
-def newest_step(folder: Path) -> int:
-    """Return the step in the name of a folder's newest checkpoint, or -1 if there is none."""
-    return max(map(step_of, list_checkpoints(folder)), default=-1)
-
-
-def is_checkpoint_name(name: str) -> bool:
-    digits = name.removeprefix(_PREFIX)
-    return name.startswith(_PREFIX) and digits.isascii() and digits.isdecimal() and len(digits) < 20
-
-
-def step_of(path: Path) -> int:
-    return int(path.name.removeprefix(_PREFIX))
 
 
 def load(path: Path) -> tuple[Progress, TrainerState]:

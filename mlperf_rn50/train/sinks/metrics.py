@@ -5,9 +5,9 @@ from typing import Any
 
 from mlperf_rn50.config import render_yaml
 from mlperf_rn50.files import LineFile, write_atomically, writing
+from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.environment import dump_environment
 from mlperf_rn50.train import events
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 from mlperf_rn50.train.sinks.mlperf_log import render_changes, render_ranks
 
 

@@ -2,7 +2,7 @@
 from typing import Any
 
 from mlperf_rn50.mllog.writer import RunLog
-from mlperf_rn50.model.describe import describe
+from mlperf_rn50.model.describe import describe_layers
 from mlperf_rn50.train import events
 from mlperf_rn50.train.plan import Plan
 
@@ -25,7 +25,7 @@ class MlperfLog:
                                     round(plan.config.schedule.warmup_epochs * plan.steps_per_epoch),
                                     plan.fraction(plan.steps_per_epoch - 1))
             case events.Built():
-                log.model(describe(event.plan.config), event.tensor_names)
+                log.model(describe_layers(event.plan.config), event.tensor_names)
                 if event.initial_weights:
                     log.initial_weights(event.initial_weights, event.notes)
             case events.InitStopped():

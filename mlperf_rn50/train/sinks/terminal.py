@@ -8,8 +8,8 @@ from tqdm import tqdm
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.files import LineHandler
+from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.train import events
-from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 
 _PLAIN_PERIOD_S = 30.0  # time between two progress lines if stderr is not a terminal
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from mlperf_rn50 import jsonl
 from mlperf_rn50.files import write_atomically
+from mlperf_rn50.runfolder import jsonl
+from mlperf_rn50.runfolder.records import Failure, note_failure
 from mlperf_rn50.system.launcher_env import launched_rank
 from mlperf_rn50.train.watchdog.heartbeat import WAITING, RankState
-from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure
 
 # Otherwise unused signal on which faulthandler writes the stacks of the rank.
 STACK_SIGNAL = getattr(signal, 'SIGSTKFLT', 16)  # Python 3.10 has no name for it

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, RankLost
 from mlperf_rn50.system import cgroup, out_of_memory
-from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, rank_name, say
+from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, print_stderr, rank_name
+from mlperf_rn50.system.signals import STOP_SIGNALS, StopRequests, catch
 from mlperf_rn50.train.watchdog import stall_report
 from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat
-from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, StopRequests, catch
 
 _GRACE_S = 15.0  # time for a checkpoint after the launcher has ended
 _REPORTS_S = 10.0  # time for other stalled ranks to write their reports; their last beat may be a step later
@@ -199,7 +199,7 @@ class Watcher:
             stall_report.run_limited(_READ_LIMIT_S, partial(stall_report.note, self._folder, reason.partition(';')[0],
                                                             is_outside))
         with suppress(OSError):  # the terminal may be gone
-            say(f'mlperf-rn50: {rank_name()}, {where or self._heartbeat}: {reason}')
+            print_stderr(f'mlperf-rn50: {rank_name()}, {where or self._heartbeat}: {reason}')
 
 
 def _signal_name(number: int) -> str:

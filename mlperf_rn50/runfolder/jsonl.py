@@ -1,18 +1,25 @@
-"""Decoding of JSON objects and lines of untrusted files into msgspec Structs."""
+"""Records as JSON lines: writing them, and decoding those of untrusted files into msgspec Structs."""
 import itertools
+import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from mlperf_rn50.files import MAX_LINE_BYTES, numbered_lines, regular_file
+from mlperf_rn50.files import MAX_LINE_BYTES, no_link, numbered_lines, regular_file
 
 _MAX_LINES = 1 << 22  # maximum number of lines read from one file
 _MAX_LOOK_BYTES = 1 << 26  # maximum number of bytes read in one call of Tail.read
 _LAST_BYTES = 64  # number of bytes before the read position that Tail keeps to detect a replaced file
 T = TypeVar('T')
+
+
+def encode(record: Any) -> str:
+    """Return a record, such as a msgspec Struct, as JSON on one line."""
+    return json.dumps(msgspec.to_builtins(record))
 
 
 def decode(content: bytes | str, kind: type[T]) -> T | None:
@@ -21,6 +28,18 @@ def decode(content: bytes | str, kind: type[T]) -> T | None:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
+
+
+def number(value: Any, low: float, high: float) -> float | None:
+    """Return a value of untrusted JSON if it is a number in the range, otherwise None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and low <= value <= high else None
+
+
+def append(path: Path, record: Any) -> None:
+    """Append a record as a line to a file; ignore errors, which the run reports elsewhere."""
+    with suppress(OSError), open(path, 'a', opener=no_link) as f:
+        f.write(encode(record) + '\n')
 
 
 def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[int, T]]:

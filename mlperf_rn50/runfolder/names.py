@@ -3,20 +3,19 @@
 Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/; run k owns
 result_k.txt, config_k.yaml and so on. .run_k.lock reserves the number k, and is locked while a program writes run k.
 """
-import fcntl
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from mlperf_rn50.errors import CheckpointError, ConfigError, StorageError, UserError
-from mlperf_rn50.files import make_folder, no_link, temporaries_in, writing_folder
-from mlperf_rn50.mllog.events import LogEvent
-from mlperf_rn50.mllog.read.reader import read_events
-from mlperf_rn50.system.telemetry import host_file_name
-from mlperf_rn50.train.checkpoint.checkpoint import clear_unfinished, is_checkpoint_name, list_checkpoints
+from mlperf_rn50.errors import StorageError
+from mlperf_rn50.files import make_folder, writing_folder
 
+CHECKPOINT_PREFIX = 'step_'
+_RESULT = r'result_(\d{1,15})'
+LOG, ANY_LOG = _RESULT + r'\.txt', r'result_.*\.txt'  # names of the log of a run, and of logs under similar names
 # Names of files and folders that contain the number of their run.
 _NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints|weights)_(\d+).*')
 
@@ -51,23 +50,37 @@ class RunFolder:
     def telemetry(self, host: str) -> Path:
         return self.dir / f'telemetry_{self.index}_{host_file_name(host)}.jsonl'
 
-    def clear_unfinished(self) -> None:
-        """Remove temporary files of killed writers; the caller holds the lock of the run."""
-        clear_unfinished(self.checkpoints)
-        for path in (*temporaries_in(self.weights), *temporaries_in(self.dir, self.config.name),
-                     *temporaries_in(self.dir, self.env.name)):
-            path.unlink(missing_ok=True)
+
+def run_number(name: str) -> int | None:
+    """Return k if the name of a file is result_<k>.txt, otherwise None."""
+    m = re.fullmatch(LOG, name)
+    return int(m[1]) if m else None
 
 
-def clear_abandoned(run: RunFolder) -> None:
-    """Remove temporary files that killed writers left in the folder's other runs; skip locked runs."""
-    for path in run.dir.glob('.run_*.lock'):
-        match = re.fullmatch(r'\.run_(\d+)\.lock', path.name)
-        if not match or path == run.lock:
-            continue
-        with suppress(OSError), open(path, 'r+b', opener=no_link) as f:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            RunFolder(run.dir, int(match[1])).clear_unfinished()
+def run_of(log: Path) -> RunFolder:
+    """Return the run that wrote a log, result_<k>.txt or result_<k>_v0.6.txt; run 0 for a log with another name."""
+    m = re.fullmatch(_RESULT + r'(?:_v0\.6)?', log.stem)
+    return RunFolder(log.parent, int(m[1]) if m else 0)
+
+
+def host_file_name(host: str) -> str:
+    """Return a host name with '_' for each character that is unsafe in file names."""
+    return re.sub(r'[^\w.-]', '_', host)
+
+
+def host_of(telemetry: Path) -> str:
+    """Return the host in the name of a telemetry file."""
+    return telemetry.stem.split('_', 2)[-1]
+
+
+def find_telemetry(folder: Path) -> dict[int, list[Path]]:
+    """Return the telemetry files in a folder by run number; the files of each run are sorted by name."""
+    result: dict[int, list[Path]] = {}
+    with suppress(OSError), os.scandir(folder) as entries:
+        for name in sorted(e.name for e in entries):
+            if m := re.fullmatch(r'telemetry_(\d{1,15})_.+\.jsonl', name):
+                result.setdefault(int(m[1]), []).append(folder / name)
+    return result
 
 
 def check_present(run: RunFolder) -> None:
@@ -78,7 +91,8 @@ def check_present(run: RunFolder) -> None:
 
 
 def run_numbers(folder: Path) -> list[int]:
-    return [int(m[1]) for p in folder.glob('result_*.txt') if (m := re.fullmatch(r'result_(\d+)\.txt', p.name))]
+    """Return the numbers of the runs in a folder, in no particular order."""
+    return [k for p in folder.glob('result_*.txt') if (k := run_number(p.name)) is not None]
 
 
 def next_index(folder: Path) -> int:
@@ -100,37 +114,21 @@ def new_run(folder: Path) -> RunFolder:
             return run
 
 
-def find_run(path: Path) -> tuple[RunFolder, Path]:
-    """Return the run that --resume PATH selects, and its checkpoint or checkpoints folder; raise UserError if none."""
-    checkpoints = path.parent
-    if not is_checkpoint(path):
-        folders = [path] if path.name.startswith('checkpoints') else sorted(path.glob('checkpoints*'), key=_run_index)
-        usable = [f for f in folders if list_checkpoints(f)]
-        if not usable:
-            raise CheckpointError(f'{path}: contains no checkpoint, expected a run folder with checkpoints/step_<n>')
-        path = checkpoints = usable[-1]
-    if not path.is_dir():
-        raise CheckpointError(f'{path}: no such checkpoint')
-    run = RunFolder(checkpoints.parent, _run_index(checkpoints))
-    for needed in (run.config, run.result):
-        if not needed.exists():
-            raise ConfigError(f'{needed}: missing; resume the run in its original folder')
-    return run, path
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the finished checkpoints of a folder, oldest first; this only looks at names, not at content."""
+    checkpoints = [p for p in folder.glob(f'{CHECKPOINT_PREFIX}*') if is_checkpoint_name(p.name) and p.is_dir()]
+    return sorted(checkpoints, key=step_of)
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Check whether a path is a checkpoint, not a folder of checkpoints."""
-    return is_checkpoint_name(path.name) or (path / 'state.json').exists()
+def newest_step(folder: Path) -> int:
+    """Return the step in the name of a folder's newest checkpoint, or -1 if there is none."""
+    return max(map(step_of, list_checkpoints(folder)), default=-1)
 
 
-def check_unfinished(run: RunFolder) -> None:
-    """Raise UserError for a run that has reached its target."""
-    if any(e.key == 'run_stop' and e.metadata.get('status') == 'success'
-           for _, e in read_events(run.result) if isinstance(e, LogEvent)):
-        raise UserError(f'--resume: {run.result} is the log of a run that reached its target; there is nothing to '
-                        'resume')
+def is_checkpoint_name(name: str) -> bool:
+    digits = name.removeprefix(CHECKPOINT_PREFIX)
+    return name.startswith(CHECKPOINT_PREFIX) and digits.isascii() and digits.isdecimal() and len(digits) < 20
 
 
-def _run_index(path: Path) -> int:
-    digits = path.name.rpartition('_')[2]
-    return int(digits) if digits.isdecimal() else 0
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix(CHECKPOINT_PREFIX))

@@ -1,0 +1,67 @@
+"""Runs to resume: their checkpoints, and the temporary files that killed writers left."""
+import fcntl
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
+from mlperf_rn50.files import no_link, temporaries_in
+from mlperf_rn50.mllog.events import LogEvent
+from mlperf_rn50.mllog.read.reader import read_events
+from mlperf_rn50.runfolder.names import RunFolder, is_checkpoint_name, list_checkpoints
+from mlperf_rn50.train.checkpoint import checkpoint
+
+
+def clear_run(run: RunFolder) -> None:
+    """Remove the temporary files that killed writers left in a run; the caller holds the lock of the run."""
+    checkpoint.clear_unfinished(run.checkpoints)
+    for path in (*temporaries_in(run.weights), *temporaries_in(run.dir, run.config.name),
+                 *temporaries_in(run.dir, run.env.name)):
+        path.unlink(missing_ok=True)
+
+
+def clear_abandoned(run: RunFolder) -> None:
+    """Remove temporary files that killed writers left in the folder's other runs; skip locked runs."""
+    for path in run.dir.glob('.run_*.lock'):
+        match = re.fullmatch(r'\.run_(\d+)\.lock', path.name)
+        if not match or path == run.lock:
+            continue
+        with suppress(OSError), open(path, 'r+b', opener=no_link) as f:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            clear_run(RunFolder(run.dir, int(match[1])))
+
+
+def find_run(path: Path) -> tuple[RunFolder, Path]:
+    """Return the run that --resume PATH selects, and its checkpoint or checkpoints folder; raise UserError if none."""
+    checkpoints = path.parent
+    if not is_checkpoint(path):
+        folders = [path] if path.name.startswith('checkpoints') else sorted(path.glob('checkpoints*'), key=_run_index)
+        usable = [f for f in folders if list_checkpoints(f)]
+        if not usable:
+            raise CheckpointError(f'{path}: contains no checkpoint, expected a run folder with checkpoints/step_<n>')
+        path = checkpoints = usable[-1]
+    if not path.is_dir():
+        raise CheckpointError(f'{path}: no such checkpoint')
+    run = RunFolder(checkpoints.parent, _run_index(checkpoints))
+    for needed in (run.config, run.result):
+        if not needed.exists():
+            raise ConfigError(f'{needed}: missing; resume the run in its original folder')
+    return run, path
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Check whether a path is a checkpoint, not a folder of checkpoints."""
+    return is_checkpoint_name(path.name) or (path / 'state.json').exists()
+
+
+def check_unfinished(run: RunFolder) -> None:
+    """Raise UserError for a run that has reached its target."""
+    if any(e.key == 'run_stop' and e.metadata.get('status') == 'success'
+           for _, e in read_events(run.result) if isinstance(e, LogEvent)):
+        raise UserError(f'--resume: {run.result} is the log of a run that reached its target; there is nothing to '
+                        'resume')
+
+
+def _run_index(path: Path) -> int:
+    digits = path.name.rpartition('_')[2]
+    return int(digits) if digits.isdecimal() else 0
