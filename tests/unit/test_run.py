@@ -19,7 +19,7 @@ from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.train import run as runs
 from mlperf_rn50.train.checkpoint import checkpoint
-from mlperf_rn50.train.checkpoint.changes import FREE, find_changes, parse_allowed
+from mlperf_rn50.train.checkpoint.changes import find_changes, free_keys, parse_allowed
 from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState, dump_state
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.loop import RankPlace
@@ -223,7 +223,8 @@ def test_resumed_run_keeps_seed_data_ranks_and_batch(tmp_path):
 
 def test_keys_that_may_change_must_exist():
     known = {f'{name}.{key}' for name, keys in to_tree(Config()).items() for key in keys}
-    assert FREE < known
+    assert {'run.seed', 'checkpoint.keep', 'data.dir', 'comm.num_buckets', 'train.max_epochs'} < free_keys() < known
+    assert not free_keys() & {'data.crop', 'optimizer.momentum', 'schedule.base_lr', 'train.precision'}
     assert parse_allowed('') == () and parse_allowed('data.crop,run.dir') == ('data.crop', 'run.dir')
     with pytest.raises(UserError, match='got schedule.base_lrr, .* did you mean schedule.base_lr?'):
         parse_allowed('data.crop,schedule.base_lrr')
