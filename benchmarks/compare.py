@@ -106,7 +106,7 @@ def dump_arrays(folder: Path, out: Path) -> None:
 def load_recipe(config: Path) -> dict:
     from mlperf_rn50.cli.train import make_parser
     from mlperf_rn50.config import to_tree
-    from mlperf_rn50.options import resolve_config
+    from mlperf_rn50.config_file import resolve_config
     return to_tree(resolve_config(config, [], make_parser()))
 
 

@@ -46,7 +46,7 @@ def faults(curve: Curve, length: float) -> dict[str, Curve]:
 
 
 def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
-    """Return the epoch at which a run would be flagged as behind; None if never."""
+    """Return the epoch at which a run would be behind; None if never."""
     return next((curve[i - 1][0] for i in range(1, len(curve) + 1) if is_behind(bands, curve[:i])), None)
 
 

@@ -66,7 +66,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """The complete configuration; each field is a section."""
+    """The complete configuration. Each field is a section."""
 
     run: RunConfig = field(default_factory=RunConfig)
     data: DataConfig = field(default_factory=DataConfig)

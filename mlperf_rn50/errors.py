@@ -1,4 +1,4 @@
-"""Errors that a user can act on, and their exit codes; any other exception is a bug and keeps its traceback."""
+"""Errors that a user can act on, and their exit codes. Any other exception is a bug and keeps its traceback."""
 import difflib
 import re
 from argparse import ArgumentParser
@@ -29,7 +29,7 @@ class CheckpointError(UserError):
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint with damaged content; an earlier one may be intact."""
+    """A checkpoint with damaged content. An earlier one may be intact."""
 
 
 class RunFailed(UserError):
@@ -39,7 +39,7 @@ class RunFailed(UserError):
 
 
 class StorageError(UserError):
-    """A disk that is full or failing; earlier files are intact."""
+    """A disk that is full or failing. Earlier files are intact."""
 
     exit_code = EXIT_FAILED
 

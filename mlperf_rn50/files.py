@@ -20,12 +20,12 @@ _KINDS = {stat.S_IFDIR: 'a folder', stat.S_IFIFO: 'a named pipe', stat.S_IFCHR: 
 
 
 def temporary_of(path: Path, kind: str = '') -> Path:
-    """Return a hidden temporary path beside a file or folder; kind is an additional suffix, such as '.old'."""
+    """Return a hidden temporary path beside a file or folder. kind is an additional suffix, such as '.old'."""
     return path.with_name(f'.{path.name}.{os.getpid()}{kind}.tmp')
 
 
 def temporaries_in(folder: Path, name: str = '*') -> list[Path]:
-    """Return the temporary files that killed writers left in a folder; `name` is a glob pattern for the final names."""
+    """Return the temporary files that killed writers left in a folder. `name` is a glob pattern for the final names."""
     return sorted(folder.glob(f'.{name}.*.tmp'))
 
 
@@ -46,19 +46,19 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it always has either the old or the new content; a link is replaced by the file."""
+    """Write a file so that it always has either the old or the new content. A link is replaced by the file."""
     with replacing(path) as f:
         f.write(content.encode() if isinstance(content, str) else content)
 
 
 def dump_json(path: Path, content: dict[str, Any]) -> None:
-    """Write an object as indented JSON; create the folder if missing."""
+    """Write an object as indented JSON. Create the folder if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(content, indent=2) + '\n')
 
 
 def regular_file(path: str, flags: int) -> int:
-    """Open a regular file, as the opener of open(); raise OSError for others, such as a pipe, which may block."""
+    """Open a regular file, as the opener of open(). Raise OSError for others, such as a pipe, which may block."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -69,7 +69,7 @@ def regular_file(path: str, flags: int) -> int:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a file, as the opener of open(); raise ELOOP or EMLINK for a link, which could lead out of a run folder."""
+    """Open a file, as the opener of open(). Raise ELOOP or EMLINK for a link, which could lead out of a run folder."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o666)
     if os.fstat(descriptor).st_nlink > 1:
         os.close(descriptor)
@@ -78,7 +78,7 @@ def no_link(path: str, flags: int) -> int:
 
 
 def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a folder, then linked ones, like os.walk, to any depth; os.walk of Python 3.11 is limited by recursion."""
+    """Walk a folder, then linked ones, like os.walk, but to any depth; that of Python 3.11 recurses."""
     left, links, walked = [os.fspath(folder)], list[str](), [Path(os.path.realpath(folder))]
     while left or links:
         if not left:
@@ -93,7 +93,7 @@ def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[s
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """Return the text of a file; raise ValueError above max_bytes or if it is not UTF-8, and OSError as open() does."""
+    """Return the text of a file. Raise ValueError above max_bytes or if it is not UTF-8, and OSError as open() does."""
     with open(path, 'rb', opener=regular_file) as f:
         content = f.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -102,13 +102,13 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file; raise OSError as regular_file does."""
+    """Return the content of a regular file. Raise OSError as regular_file does."""
     with open(path, 'rb', opener=regular_file) as f:
         return f.read()
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) for each line of a regular file, cut off after MAX_LINE_BYTES; raise OSError."""
+    """Yield (number, line) for each line of a regular file, cut off after MAX_LINE_BYTES. Raise OSError."""
     with open(path, 'rb', opener=regular_file) as f:
         for number in itertools.count(1):
             line = part = f.readline(MAX_LINE_BYTES)
@@ -120,7 +120,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse untrusted JSON; raise ValueError if it is malformed, which includes NaN, or nested too deeply."""
+    """Parse untrusted JSON. Raise ValueError if it is malformed, which includes NaN, or nested too deeply."""
     def refuse(name: str) -> None:
         raise ValueError(f'got {name}, expected a number')
     try:
@@ -143,7 +143,7 @@ class HashedFile:
         self._file.flush()
 
     def read(self, *_: int) -> bytes:
-        """Raise UnsupportedOperation; the method exists because NumPy accepts only file objects that have it."""
+        """Raise UnsupportedOperation. The method exists because NumPy accepts only file objects that have it."""
         raise io.UnsupportedOperation
 
     def hexdigest(self) -> str:
@@ -154,7 +154,7 @@ class LineFile:
     """A text file that grows by whole lines. It is unbuffered, so that no line is lost if the process is killed."""
 
     def __init__(self, path: Path, is_new: bool = False):
-        """Open or create a file and remove an incomplete last line; with is_new, an existing file is an error."""
+        """Open or create a file and remove an incomplete last line. With is_new, an existing file is an error."""
         self._path = path
         try:
             self._file = open(path, 'x+b' if is_new else 'a+b', buffering=0, opener=no_link)
@@ -169,7 +169,7 @@ class LineFile:
             raise storage_error(path, e) from e
 
     def write(self, line: str) -> None:
-        """Append a line completely or not at all; raise StorageError on failure."""
+        """Append a line completely or not at all. Raise StorageError on failure."""
         before, rest = os.fstat(self._file.fileno()).st_size, line.encode('utf-8', 'replace') + b'\n'
         try:
             while rest:
@@ -180,7 +180,7 @@ class LineFile:
             raise storage_error(self._path, e) from e
 
     def close(self) -> None:
-        """Close the file; raise StorageError if the disk reports a late write error."""
+        """Close the file. Raise StorageError if the disk reports a late write error."""
         with writing(self._path):
             self._file.close()
 
@@ -213,7 +213,7 @@ def describe_disk(path: Path) -> str:
 
 
 def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
-    """Return the error for a failed write, with the free disk space; what: the content, such as 'the weights'."""
+    """Return the error for a failed write of `what`, such as 'the weights', with the free disk space."""
     if error.errno in (errno.ELOOP, errno.EMLINK):
         kind = 'symbolic' if error.errno == errno.ELOOP else 'hard'
         return StorageError(f'{path}: got a {kind} link, expected a file of this run; replace the link with the file')

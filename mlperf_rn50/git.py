@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def git(folder: Path, *arguments: str) -> bytes:
-    """Return the output of a git command in a folder; raise ValueError with the reason if there is none.
+    """Return the output of a git command in a folder. Raise ValueError with the reason if there is none.
 
     Git refuses the checkout of another user, because its configuration may name programs. GIT_DIR permits it. Here, it
     must belong to the owner of the folder, whose code is what runs or is copied, or to this user or root.

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def read_arrays(data: bytes) -> dict[str, np.ndarray]:
-    """Return the arrays of an uncompressed .npz by name; raise ValueError for other content and non-finite values."""
+    """Return the arrays of an uncompressed .npz by name. Raise ValueError for other content and non-finite values."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()
@@ -34,7 +34,7 @@ def find_non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Return the array of a member; raise ValueError if its header does not match its size."""
+    """Return the array of a member. Raise ValueError if its header does not match its size."""
     name = member.filename
     with archive.open(member) as f:
         version = np.lib.format.read_magic(f)

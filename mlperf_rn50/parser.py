@@ -8,7 +8,7 @@ from mlperf_rn50.errors import ConfigError, option_error
 
 
 def expand(text: str, name: str = '') -> str:
-    """Expand ~ at the start of a value or of --option=value; raise ConfigError for a variable, which a shell replaces.
+    """Expand ~ at the start of a value or of --option=value. Raise ConfigError for a variable, which a shell replaces.
 
     Files that exist under the given name are used. name: start of the message.
     """

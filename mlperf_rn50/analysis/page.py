@@ -1,4 +1,4 @@
-"""Load the Jinja templates of the self-contained HTML pages; all of them include the style sheet page.css."""
+"""Load the Jinja templates of the self-contained HTML pages. All of them include the style sheet page.css."""
 from importlib import resources
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template

@@ -7,7 +7,7 @@ _T = TypeVar('_T')
 
 
 def track(items: Iterable[_T], total: int, name: str) -> Iterable[_T]:
-    """Return the items; if stderr is a terminal, a progress bar is shown until the last one."""
+    """Return the items. If stderr is a terminal, a progress bar is shown until the last one."""
     if sys.stderr is None or not sys.stderr.isatty():
         return items
     from rich import console, progress  # slow to import

@@ -24,13 +24,13 @@ def bus_bandwidth(num_bytes: int, seconds: float, num_ranks: int) -> float:
 
 
 def predict_s(rows: list[dict[str, Any]], num_bytes: int) -> float:
-    """Return the predicted seconds for a size, interpolated between rows; larger sizes use the last row's bandwidth."""
+    """Return the predicted seconds for a size, interpolated between rows. Larger sizes use the last row's bandwidth."""
     sizes, seconds = [r['bytes'] for r in rows], [r['time_ms'] / 1000 for r in rows]
     return float(np.interp(num_bytes, sizes, seconds)) * max(1.0, num_bytes / sizes[-1])
 
 
 def _time(session: BenchSession, arrays: list[mx.nd.NDArray]) -> dict[str, float]:
-    """Time the exchange of some arrays; return columns for a result row."""
+    """Time the exchange of some arrays. Return columns for a result row."""
     def exchange() -> None:
         session.comm.average_gradients(arrays)
         for array in arrays:  # waitall() does not wait for Horovod's stream
@@ -42,7 +42,7 @@ def _time(session: BenchSession, arrays: list[mx.nd.NDArray]) -> dict[str, float
 
 
 def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
-    """Time messages of several sizes, and a network's gradients and training step; return tables only on rank 0."""
+    """Time messages of several sizes, and a network's gradients and training step. Return tables only on rank 0."""
     comm = session.comm
     if comm.world_size < 2:
         raise ConfigError('ranks: got 1, expected 2 or more; start them with a launcher, such as '

@@ -16,7 +16,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import device_context
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
-from mlperf_rn50.system.launcher_env import omp_threads
+from mlperf_rn50.system.processor import omp_threads
 from mlperf_rn50.table import number_cell
 from mlperf_rn50.text import plural, printable
 from mlperf_rn50.train.comm.horovod import Comm
@@ -115,7 +115,7 @@ def proc_number(file: str, key: str) -> int:
 
 
 def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> list[str]:
-    """Return the words of a list such as 'a,b'; raise ConfigError for an empty or unknown one."""
+    """Return the words of a list such as 'a,b'. Raise ConfigError for an empty or unknown one."""
     words = [w.strip() for w in text.split(',')]
     for word in words:
         if not word or (known and word not in known):
@@ -125,7 +125,7 @@ def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> li
 
 
 def parse_numbers(option: str, text: str) -> list[int]:
-    """Return the numbers of a list such as '8,16'; raise ConfigError unless all are whole and above 0."""
+    """Return the numbers of a list such as '8,16'. Raise ConfigError unless all are whole and above 0."""
     words = parse_list(option, text)
     for word in words:
         if not word.isdecimal() or int(word) < 1:
@@ -143,7 +143,7 @@ def describe_machine(num_hosts: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table of results. Columns are (JSON key, heading, format); a value of None is printed as -."""
+    """A table of results. Columns are (JSON key, heading, format). A value of None is printed as -."""
 
     title: str
     columns: tuple[tuple[str, str, str], ...]

@@ -18,7 +18,7 @@ GEMM_SIDES = (512, 1024, 2048, 4096)
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of a network; `side` is the width and height of its input in pixels."""
+    """A convolution of a network. `side` is the width and height of its input in pixels."""
 
     in_channels: int
     channels: int
@@ -58,7 +58,7 @@ def _native(channels: int, side: int, batch_size: int, precision: str, context: 
 
 
 def measure_convolution(c: Convolution, batch_size: int, precision: str, session: BenchSession) -> tuple[float, float]:
-    """Return a convolution's forward and backward seconds; in the first layer, backward skips the input's gradient."""
+    """Return a convolution's forward and backward seconds. In the first layer, backward skips the input's gradient."""
     context = session.context
     x = _native(c.in_channels, c.side, batch_size, precision, context)
     w = cast(mx.nd.random.normal(shape=(c.channels, c.in_channels, c.kernel, c.kernel), ctx=context), precision)

@@ -12,8 +12,8 @@ from mlperf_rn50.config import Config, choices_of
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.system.launcher_env import launched_size
+from mlperf_rn50.system.processor import leave_openmp_to_engine
 from mlperf_rn50.system.telemetry import Telemetry
-from mlperf_rn50.system.topology import leave_openmp_to_engine
 from mlperf_rn50.train.comm.device import device_id_of
 from mlperf_rn50.train.comm.horovod import open_comm
 from mlperf_rn50.train.comm.sharing import sharing_of
@@ -22,7 +22,7 @@ from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
 def run_bench(config: Config, options: Any, heartbeat: Heartbeat) -> str:
-    """Run a bench on all ranks; return the text to print on rank 0, and '' on the other ranks."""
+    """Run a bench on all ranks. Return the text to print on rank 0, and '' on the other ranks."""
     counts = parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
     comm = open_comm(config.comm.compression, counts, heartbeat.exchange, sharing_of(config))
     telemetry = Telemetry(None)

@@ -103,7 +103,7 @@ def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int
 
 
 def measure_case(session: BenchSession, case: Case) -> dict[str, Any]:
-    """Measure a case on its ranks; return a row with the times of this rank and the maximum memory of all ranks."""
+    """Measure a case on its ranks. Return a row with the times of this rank and the maximum memory of all ranks."""
     config, comm, device_id = session.config, session.comm, session.device_id
     plan = make_plan(config, comm.world_size)
     with suppress(OSError):  # resets peak_memory_bytes; if this fails, the peak includes earlier cases
@@ -129,7 +129,7 @@ def measure_case(session: BenchSession, case: Case) -> dict[str, Any]:
 
 
 def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
-    """Measure the cases in turn, while ranks outside a case wait; return tables only on rank 0."""
+    """Measure the cases in turn, while ranks outside a case wait. Return tables only on rank 0."""
     comm = session.comm
     for case in cases:
         if case.num_ranks > comm.world_size:

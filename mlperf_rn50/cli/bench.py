@@ -48,10 +48,10 @@ def make_parser() -> ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank
-    from mlperf_rn50.options import parse_options, resolve_config
+    from mlperf_rn50.config_file import parse_config_options, resolve_config
     from mlperf_rn50.system.processor import check_precision, find_processor
     parser = make_parser()
-    options = parse_options(parser, argv)
+    options = parse_config_options(parser, argv)
     if not options.kind:
         raise option_error('the following arguments are required: kind', parser)
     for name, least in (('warmup_steps', 0), ('steps', 1)):

@@ -31,15 +31,15 @@ def make_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
-    from mlperf_rn50.mllog.check import check
+    from mlperf_rn50.mllog.check import judge
     rulesets = (options.ruleset,) if options.ruleset else None
     logs = []
-    for log in check.check_logs(check.list_logs([Path(f) for f in options.files]), rulesets, options.division):
+    for log in judge.check_logs(judge.list_logs([Path(f) for f in options.files]), rulesets, options.division):
         logs.append(log)
         if options.format == 'text':
-            print(paint_statuses(check.render_log(log), sys.stdout))
+            print(paint_statuses(judge.render_log(log), sys.stdout))
     if options.format == 'json':
-        print(json.dumps(check.logs_as_json(logs), indent=1))
+        print(json.dumps(judge.logs_as_json(logs), indent=1))
     elif len(logs) > 1:
-        print(check.render_sum(logs))
+        print(judge.render_sum(logs))
     return EXIT_OK if all(log.passed for log in logs) else EXIT_FAILED

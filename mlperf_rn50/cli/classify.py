@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def likeliest(logits: np.ndarray, classes: Sequence[str]) -> list[Guess]:
-    """Return the classes with the largest logits, and their softmax probabilities; logits has the shape (classes,)."""
+    """Return the classes with the largest logits, and their softmax probabilities. logits: shape (classes,)."""
     import numpy as np
     values = np.exp(logits.astype(np.float64) - logits.max())
     order = np.argsort(-logits, kind='stable')[:_NUM_SHOWN]

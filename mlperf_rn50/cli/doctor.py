@@ -35,9 +35,9 @@ def make_parser() -> ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank, load_config
-    from mlperf_rn50.options import parse_options
+    from mlperf_rn50.config_file import parse_config_options
     parser = make_parser()
-    options = parse_options(parser, argv)
+    options = parse_config_options(parser, argv)
     if not (options.config or options.resume):  # local_batch_size has no default; any value works without training
         argv = ['--train.local_batch_size=1', *argv]
     config, _ = load_config(options, argv, parser)

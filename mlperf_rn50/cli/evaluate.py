@@ -41,10 +41,10 @@ def make_parser() -> ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank
-    from mlperf_rn50.options import parse_options
+    from mlperf_rn50.config_file import parse_config_options
     from mlperf_rn50.system.processor import check_precision, find_processor
     parser = make_parser()
-    options = parse_options(parser, argv)
+    options = parse_config_options(parser, argv)
     if not options.path:
         raise option_error('the following arguments are required: path', parser)
     if options.config:
@@ -63,7 +63,7 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, heartbe
     from mlperf_rn50.data.shards import Shard
     from mlperf_rn50.model.resnet import eval_network
     from mlperf_rn50.model.zoo import restore_model
-    from mlperf_rn50.system.topology import leave_openmp_to_engine
+    from mlperf_rn50.system.processor import leave_openmp_to_engine
     from mlperf_rn50.train.comm.device import device_id_of
     from mlperf_rn50.train.comm.horovod import open_comm
     from mlperf_rn50.train.comm.sharing import sharing_of

@@ -24,7 +24,7 @@ from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
     from mlperf_rn50.analysis.sets.run_set import RunSet
-    from mlperf_rn50.mllog.package.package import Package
+    from mlperf_rn50.mllog.package.submission import Package
 
 _OPEN = 'NOT ready for submission'
 
@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     if missing and not options.check:
         parser.error(f'the following arguments are required: {", ".join(missing)}')
     from mlperf_rn50.analysis.sets.load import load_run_sets
-    from mlperf_rn50.mllog.package import package
+    from mlperf_rn50.mllog.package import submission
     folder = options.check and options.check / 'results'
     if folder and not folder.is_dir():
         raise UserError(f'--check: {options.check} contains no results folder; expected the tree of an '
@@ -65,28 +65,28 @@ def run(argv: Sequence[str]) -> int:
     result, heading = (_check if options.check else _build)(options, run_sets)
     minutes = run_sets[0].score_minutes if len(run_sets) == 1 else None
     if options.format == 'json':
-        print(json.dumps(package.package_as_json(result, minutes), indent=1))
+        print(json.dumps(submission.package_as_json(result, minutes), indent=1))
     else:
-        print(package.render_package(result, heading, minutes))
+        print(submission.render_package(result, heading, minutes))
     return EXIT_FAILED if result.refusals else EXIT_OK
 
 
 def _build(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str]:
-    """Build a package; return it and the heading of the printed text."""
-    from mlperf_rn50.mllog.package import package
+    """Build a package. Return it and the heading of the printed text."""
+    from mlperf_rn50.mllog.package import submission
     if len(run_sets) != 1:
         raise UserError(f'RUNS: got {len(run_sets)} sets ({", ".join(s.name for s in run_sets)}), expected one')
     different = run_sets[0].parts_text and f'the runs have different settings: {run_sets[0].parts_text}'
     if reason := run_sets[0].refusal or different:
         raise UserError(f'{run_sets[0].folder}: {reason}')
-    order = package.Order(options.org, options.system, options.round, Path(options.out), options.code)
-    result = package.make_package(run_sets[0].runs, order)
+    order = submission.Order(options.org, options.system, options.round, Path(options.out), options.code)
+    result = submission.make_package(run_sets[0].runs, order)
     heading = (f'{result.home}: {order.system}, {order.round}' + f', {_OPEN}' * result.is_open if result.home else
                f'refused by the rules of {order.round}; nothing was written:')
     return result, heading
 
 
 def _check(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str]:
-    from mlperf_rn50.mllog.package.package import check_finished
+    from mlperf_rn50.mllog.package.submission import check_finished
     result = check_finished(options.check, options.round, {s.name: s.runs for s in run_sets})
     return result, f'{options.check}: {options.round}, {_OPEN if result.is_open else "no errors found"}'

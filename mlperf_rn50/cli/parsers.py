@@ -22,7 +22,7 @@ def config_parser(name: str = '', doc: str | None = None) -> jsonargparse.Argume
     """Return the parser of a command that takes a configuration, with --config and an option for each key."""
     from jsonargparse import ArgumentParser, DefaultHelpFormatter  # slow to import
 
-    from mlperf_rn50.options import add_config_options
+    from mlperf_rn50.config_file import add_config_options
 
     class HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
         """Show the defaults of options, and the examples verbatim."""
@@ -56,7 +56,7 @@ def positive(text: str, most: float, expected: str, least: float = 0.0) -> float
 
 
 def filled(text: str) -> str:
-    """Return an option's text; refuse an empty one, such as that of an unset variable in a script."""
+    """Return an option's text. Refuse an empty one, such as that of an unset variable in a script."""
     if not text:
         raise ArgumentTypeError('got an empty string, expected a value')
     return text

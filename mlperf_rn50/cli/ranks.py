@@ -10,12 +10,12 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.options import resolve_config
+from mlperf_rn50.config_file import resolve_config
 from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, missing_settings
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size
+from mlperf_rn50.system.processor import set_omp_threads, unbound_threads
 from mlperf_rn50.system.signals import STOP_SIGNALS, handle_in_thread
-from mlperf_rn50.system.topology import set_omp_threads, unbound_threads
 from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat
 from mlperf_rn50.train.watchdog.stall_report import stalled_folder
 from mlperf_rn50.train.watchdog.watcher import run_watched

@@ -82,7 +82,7 @@ def run(argv: Sequence[str]) -> int:
 def _compared(options: Namespace) -> tuple:
     """Return the arguments of find_recipes for the --compare configuration."""
     from mlperf_rn50.analysis.recipe.differences import global_batch_size
-    from mlperf_rn50.options import resolve_config
+    from mlperf_rn50.config_file import resolve_config
     from mlperf_rn50.train.plan import config_world_size
     config = resolve_config(Path(options.compare), [], config_parser('train'))
     num_ranks = options.nodes * options.ranks_per_node if options.nodes else config_world_size(config)

@@ -9,7 +9,7 @@ _COLOURS = {'converged': 'green', 'pass': 'green', 'ok': 'green', 'aborted': 'ye
 
 
 def has_colour(stream: TextIO | None) -> bool:
-    """Return whether output to a stream is coloured; the stream is None if it was closed at start-up."""
+    """Return whether output to a stream is coloured. The stream is None if it was closed at start-up."""
     if stream is None or os.environ.get('NO_COLOR'):
         return False
     return bool(os.environ.get('FORCE_COLOR')) or (stream.isatty() and os.environ.get('TERM') != 'dumb')
@@ -20,7 +20,7 @@ def paint(text: str, colour: str) -> str:
 
 
 def paint_status(text: str) -> str:
-    """Colour a status of a run or a check; return other text unchanged."""
+    """Colour a status of a run or a check. Return other text unchanged."""
     return paint(text, _COLOURS[text]) if text in _COLOURS else text
 
 

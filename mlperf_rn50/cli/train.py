@@ -37,11 +37,11 @@ def make_parser() -> ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank, load_config
-    from mlperf_rn50.options import parse_options
+    from mlperf_rn50.config_file import parse_config_options
     from mlperf_rn50.system.processor import check_precision, find_processor
     from mlperf_rn50.train.checkpoint.changes import parse_allowed
     parser = make_parser()
-    options = parse_options(parser, argv)
+    options = parse_config_options(parser, argv)
     if options.resume and options.config:
         raise ConfigError('--resume, --config: got both, expected one; a resumed run has its own configuration')
     allowed = parse_allowed(options.allow_changed)

@@ -139,7 +139,7 @@ def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> None:
     for runs in states:
         now = time.monotonic()
         for k, run in enumerate(runs):
-            news = run.warnings, run.number, run.status, run.has_end, len(run.evaluations), run.verdict, run.attempts
+            news = run.warnings, run.number, run.status, run.has_end, len(run.evaluations), run.standing, run.attempts
             before, step, then = printed.get(k, (None, None, 0.0))
             if news != before or run.step != step and now - then >= _LINE_PERIOD_S:
                 print(line_of(run), flush=True)

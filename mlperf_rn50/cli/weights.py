@@ -31,8 +31,8 @@ class SavedWeights(NamedTuple):
         return f'{self.path}: {d.model["name"]}, {kind} of its run, {d.epoch} epochs on {d.data["dataset"]}'
 
     def config(self, argv: Sequence[str], parser: ArgumentParser | None = None) -> Config:
-        """Apply options to the stored configuration; DataError if it is invalid, ConfigError for invalid options."""
-        from mlperf_rn50.options import resolve_tree
+        """Apply options to the stored configuration. Raise DataError if it is invalid, ConfigError for options."""
+        from mlperf_rn50.config_file import resolve_tree
         tree, where = self.description.tree(), f'{self.path.with_suffix(".json")}'
         try:
             resolve_tree(tree, where, [], config_parser())
@@ -51,7 +51,7 @@ class SavedWeights(NamedTuple):
 
 
 def load_saved(path: str, which: str) -> SavedWeights:
-    """Load weights from a run folder, weights folder or .npz; which: best or last."""
+    """Load the best or the last weights from a run folder, weights folder or .npz."""
     from mlperf_rn50.model.weights import find_weights, load_weights
     npz = find_weights(Path(path), which)
     return SavedWeights(npz, *load_weights(npz))

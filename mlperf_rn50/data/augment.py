@@ -8,7 +8,7 @@ NUM_DRAWS = 4 * NUM_TRIES + 1
 
 def random_resized_crops(uniforms: np.ndarray, heights: np.ndarray, widths: np.ndarray,
                          area: tuple[float, float], aspect: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return anchors (y, x) and shapes (height, width) of random crops as fractions of the image; float32, (batch, 2).
+    """Return anchors (y, x) and shapes (height, width) of random crops as fractions of the image (float32, (batch, 2)).
 
     As in Inception training, an image uses its first drawn crop that fits, or else the largest valid centre crop.
 

@@ -67,7 +67,7 @@ def _fill(records: list[Record], request: Request, data: DataConfig, describe: C
 
 def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, requests: Iterator[Request],
                 num_ready: int) -> Iterator[Inputs]:
-    """Yield inputs for endless requests in order; read ahead one batch per read thread, and num_ready more."""
+    """Yield inputs for endless requests in order. Read ahead one batch per read thread, and num_ready more."""
     records, pool = open_records(), ThreadPoolExecutor(data.read_threads, 'read')
     cache = RecordCache(records.read, data.record_cache_mib << 20)
 
@@ -89,7 +89,7 @@ def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, reques
 
 
 def _join(parts: list[Inputs]) -> Inputs:
-    """Return the inputs of one pipeline run for several batches; byte counts are those of the first."""
+    """Return the inputs of one pipeline run for several batches. Byte counts are those of the first."""
     names = ('labels', 'anchors', 'shapes', 'mirrors')
     return dataclasses.replace(parts[0], images=[image for part in parts for image in part.images],
                                **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
@@ -223,5 +223,5 @@ def _make_synthetic(config: Config, shard: Shard, device_id: int | None) -> Call
 
 
 def device_context(device_id: int | None) -> mx.Context:
-    """Return the MXNet context of a GPU number; None means the CPU."""
+    """Return the MXNet context of a GPU number, or of the CPU for None."""
     return mx.cpu() if device_id is None else mx.gpu(device_id)

@@ -55,7 +55,7 @@ def encode_image(encoded: bytes, test: DecoderTest, resize_shorter: int | None =
 
 
 def _upright_rgb(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
-    """Return an image as upright 8-bit RGB; 16-bit grey is scaled to 8 bits, not truncated."""
+    """Return an image as upright 8-bit RGB. 16-bit grey is scaled to 8 bits, not truncated."""
     if image.mode == 'F' and np.asarray(image).max() <= 1:
         raise ValueError('got floating-point pixels of at most 1, expected 0 to 255')
     if turn is not None:  # ImageOps.exif_transpose fails if other metadata is damaged
@@ -66,7 +66,7 @@ def _upright_rgb(image: Image.Image, turn: Image.Transpose | None) -> Image.Imag
 
 
 def encode_picture(path: Path) -> bytes:
-    """Return an image file as encode_image does; raise DataError if it is not an image."""
+    """Return an image file as encode_image does. Raise DataError if it is not an image."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')

@@ -59,7 +59,7 @@ def whole_images(images: list[np.ndarray]) -> Inputs:
 
 
 def _has_own_cpus(num_threads: int) -> bool:
-    """Return whether the launcher assigned a logical CPU to each DALI thread; unpinned threads may share a CPU."""
+    """Return whether the launcher assigned a logical CPU to each DALI thread. Unpinned threads may share a CPU."""
     return num_threads <= len([c for c in os.environ.get('DALI_AFFINITY_MASK', '').split(',') if c])
 
 
@@ -135,7 +135,7 @@ def run_pipeline(pipe: Pipeline) -> Any:
 
 
 class DecoderTest(threading.local):
-    """Test whether DALI decodes single images, apart from the pipelines of a run; each thread has its own pipeline."""
+    """Test whether DALI decodes single images, apart from the pipelines of a run. Each thread has its own pipeline."""
 
     def __init__(self, decoder: str = 'cpu', device_id: int | None = None):
         self._decoder, self._device_id = decoder, device_id
@@ -166,7 +166,7 @@ def synthetic_inputs(batch_size: int) -> Inputs:
 
 def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool, device_id: int | None,
                is_warm: bool) -> tuple[Pipeline, Iterator[int]]:
-    """Build a pipeline; return it, and an iterator with an item for each synthetic batch still due before source's.
+    """Build a pipeline. Return it, and an iterator with an item for each synthetic batch still due before source's.
 
     With is_warm, the pipeline runs once on synthetic images, so that nvJPEG and DALI make their first allocations.
     This run consumes only the prefetched batches, which are synthetic, so nothing is read from source.
@@ -181,7 +181,7 @@ def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_tra
 
 
 def has_async_engine() -> bool:
-    """Return whether an operator on a GPU counts as done when it is launched; only NVIDIA's MXNet does this."""
+    """Return whether an operator on a GPU counts as done when it is launched. Only NVIDIA's MXNet does this."""
     return os.environ.get('MXNET_ASYNC_GPU_ENGINE', '').lower() in ('1', 'true')
 
 

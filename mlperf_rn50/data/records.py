@@ -44,7 +44,7 @@ class _Splits(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Manifest(msgspec.Struct):
-    """The required fields of a manifest; further fields are ignored."""
+    """The required fields of a manifest. Further fields are ignored."""
 
     format: Literal[1]  # MANIFEST_FORMAT
     dataset: str
@@ -108,7 +108,7 @@ def parse_record(frames: bytes, where: str) -> Record:
 
 
 def index_path(rec_path: Path) -> Path:
-    """Return the path of a .rec's memory-mapped index, a .npy of starts and lengths in bytes; int64, (2, images)."""
+    """Return the path of a .rec's memory-mapped index, a .npy of starts and lengths in bytes (int64, (2, images))."""
     return rec_path.with_suffix('.index.npy')
 
 
@@ -145,7 +145,7 @@ def _map_index(path: Path, size: int) -> np.ndarray:
 
 
 def parse_index(path: Path, size: int) -> np.ndarray:
-    """Parse the text index (.idx) of a .rec of `size` bytes; return an array like that of index_path."""
+    """Parse the text index (.idx) of a .rec of `size` bytes. Return an array like that of index_path."""
     try:
         with open(path, 'rb', opener=regular_file) as f:
             numbers = np.fromfile(f, dtype=np.int64, sep=' ')
@@ -250,7 +250,7 @@ def load_manifest(folder: Path) -> dict:
 
 
 def data_digest(data: DataConfig) -> str:
-    """Return a SHA-256 of the contents of a prepared folder, classes included, by its manifest; '' if synthetic."""
+    """Return a SHA-256 of the contents of a prepared folder, classes included, by its manifest, or '' if synthetic."""
     if data.synthetic:
         return ''
     manifest, keys = load_manifest(Path(data.dir)), ('num_images', 'rec_bytes', 'rec_sha256', 'idx_sha256')
@@ -271,7 +271,7 @@ def class_names(data: DataConfig) -> list[str]:
 
 
 def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
-    """Check a split ('train' or 'validation') against configuration and manifest; return a function that opens it.
+    """Check a split ('train' or 'validation') against configuration and manifest. Return a function that opens it.
 
     The check opens neither the .rec nor its index, because MLPerf allows no access to data before run_start.
     """

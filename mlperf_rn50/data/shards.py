@@ -47,7 +47,7 @@ class Shard:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps that use every sample once; the last step is padded if necessary."""
+        """Number of steps that use every sample once. The last step is padded if necessary."""
         return -(-self.num_samples // self.global_batch_size)
 
     @property
@@ -75,7 +75,7 @@ class Shard:
         return first + self.world_size * np.arange(self.local_batch_size, dtype=np.int64)
 
     def num_valid(self, step: int, micro: int = 0) -> int:
-        """Number of positions(step, micro) that count in the loss; they precede those that do not."""
+        """Number of positions(step, micro) that count in the loss. They precede those that do not."""
         return int(np.count_nonzero(self.positions(step, micro) < self.num_counted))
 
     def samples(self, order: np.ndarray, step: int, micro: int = 0) -> np.ndarray:
@@ -88,7 +88,7 @@ class Shard:
         return np.split(np.argsort(nodes, kind='stable'), np.bincount(nodes).cumsum()[:-1])
 
     def positions_of(self, ranks: np.ndarray) -> np.ndarray:
-        """Positions of these ranks in an epoch, padded ones included; ranks and positions are ascending. int64."""
+        """Positions of these ranks in an epoch, padded ones included. Ranks and positions are ascending. int64."""
         return np.add.outer(np.arange(0, self.num_positions, self.world_size), ranks).ravel()
 
 
@@ -135,7 +135,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def _hash(state: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return output `index`, counted from 0, of the SplitMix64 generators with these states; uint64, broadcast."""
+    """Return output `index`, counted from 0, of the SplitMix64 generators with these states (uint64, broadcast)."""
     return _mix(state + (index + np.uint64(1)) * _INCREMENT)
 
 

@@ -34,7 +34,7 @@ REPAIR = 'copy the folder from an intact source, or prepare it again in an empty
 
 
 def checksum(file: int, start: int, length: int) -> int | None:
-    """Return the CRC-32 of a record in an open file; None if it is truncated or unreadable."""
+    """Return the CRC-32 of a record in an open file, or None if it is truncated or unreadable."""
     try:
         stored = os.pread(file, length, start)
     except OSError:
@@ -49,7 +49,7 @@ def _described(rec_path: Path) -> dict[str, Path]:
 
 
 def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, seed: int) -> int:
-    """Check a split's last record and some random ones; return their number. Raise DataError if one does not match."""
+    """Check a split's last record and some random ones. Return their number. Raise DataError if one does not match."""
     path, checksums = checksums_path(records.path), None
     if 'crc_sha256' in entry:  # missing in older folders
         if problem := _file_problem(path, entry['crc_sha256']):
@@ -97,7 +97,7 @@ def _file_problem(path: Path, sha256: str) -> str:
 
 
 def describe_records(rec_path: Path, names: list[str], checksums: list[int]) -> dict[str, Any]:
-    """Write the files that describe a .rec with its .idx; return the manifest entry of the split."""
+    """Write the files that describe a .rec with its .idx. Return the manifest entry of the split."""
     write_atomically(names_path(rec_path), ''.join(f'{name}\n' for name in names))
     size = rec_path.stat().st_size
     for path, array in ((index_path(rec_path), parse_index(rec_path.with_suffix('.idx'), size)),
@@ -141,7 +141,7 @@ def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> It
 
 
 def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
-    """Return the lines to print for intact and for damaged files of a folder; raise DataError if it has no manifest."""
+    """Return the lines to print for intact and for damaged files of a folder. Raise DataError if it has no manifest."""
     path = folder / MANIFEST_NAME
     if not path.exists():
         raise DataError(f'--verify: {folder} has no {MANIFEST_NAME}; expected a folder written by prepare')

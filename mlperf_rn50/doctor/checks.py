@@ -1,50 +1,19 @@
-"""Checks of the facts that doctor/facts.py gathers on each rank. Pure, except own_facts and code_digest."""
-import hashlib
-import os
-import platform
-import shutil
-import sys
+"""Checks of the facts that doctor/facts.py gathers on each rank. Pure functions."""
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-import mlperf_rn50
 from mlperf_rn50.doctor import gpu_stack
-from mlperf_rn50.doctor.check import Check, Facts, by_node, grouped, hosts_of
-from mlperf_rn50.doctor.machine import check_limits, limit_facts
+from mlperf_rn50.doctor.machine import check_limits
+from mlperf_rn50.doctor.result import Check, Facts, by_node, grouped, hosts_of
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.environment import package_versions
-from mlperf_rn50.system.gpus import VISIBLE, find_visible_gpus
-from mlperf_rn50.system.power import energy_facts, find_gpus
-from mlperf_rn50.system.processor import Processor, check_precision, find_processor
+from mlperf_rn50.system.processor import Processor, check_precision
 
 _MAX_CLOCK_SKEW_S = 1.0
 
 
-def code_digest() -> str:
-    """Return a digest of the program's source files."""
-    folder = Path(mlperf_rn50.__file__).parent
-    files = [f'{path.relative_to(folder)}\0'.encode() + path.read_bytes() for path in sorted(folder.rglob('*.py'))]
-    return hashlib.sha256(b''.join(files)).hexdigest()[:12]
-
-
-def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
-    """Gather those facts about this rank that do not depend on other ranks."""
-    run_dir = run_dir.absolute()
-    existing = next(f for f in (run_dir, *run_dir.parents) if f.exists())
-    return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
-            'code': code_digest(), 'processor': asdict(find_processor()),
-            'mxnet': dict(mxnet), 'gpus': [asdict(g) for g in find_visible_gpus()], 'visible': os.environ.get(VISIBLE),
-            'num_open_gpus': len(find_gpus()[1]),  # not limited by CUDA_VISIBLE_DEVICES
-            'cuda_libraries': gpu_stack.cuda_libraries(gpu_stack.cuda_major(mxnet)),
-            'gpu_environment': gpu_stack.environment_facts(os.environ, mxnet['kind'] == 'container'),
-            'disk_free_bytes': shutil.disk_usage(existing).free, 'energy': energy_facts(), **limit_facts()}
-
-
 def _same(name: str, rows: Sequence[Facts], value: Callable[[Facts], str], shown: str, fix: str) -> Check:
-    """Check that all ranks have the same value; name the hosts that differ from the majority."""
+    """Check that all ranks have the same value. The result names the hosts that differ from the majority."""
     by_value = grouped(rows, value)
     if len(by_value) == 1:
         return Check(name, 'ok', shown)
@@ -65,7 +34,7 @@ def _packages(rows: Sequence[Facts]) -> Check:
 
 
 def _processor(rows: Sequence[Facts], precision: str) -> Check:
-    """Check that the processor supports the precision; warn if processors differ, because the slowest sets the pace."""
+    """Check that the processor supports the precision. Warn if processors differ, because the slowest sets the pace."""
     cpus = [Processor(**r['processor']) for r in rows]
     for row, processor in zip(rows, cpus):
         try:
@@ -185,12 +154,12 @@ def check_facts(rows: Sequence[Facts], device: str = 'cpu', precision: str = 'fl
 
 
 def has_failed(checks: Sequence[Check]) -> bool:
-    """Return whether any check failed; warnings do not count."""
+    """Return whether any check failed. Warnings do not count."""
     return any(c.status == 'failed' for c in checks)
 
 
 def render_checks(checks: Sequence[Check], is_quiet: bool) -> str:
-    """Render one line per check, and a fix below each warning or failure; is_quiet omits all other checks."""
+    """Render one line per check, and a fix below each warning or failure. is_quiet omits all other checks."""
     lines = []
     for c in checks:
         is_passed = c.status in ('ok', 'not needed')

@@ -3,25 +3,34 @@ import hashlib
 import os
 import platform
 import secrets
+import shutil
+import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import mxnet as mx
 
+import mlperf_rn50
 from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.batches import device_context, synthetic_batches, train_batches
 from mlperf_rn50.data.pipeline import synthetic_inputs
 from mlperf_rn50.data.records import MANIFEST_NAME, Record, find_split, load_manifest
 from mlperf_rn50.data.verify import check_sample, is_edited
-from mlperf_rn50.doctor.checks import Check, Facts, check_facts, own_facts
-from mlperf_rn50.doctor.gpu_stack import mxnet_facts, one_line
+from mlperf_rn50.doctor.checks import Check, Facts, check_facts
+from mlperf_rn50.doctor.gpu_stack import cuda_libraries, cuda_major, environment_facts, mxnet_facts, one_line
+from mlperf_rn50.doctor.machine import limit_facts
 from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.fused import layout_warnings, with_layout
 from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.environment import package_versions
+from mlperf_rn50.system.gpus import VISIBLE, find_visible_gpus
+from mlperf_rn50.system.power import energy_facts, find_gpus
+from mlperf_rn50.system.processor import find_processor
 from mlperf_rn50.train.comm.device import device_id_of, wait_for
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.sharing import describe_exchange
@@ -32,6 +41,26 @@ _NUM_PROBED = 64
 _NUM_CLOCK_READINGS = 5
 _ALL_REDUCE_FLOATS = 4 << 20
 _BYTES_PER_PARAMETER = 8  # a float32 weight and its float32 momentum
+
+
+def code_digest() -> str:
+    """Return a digest of the program's source files."""
+    folder = Path(mlperf_rn50.__file__).parent
+    files = [f'{path.relative_to(folder)}\0'.encode() + path.read_bytes() for path in sorted(folder.rglob('*.py'))]
+    return hashlib.sha256(b''.join(files)).hexdigest()[:12]
+
+
+def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
+    """Gather those facts about this rank that do not depend on other ranks."""
+    run_dir = run_dir.absolute()
+    existing = next(f for f in (run_dir, *run_dir.parents) if f.exists())
+    return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
+            'code': code_digest(), 'processor': asdict(find_processor()),
+            'mxnet': dict(mxnet), 'gpus': [asdict(g) for g in find_visible_gpus()], 'visible': os.environ.get(VISIBLE),
+            'num_open_gpus': len(find_gpus()[1]),  # not limited by CUDA_VISIBLE_DEVICES
+            'cuda_libraries': cuda_libraries(cuda_major(mxnet)),
+            'gpu_environment': environment_facts(os.environ, mxnet['kind'] == 'container'),
+            'disk_free_bytes': shutil.disk_usage(existing).free, 'energy': energy_facts(), **limit_facts()}
 
 
 def _data_facts(config: Config, rank: int) -> dict:
@@ -70,7 +99,7 @@ def _horovod_facts(config: Config, comm: Comm) -> dict:
 
 
 def _clock_offset_s(comm: Comm) -> float:
-    """Measure this rank's wall clock minus rank 0's; both are read after a barrier, which limits the precision."""
+    """Measure this rank's wall clock minus rank 0's. Both are read after a barrier, which limits the precision."""
     offsets = []
     for _ in range(_NUM_CLOCK_READINGS):
         comm.barrier()
@@ -92,7 +121,7 @@ def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
 
 
 def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
-    """Return why rank 0's test file in the run folder is not visible here; '' if it is visible, None on a single host.
+    """Return why rank 0's test file in the run folder is not visible here ('' if it is), or None on a single host.
 
     Rank 0 removes the file. Call this before anything looks for the folder, because NFS caches failed lookups.
     """
@@ -148,7 +177,7 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
 
 
 def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
-    """Return the facts of all ranks on rank 0, an empty list on other ranks; all ranks must call this."""
+    """Return the facts of all ranks on rank 0, an empty list on other ranks. All ranks must call this."""
     import nvidia.dali
     config_digest = hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12]
     device_id, device_problem = None, ''
@@ -173,7 +202,7 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
 
 
 def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], list[Check]]:
-    """Gather the facts of all ranks and check them, on rank 0; both results are empty on other ranks.
+    """Gather the facts of all ranks and check them, on rank 0. Both results are empty on other ranks.
 
     Without has_config, only device and precision of config count.
     """

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mlperf_rn50.doctor.check import Check, Facts, hosts_of
+from mlperf_rn50.doctor.result import Check, Facts, hosts_of
 from mlperf_rn50.system.gpu_env import NVIDIA_VARIABLE, SET_VARIABLE, settings_of
 
 # Compute capabilities with machine code in the published mxnet-cu112 and mxnet-cu117 wheels, which have no PTX.
@@ -47,7 +47,7 @@ _FIXES = (  # (part of an MXNet error, fix)
 
 def mxnet_facts(packages: Mapping[str, str], env: Mapping[str, str], maps: str, has_cuda: bool,
                 has_fused_norm: bool) -> dict[str, Any]:
-    """Describe this process's MXNet; its kind is cpu, wheels, container (NVIDIA's build, wherever it runs) or other."""
+    """Describe this process's MXNet. Its kind is cpu, wheels, container (NVIDIA's build, wherever it runs) or other."""
     release = env.get(NVIDIA_VARIABLE, '')
     wheel = next((n for n in WHEELS if n in packages), '')
     kind = 'cpu' if not has_cuda else 'container' if release or has_fused_norm else 'wheels' if wheel else 'other'
@@ -57,13 +57,13 @@ def mxnet_facts(packages: Mapping[str, str], env: Mapping[str, str], maps: str, 
 
 
 def cuda_major(mxnet: Mapping[str, Any]) -> int:
-    """Return the CUDA major version of an MXNet build; if unknown, 12 for NVIDIA's container, else 11."""
+    """Return the CUDA major version of an MXNet build. If unknown, 12 for NVIDIA's container, else 11."""
     version = mxnet['libraries'].get('libcudart', '')
     return 12 if version.startswith('12.') or not version and mxnet['kind'] == 'container' else 11
 
 
 def _version_of(library: ctypes.CDLL, name: str) -> str:
-    """Return the version number that a library reports; '' if it reports none."""
+    """Return the version number that a library reports, or '' if it reports none."""
     number = ctypes.c_int()
     if name.startswith('libcudnn'):
         return str(library.cudnnGetVersion())
@@ -73,7 +73,7 @@ def _version_of(library: ctypes.CDLL, name: str) -> str:
 
 
 def cuda_libraries(major: int) -> dict[str, str | None]:
-    """Return the version of each library that a CUDA version needs; '' if unknown, None if it cannot be loaded."""
+    """Return the version of each library that a CUDA version needs, or '' if unknown, None if it cannot be loaded."""
     result: dict[str, str | None] = {}
     for name in _LIBRARIES[major]:
         try:
@@ -84,7 +84,7 @@ def cuda_libraries(major: int) -> dict[str, str | None]:
 
 
 def _numbers(version: str) -> tuple[int, int]:
-    """Return the first two numbers of a version; a missing number is 0."""
+    """Return the first two numbers of a version. A missing number is 0."""
     first, second = [*map(int, re.findall(r'\d+', version)), 0, 0][:2]
     return first, second
 
@@ -132,7 +132,7 @@ def driver_problem(mxnet: Mapping[str, Any], packages: Mapping[str, str], name: 
 
 
 def used_gpus(row: Facts) -> list[dict[str, Any]]:
-    """Return the GPU that a rank uses; if that is unknown, all GPUs that it sees."""
+    """Return the GPU that a rank uses. If that is unknown, all GPUs that it sees."""
     device = row['device']
     return row['gpus'] if device is None or device >= len(row['gpus']) else [row['gpus'][device]]
 

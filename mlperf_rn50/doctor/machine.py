@@ -6,11 +6,12 @@ from dataclasses import asdict
 
 import psutil
 
-from mlperf_rn50.doctor.check import Check, Facts, by_node, hosts_of
+from mlperf_rn50.doctor.result import Check, Facts, by_node, hosts_of
 from mlperf_rn50.system.cgroup import find_limits
-from mlperf_rn50.system.launcher_env import launched_local, omp_threads
+from mlperf_rn50.system.launcher_env import launched_local
 from mlperf_rn50.system.mpi_session import SESSION_BYTES, SHARED_MEMORY, free_bytes, session_problem, tmp_dir
 from mlperf_rn50.system.out_of_memory import soft_limit
+from mlperf_rn50.system.processor import omp_threads
 
 _SEGMENT_BYTES = (4 << 20) + 4096  # per rank: Open MPI's btl_vader_segment_size and a page
 # Source: docker run --shm-size=1g --ulimit memlock=-1 in the troubleshooting part of NVIDIA's NCCL user guide.
@@ -130,7 +131,7 @@ def _unlimited(name: str, rows: Sequence[Facts], key: str, fix: str) -> Check:
 
 
 def check_limits(rows: Sequence[Facts], device: str) -> list[Check]:
-    """Check the machine limits of all ranks; the first row is rank 0's, and device is train.device."""
+    """Check the machine limits of all ranks. The first row is rank 0's, and device is train.device."""
     locked_memory = Check('locked memory', 'not needed', 'train.device=cpu') if device != 'gpu' else _unlimited(
         'locked memory', rows, 'locked_bytes', 'transfers between GPU and network lock memory; run ulimit -l unlimited '
         'before the launcher, set memlock in /etc/security/limits.conf, or start a container with --ulimit memlock=-1')

@@ -17,14 +17,14 @@ from tempfile import TemporaryFile
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE, ConfigError, UserError
 from mlperf_rn50.files import writing_folder
 from mlperf_rn50.launch import sweep
-from mlperf_rn50.launch.attempts import give_up_reason, newest_run, read_attempts
+from mlperf_rn50.launch.attempts import give_up_reason, newest_run
 from mlperf_rn50.launch.engines import ENGINES, Engine, environment, nodes_of_slurm_job, plain_output, program_of_ranks
 from mlperf_rn50.launch.hosts import check_ranks, common_slots, silent_hosts
 from mlperf_rn50.launch.options import AlreadyReported, Options, make_parser, parse_options, say, usage_of, values_of
 from mlperf_rn50.launch.process import HOST_LOST, LAUNCHER_SIGNALS, as_child, processes_of, run_engine
 from mlperf_rn50.launch.supervisor import RunPlace, Supervisor
 from mlperf_rn50.runfolder.locks import FileLock
-from mlperf_rn50.runfolder.records import Failure, note_failure
+from mlperf_rn50.runfolder.records import Failure, note_failure, read_attempts
 from mlperf_rn50.system.gpu_env import device_of_words
 from mlperf_rn50.system.mpi_session import SETTING_FILES, SHARED_MEMORY, mpi_settings, no_room, reason_of, tmp_dir
 from mlperf_rn50.system.signals import SignalQueue

@@ -1,22 +1,29 @@
-"""Results of attempts (starts of the ranks) from the files in the run folder, and the decision on the next attempt."""
+"""Results of attempts (starts of the ranks) from the files in the run folder, and the decision on the next attempt.
+
+The last record of metrics.jsonl determines the exit code of a run. That of the ranks counts only without an EndRecord.
+"""
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
-from mlperf_rn50.runfolder.jsonl import append, read_lines
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE
+from mlperf_rn50.runfolder import records
+from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
+from mlperf_rn50.runfolder.records import Attempt
 
 MAX_STUCK = 3  # failed attempts without a newer checkpoint, after which the launcher gives up
 # After this many failures of a host in such attempts, --elastic excludes it. Only values below MAX_STUCK matter.
 MAX_FAILURES = 2
 _FIRST_PAUSE_S = 5.0  # before the restart after the first such attempt; doubled after each further one
-_ATTEMPTS = 'attempts.jsonl'
 _PHASES = {'eval_start': 'evaluation', 'epoch_start': 'training', 'eval_stop': 'training'}
 OVER = ('converged', 'aborted', 'failed')  # statuses of a finished run
-_ENDS = {'converged': EXIT_OK, 'aborted': EXIT_FAILED, 'failed': EXIT_FAILED, 'interrupted': EXIT_RESUMABLE}
+# The records that show the progress of a run; the others may be large, such as the times of all ranks.
+ProgressRecord = (records.TrainRecord | records.LossScaleRecord | records.EvalRecord | records.ResumedRecord
+                  | records.EndRecord)
 
 
 @dataclass(frozen=True)
@@ -28,34 +35,10 @@ class RunProgress:
     step: int
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """Result of an attempt, which is one start of the ranks; a line in attempts.jsonl."""
-
-    run: int | None  # number of the run; None if no run began
-    exit_code: int
-    end: str | None  # converged, aborted, failed or interrupted; None if metrics.jsonl has no end event
-    gained: bool  # whether the attempt wrote a newer checkpoint
-    can_resume: bool
-    has_stepped: bool = False  # whether the attempt recorded a step
-    place: str = 'before a run began'  # or the last recorded step and phase
-    cause: str = ''  # of the end; '' in files of earlier versions
-    origin: str = ''  # of the cause: outside or program; '' if unknown
-    job: str = ''  # the same for all starts of a requeued job
-
-
-@dataclass(frozen=True)
-class Line:
-    """Relevant fields of a line in metrics.jsonl."""
-
-    event: str = ''
-    step: int | None = None
-    status: str = ''
-
-
-def read_metrics(run: RunFolder) -> list[Line]:
+def read_metrics(run: RunFolder) -> list[ProgressRecord]:
     """Return the complete lines of metrics.jsonl; skip those truncated by a kill or a full disk."""
-    return [line for _, line in read_lines(run.metrics, Line)]
+    kind: Any = ProgressRecord
+    return [line for _, line in read_lines(run.metrics, kind)]
 
 
 def newest_run(folder: Path) -> RunFolder | None:
@@ -64,10 +47,10 @@ def newest_run(folder: Path) -> RunFolder | None:
     return RunFolder(folder, max(numbers)) if numbers else None
 
 
-def end_of(lines: Sequence[Line]) -> str | None:
+def end_of(lines: Sequence[ProgressRecord]) -> str | None:
     """Return the final status of a run from its last line; None if that line is not an end event."""
-    last = lines[-1] if lines else Line()
-    return last.status if last.event == 'end' and last.status in _ENDS else None
+    last = lines[-1] if lines else None
+    return last.status if isinstance(last, records.EndRecord) and last.status in records.EXIT_CODES else None
 
 
 def read_progress(folder: Path) -> RunProgress:
@@ -85,10 +68,11 @@ def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: 
         return Attempt(None, exit_code, None, False, False)
     lines = read_metrics(run)[before.lines if run.index == before.newest else 0:]
     step = newest_step(run.checkpoints)
-    began = next((m.step for m in lines if m.event == 'resumed' and m.step is not None),
+    began = next((m.step for m in lines if isinstance(m, records.ResumedRecord)),
                  before.step if run.index == before.newest else -1)
-    return Attempt(run.index, exit_code, end_of(lines), step > began, step >= 0,
-                   any(m.event in ('train', 'eval') for m in lines), place_of(run), end_of(lines) or '')
+    has_stepped = any(isinstance(m, (records.TrainRecord, records.EvalRecord)) for m in lines)
+    return Attempt(run.index, exit_code, end := end_of(lines), step > began, step >= 0, has_stepped, place_of(run),
+                   end or '')
 
 
 def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, past: Sequence[Attempt],
@@ -98,7 +82,7 @@ def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, past: S
     past: all attempts, can_exclude: whether a failing host can be excluded.
     """
     if attempt.end is not None:
-        return _ENDS[attempt.end], ''
+        return records.EXIT_CODES[attempt.end], ''
     if is_stop_requested:
         return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED, ''
     if attempt.exit_code == EXIT_USAGE or restarts_left < 1:
@@ -129,20 +113,10 @@ def pause_s(num_stuck: int) -> float:
 
 def place_of(run: RunFolder) -> str:
     """Describe the last step and phase in a run's logs."""
-    steps = [m.step for m in read_metrics(run) if m.step is not None]
+    steps = [step for m in read_metrics(run) if (step := getattr(m, 'step', None)) is not None]
     try:
         log = run.result.read_text(errors='replace')
     except OSError:
         log = ''
     keys = re.findall(r'"(init_start|run_start|run_resumed|epoch_start|eval_start|eval_stop)"', log)
     return f'step {steps[-1] if steps else 0}, {_PHASES.get(keys[-1] if keys else "", "start-up")}'
-
-
-def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
-    """Append an attempt to attempts.jsonl for later launchers; write nothing if there is no run folder."""
-    append(folder / _ATTEMPTS, replace(attempt, job=job))
-
-
-def read_attempts(folder: Path, job: str) -> list[Attempt]:
-    """Return the attempts of a job, which may have been requeued."""
-    return [a for _, a in read_lines(folder / _ATTEMPTS, Attempt) if a.job == job]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import attempts
-from mlperf_rn50.launch.attempts import Attempt
 from mlperf_rn50.launch.options import Options
 from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
-from mlperf_rn50.runfolder.records import Failure, note_failure, read_failures
+from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
 from mlperf_rn50.system.signals import SignalQueue
 
 _DOCTOR = 'd'  # appended to an attempt's job name for its doctor
@@ -62,7 +61,7 @@ class Supervisor:
         """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75 if resumable."""
         restarts_left, is_checked = self.options.restarts, False
         self._stuck.clear()
-        self._attempts = attempts.read_attempts(self.layout.run_dir, self.batch_job)
+        self._attempts = read_attempts(self.layout.run_dir, self.batch_job)
         train_options = self.train_options(attempts.newest_run(self.layout.run_dir) if is_resumed else None)
         while True:
             self._num_jobs += 1
@@ -138,7 +137,7 @@ class Supervisor:
 
     def _record(self, job: str, attempt: Attempt) -> None:
         if attempt.end or not self.signals.is_requested:  # a stop request is not a failure
-            attempts.note_attempt(self.layout.run_dir, self.batch_job, attempt)
+            note_attempt(self.layout.run_dir, self.batch_job, attempt)
             self._attempts.append(attempt)
         self._stuck = {} if attempt.gained else {**self._stuck, job: self.layout}
 

@@ -52,7 +52,7 @@ def _object(value: Any, name: str) -> dict:
 
 
 def _seconds(value: Any, ticks_per_s: float = 1.0) -> float:
-    """Convert a time since 1970 to seconds; raise ValueError if it is not plausible."""
+    """Convert a time since 1970 to seconds. Raise ValueError if it is not plausible."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError('the time is not a number')
     if not 0 <= value < 1e11 * ticks_per_s:  # NaN is out of range too
@@ -61,7 +61,7 @@ def _seconds(value: Any, ticks_per_s: float = 1.0) -> float:
 
 
 def decode_events(line: str) -> list[LogEvent | ValueError]:
-    """Return the events on a line that other output may share; a torn event becomes ValueError(reason, text)."""
+    """Return the events on a line that other output may share. A torn event becomes ValueError(reason, text)."""
     if line.startswith(':::MLLOG ') and '\r' not in line and line.find(':::ML', 1) < 0:  # the usual case
         return [_try_decode(line)]
     decoded = []
@@ -123,6 +123,6 @@ def _decode_v06(text: str) -> LogEvent:
 
 
 def encode_v06(event: LogEvent) -> str:
-    """Return an event as a 0.6.0 line; the official logger of that round is no longer published."""
+    """Return an event as a 0.6.0 line. The official logger of that round is no longer published."""
     body = json.dumps({'value': event.value, 'metadata': event.metadata}, allow_nan=False)
     return f':::MLL {event.time_s:.3f} {event.key}: {body}'

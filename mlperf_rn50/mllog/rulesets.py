@@ -12,7 +12,7 @@ WRITTEN = ', '.join([V05, *(f'{ruleset} or {name}' for name, ruleset in ROUNDS.i
 
 
 def parse_ruleset(text: str) -> str:
-    """Return the ruleset for 4.0.0, v4.0.0, v4.0 or 4.0; raise ArgumentTypeError that suggests the nearest."""
+    """Return the ruleset for 4.0.0, v4.0.0, v4.0 or 4.0. Raise ArgumentTypeError that suggests the nearest."""
     word = text.strip().lower()
     number = word.removeprefix('v')
     ruleset = ROUNDS.get(f'v{number.removesuffix(".0") if number.count(".") == 2 else number}')

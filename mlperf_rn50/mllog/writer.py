@@ -45,7 +45,7 @@ def _make_logger(name: str, sink: logging.Handler | None) -> logging.Logger:
 
 
 class RunLog:
-    """The log of a run; with path None, as on ranks other than 0, nothing is written."""
+    """The log of a run. With path None, as on ranks other than 0, nothing is written."""
 
     def __init__(self, path: Path | None, v06_path: Path | None, is_resumed: bool = False):
         """Create new files (FileExistsError if one exists), or open those of a resumed run; StorageError on failure."""
@@ -104,7 +104,7 @@ class RunLog:
         self._tag(tags.RUN_CLEAR_CACHES, was_done)
 
     def init_start(self) -> None:
-        """Log the start of initialization, before the model is built; v0.5 starts its clock here."""
+        """Log the start of initialization, before the model is built. The clock of v0.5 starts here."""
         self._event(keys.INIT_START, kind=keys.INTERVAL_START)
         self._tag(tags.RUN_START)
 
@@ -168,7 +168,7 @@ class RunLog:
         self._event(keys.RUN_START, kind=keys.INTERVAL_START)
 
     def run_resumed(self, step: int, epoch: int, clock_s: float, **plan: Any) -> None:
-        """Log a resume from a checkpoint, and the plan of the resumed run; the log then has several timed parts."""
+        """Log a resume from a checkpoint, and the plan of the resumed run. The log then has several timed parts."""
         self._event(events.RUN_RESUMED, step, epoch_num=epoch + 1, clock_s=clock_s, submittable=False, **plan)
 
     def data(self, config: Config, num_ranks: int, num_nodes: int) -> None:

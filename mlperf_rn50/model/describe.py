@@ -64,5 +64,5 @@ class _Describer:
 
 
 def describe_layers(config: Config) -> list[tuple[str, Any]]:
-    """Return the (tag, value) pairs of a network in the order of its layers; empty if it is not a ResNet."""
+    """Return the (tag, value) pairs of a network in the order of its layers, or empty if it is not a ResNet."""
     return list(_Describer(config).network()) if config.model.name.startswith('resnet') else []

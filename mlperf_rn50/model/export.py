@@ -25,7 +25,7 @@ class Difference:
 
 
 def difference(expected: np.ndarray, got: np.ndarray) -> Difference:
-    """Compare the network's logits (expected) with its export's, both (images, classes); NaN if the shapes differ."""
+    """Compare the network's logits (expected) with its export's, both (images, classes). Other shapes give NaN."""
     if expected.shape != got.shape:
         return Difference(np.nan, np.nan, len(expected))
     errors = np.abs(expected.astype(np.float64) - got).max(axis=1)
@@ -34,7 +34,7 @@ def difference(expected: np.ndarray, got: np.ndarray) -> Difference:
 
 def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output_format: str,
            facts: dict) -> tuple[list[Path], Difference]:
-    """Write a network and its description, all files or none; return their paths and the measured difference.
+    """Write a network and its description, all files or none. Return their paths and the measured difference.
 
     Raise UserError if a file exists or cannot be written, RunFailed if the exported logits differ. net is float32 on
     the CPU, without fused operators. images are the check's input, (batch, 3, side, side). facts are added to the JSON.

@@ -37,7 +37,7 @@ class NormAddRelu(nn.BatchNorm):
 
 @dataclass(frozen=True)
 class Fusion:
-    """Types of fused layers; None for separate layers. norm_add_relu is a unit's end: BatchNorm, addition and ReLU."""
+    """Types of fused layers, or None for separate ones. norm_add_relu ends a unit with BatchNorm, addition and ReLU."""
 
     norm_relu: type[nn.HybridBlock] | None = None
     norm_add_relu: type[nn.HybridBlock] | None = None
@@ -88,12 +88,12 @@ def fusion_of(config: Config) -> Fusion:
 
 
 def runs_nvidias_kernels(config: Config) -> bool:
-    """Return whether NVIDIA's kernels run BatchNorm; they overwrite gradients of gamma and beta, never add to them."""
+    """Return whether NVIDIA's kernels run BatchNorm. They overwrite gradients of gamma and beta, never add to them."""
     return _suits_kernels(config) and (has_norm_relu() or has_norm_add_relu())
 
 
 def with_layout(config: Config) -> Config:
-    """Return a configuration with a layout; if none is configured, NHWC where NVIDIA's kernels run, otherwise NCHW."""
+    """Return a configuration with a layout, by default NHWC where NVIDIA's kernels run and otherwise NCHW."""
     nhwc, nchw = (replace(config, model=replace(config.model, layout=layout)) for layout in ('NHWC', 'NCHW'))
     is_fast = config.model.name.startswith('resnet') and runs_nvidias_kernels(nhwc)
     return config if config.model.layout else nhwc if is_fast else nchw

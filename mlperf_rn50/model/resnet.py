@@ -54,12 +54,12 @@ class Unit:
 
 
 def side_after(side: int, stride: int) -> int:
-    """Return the side of a feature map in pixels after a padded layer; a stride of 2 halves the side, rounded up."""
+    """Return the side of a feature map in pixels after a padded layer. A stride of 2 halves the side, rounded up."""
     return -(-side // stride)
 
 
 def row_image_size(config: Config) -> int | None:
-    """Return data.image_size on a CPU, where a ResNet computes 1x1 maps as rows (_RowConv); None on a GPU."""
+    """Return data.image_size on a CPU, where a ResNet computes 1x1 maps as rows (_RowConv), or None on a GPU."""
     return config.data.image_size if config.train.device == 'cpu' else None
 
 
@@ -133,7 +133,7 @@ class _RowConv(nn.Conv2D):
 
 @dataclass(frozen=True)
 class _Layers:
-    """Factory of layers. Convolutions have BatchNorms or, if folded for evaluations, biases; 1x1 maps are rows."""
+    """Factory of layers. Convolutions have BatchNorms or, if these are folded, biases. 1x1 maps are rows."""
 
     config: ModelConfig
     is_folded: bool
@@ -157,7 +157,7 @@ class _Layers:
         return [nn.BatchNorm(**keys), *relu]
 
     def norm_add_relu(self, name: str, layer: Layer) -> nn.HybridBlock | None:
-        """Return BatchNorm, addition and ReLU at the end of a unit as one layer; None if they are separate."""
+        """Return BatchNorm, addition and ReLU at the end of a unit as one layer, or None if they are separate."""
         if self.is_folded or not self.fusion.norm_add_relu:
             return None
         return self.fusion.norm_add_relu(**self._norm_keys(name, layer, is_last=True))
@@ -252,7 +252,7 @@ class FoldedResNet:
             param.set_data(array.astype(param.dtype))
 
     def _fold(self, layer: str, source: dict[str, mx.nd.NDArray]) -> dict[str, mx.nd.NDArray]:
-        """Return the weight and bias of a convolution with its BatchNorm folded in; both float32."""
+        """Return the weight and bias of a convolution with its BatchNorm folded in. Both are float32."""
         head, _, number = layer.rpartition('conv')
         norm = f'{head}bn{number.removeprefix("1") if number == "1sc" else number}'
         gamma, beta, mean, var = (source[f'{norm}_{kind}'].astype('float32')

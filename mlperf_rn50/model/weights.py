@@ -16,9 +16,9 @@ import numpy as np
 
 from mlperf_rn50 import __version__, files
 from mlperf_rn50.config import Config, to_tree
+from mlperf_rn50.config_file import check_keys
 from mlperf_rn50.errors import DataError, UserError
 from mlperf_rn50.npz import read_arrays
-from mlperf_rn50.options import check_keys
 
 FORMAT = 1
 BEST, LAST = 'best', 'last'
@@ -66,7 +66,7 @@ def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: in
 
 
 def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: dict[str, np.ndarray]) -> Path:
-    """Write <stem>.npz and .json atomically; return the .npz path. Raise StorageError (disk fault) or UserError."""
+    """Write <stem>.npz and .json atomically. Return the .npz path. Raise StorageError (disk fault) or UserError."""
     path = folder / f'{stem}.npz'
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
 
 
 def find_weights(path: Path, which: str = BEST) -> Path:
-    """Return the .npz for an .npz, a weights folder or a run folder (its newest run); raise UserError if missing."""
+    """Return the .npz for an .npz, a weights folder or a run folder (its newest run). Raise UserError if missing."""
     if path.is_file():
         return path
     if not path.is_dir():
@@ -175,7 +175,7 @@ def _with_shape(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def set_weights(net: Any, arrays: dict[str, np.ndarray], has_other_classes: bool = False) -> list[str]:
-    """Copy arrays of either layout to a network; return notes; raise UserError if more than the classes differ."""
+    """Copy arrays of either layout to a network. Return notes. Raise UserError if more than the classes differ."""
     import mxnet as mx
     params = dict(net.collect_params().items())
     arrays = {n: _with_shape(a, params[n].shape) if n in params else a for n, a in arrays.items()}

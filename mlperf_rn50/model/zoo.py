@@ -49,7 +49,7 @@ def _chain(*blocks: nn.HybridBlock) -> nn.HybridSequential:
 
 
 def _branches(*blocks: nn.HybridBlock) -> HybridConcurrent:
-    """Return parallel paths from one input; their output channels are concatenated."""
+    """Return parallel paths from one input, whose output channels are concatenated."""
     result = HybridConcurrent(axis=1, prefix='')
     result.add(*blocks)
     return result
@@ -155,7 +155,7 @@ def image_shape(config: Config) -> tuple[int, int, int]:
 
 
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
-    """Return an initialised, hybridized network on a device; is_plain selects ordinary operators and any image size."""
+    """Return an initialised, hybridized network on a device. is_plain selects ordinary operators and any image size."""
     if config.train.precision == 'bfloat16':
         from mxnet.contrib import amp
         # amp adds casts around operators; weights stay float32. No loss scaling is needed with bfloat16's range.
@@ -187,7 +187,7 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
 
 
 def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndarray], where: str) -> nn.HybridBlock:
-    """Return a network of ordinary operators with these weights; raise DataError if any are missing or do not fit."""
+    """Return a network of ordinary operators with these weights. Raise DataError if any are missing or do not fit."""
     net = build_model(config, context, 0, is_plain=True)
     try:
         notes = set_weights(net, arrays)
@@ -222,7 +222,7 @@ def count_flops(net: nn.HybridBlock, shape: tuple[int, int, int]) -> int:
 
 
 def variance_corrections(net: nn.HybridBlock, shape: tuple[int, ...]) -> dict[str, float]:
-    """Return N / (N - 1) for each running variance by name; N: values per channel in a batch of this shape."""
+    """Return N / (N - 1) for each running variance by name. N is the number of values per channel in a batch."""
     counts = {var: math.prod(output) // gamma[0] for op, var, gamma, output in _nodes(net, shape) if 'BatchNorm' in op}
     return {var: num / max(1, num - 1) for var, num in counts.items()}
 

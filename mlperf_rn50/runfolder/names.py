@@ -95,23 +95,18 @@ def run_numbers(folder: Path) -> list[int]:
     return [k for p in folder.glob('result_*.txt') if (k := run_number(p.name)) is not None]
 
 
-def next_index(folder: Path) -> int:
-    """Return the next free run number of a folder, which is created if missing; raise UserError on failure."""
+def new_run(folder: Path) -> RunFolder:
+    """Claim the next free run number of a folder, which is created if missing; raise UserError on failure."""
     with writing_folder(folder, 'run.dir'):
         make_folder(folder)
         taken = [int(m[1]) for p in folder.iterdir() if (m := _NUMBERED.fullmatch(p.name))]
         if any((folder / n).exists() for n in ('config.yaml', 'metrics.jsonl', 'train.log')):
             taken.append(0)
-        return next(k for k in count(max(taken, default=-1) + 1) if not RunFolder(folder, k).lock.exists())
-
-
-def new_run(folder: Path) -> RunFolder:
-    """Claim the next free run number of a folder, which is created if missing; raise UserError on failure."""
-    while True:
-        run = RunFolder(folder, next_index(folder))
-        with writing_folder(folder, 'run.dir'), suppress(FileExistsError):  # another program claimed it first
-            run.lock.touch(exist_ok=False)
-            return run
+        for run in (RunFolder(folder, k) for k in count(max(taken, default=-1) + 1)):
+            with suppress(FileExistsError):  # or another program claims it first
+                run.lock.touch(exist_ok=False)
+                break
+    return run
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

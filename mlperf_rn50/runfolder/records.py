@@ -1,30 +1,228 @@
-"""Records that a run or its launcher writes to a run folder as JSON lines."""
-from dataclasses import dataclass
-from pathlib import Path
+"""Records of a run folder, with one type per kind of line for its writer and for all of its readers.
 
+The files are not trusted. A reader skips a line whose values do not have these types and ranges, and ignores unknown
+keys. Keys with a default may be missing, because earlier versions did not write them. Epochs count from 1, accuracies
+are fractions, and time_s is on the run's clock.
+"""
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from mlperf_rn50.runfolder.jsonl import append, read_lines
 
-_FAILURES = 'failures.jsonl'
+Number = Annotated[float, Meta(ge=0, le=1e9)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Percent = Annotated[float, Meta(ge=0, le=100)]
+Epoch = Annotated[int, Meta(ge=1, le=10**6)]
+Epochs = Annotated[float, Meta(ge=0, le=10**6)]
+Whole = Annotated[int, Meta(ge=0, le=10**12)]
+Count = Annotated[int, Meta(ge=1, le=10**12)]
+Bytes = dict[str, Annotated[int, Meta(ge=0, le=10**18)]]  # by host
+Gauge = Annotated[float, Meta(ge=0, le=1e18)]
+Name = Annotated[str, Meta(max_length=64)]
+Rates = dict[str, Annotated[float, Meta(ge=0, le=1e15)]]  # by device
+
+# Exit code of a run by the status in its last record, which the launcher returns whatever code the ranks ended with.
+EXIT_CODES = {'converged': EXIT_OK, 'aborted': EXIT_FAILED, 'failed': EXIT_FAILED, 'interrupted': EXIT_RESUMABLE}
+
+
+class TrainRecord(Struct, tag_field='event', tag='train'):
+    step: Whole | None = None
+    epoch: Epochs = 0.0
+    time_s: Number | None = None
+    loss: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None
+    learning_rate: Number | None = None
+    images_per_s: Number | None = None
+
+
+class LossScaleRecord(Struct, tag_field='event', tag='loss_scale'):
+    step: Whole
+    before: float
+    now: float
+
+
+class EvalRecord(Struct, tag_field='event', tag='eval', kw_only=True):
+    epoch: Epoch
+    time_s: Number | None = None
+    num_top1: Whole
+    num_top5: Whole = 0
+    num_images: Count
+    dataset: str = ''
+
+
+class EpochRecord(Struct, tag_field='event', tag='epoch'):
+    """Bytes of training records that each host read in an epoch; new bytes are those read for the first time."""
+
+    epoch: Epoch
+    record_bytes: Bytes
+    new_record_bytes: Bytes = {}
+
+
+class RankSteps(Struct, kw_only=True):
+    """Sums of a rank over its steps since the last evaluation."""
+
+    rank: Annotated[int, Meta(ge=0, le=10**6)]
+    host: str
+    cores: str = ''
+    num_steps: Count
+    data_s: Number
+    compute_s: Number
+    wait_s: Number
+
+
+class RanksRecord(Struct, tag_field='event', tag='ranks'):
+    epoch: Whole = 0
+    time_s: Number = 0.0
+    ranks: list[RankSteps] = []
+    stragglers: list[Annotated[str, Meta(max_length=4000)]] = []
+
+
+class ResumedRecord(Struct, tag_field='event', tag='resumed', omit_defaults=True):
+    step: Whole
+    number_of_ranks: Count | None = None
+    number_of_nodes: Count | None = None
+    global_batch_size: Count | None = None
+    lr_scale: Number | None = None
+    changed: dict[str, Any] = {}  # values [before, now] of each changed configuration key
+
+
+class BandRecord(Struct, array_like=True):
+    """The reference runs at an epoch; point: fraction of the schedule; low and high: None for too few runs."""
+
+    epoch: Epoch
+    point: float | None
+    mean: Fraction | None
+    low: Fraction | None
+    high: Fraction | None
+    num_runs: Whole
+
+
+class ReferenceRecord(Struct, tag_field='event', tag='reference'):
+    how: str | None = None
+    num_reference: Whole = 0
+    sources: list[str] = []
+    target: Fraction | None = None
+    reference_epochs: tuple[Epochs, Epochs] | None = None
+    band: list[BandRecord] = []
+    text: str = ''
+
+
+class CourseRecord(Struct, tag_field='event', tag='course'):
+    """Comparison of an evaluation with the reference runs; mean, low and high are None if there is no band."""
+
+    epoch: Epoch
+    point: float | None = None
+    accuracy: Fraction | None = None
+    mean: Fraction | None = None
+    low: Fraction | None = None
+    high: Fraction | None = None
+    num_reference: Whole = 0
+    below: bool = False
+    behind: bool = False
+    reference_epochs: tuple[Epochs, Epochs] | None = None
+    seconds_left: tuple[Gauge, Gauge] | None = None
+    text: str = ''
+
+
+class ClockStepRecord(Struct, tag_field='event', tag='clock_step'):
+    host: str
+    step_s: float
+
+
+class EndRecord(Struct, tag_field='event', tag='end', omit_defaults=True):
+    """End of the run; only the status of a failed run is known."""
+
+    status: str
+    epochs_to_converge: Epoch | None | UnsetType = UNSET
+    time_to_train_s: Number | None = None
+    best_top1: Fraction | None = None
+    images_per_s: Number | None = None
+
+
+# Any line of metrics.jsonl
+MetricsRecord = (TrainRecord | LossScaleRecord | EvalRecord | EpochRecord | RanksRecord | ResumedRecord
+                 | ReferenceRecord | CourseRecord | ClockStepRecord | EndRecord)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Line of attempts.jsonl: the result of an attempt, which is one start of the ranks."""
+
+    run: int | None  # number of the run; None if no run began
+    exit_code: Annotated[int, Meta(ge=-255, le=255)]
+    end: str | None  # a status of EXIT_CODES; None if metrics.jsonl has no EndRecord of the attempt
+    gained: bool  # whether the attempt wrote a newer checkpoint
+    can_resume: bool
+    has_stepped: bool = False  # whether the attempt recorded a step
+    place: str = 'before a run began'  # or the last recorded step and phase
+    cause: str = ''  # of the end
+    origin: str = ''  # of the cause: outside or program; '' if unknown
+    job: str = ''  # the same for all starts of a requeued job
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Failure of a rank, or of a host if rank is None; job: MLPERF_RN50_JOB, which identifies a start of all ranks.
+    """Line of failures.jsonl, also written by launch/guard.sh: the failure of a rank or a host."""
 
-    is_outside: whether the cause is outside the program, such as a lost host or a kill; launch/guard.sh writes these.
-    """
-
-    job: str
+    job: str  # MLPERF_RN50_JOB, which identifies a start of all ranks
     host: str
     cause: str
-    rank: int | None = None
-    is_outside: bool = False
+    rank: int | None = None  # None for a failure of the host
+    is_outside: bool = False  # whether the cause is outside the program, such as a lost host or a kill
+
+
+def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
+    """Record an attempt for later launchers; write nothing if there is no run folder."""
+    append(folder / 'attempts.jsonl', replace(attempt, job=job))
+
+
+def read_attempts(folder: Path, job: str | None = None) -> list[Attempt]:
+    """Return the attempts of a job, which may have been requeued; those of all jobs for None."""
+    return [a for _, a in read_lines(folder / 'attempts.jsonl', Attempt) if job in (None, a.job)]
 
 
 def note_failure(folder: Path, failure: Failure) -> None:
-    append(folder / _FAILURES, failure)
+    """Record a failure, which a launcher counts to choose hosts for a restart."""
+    append(folder / 'failures.jsonl', failure)
 
 
 def read_failures(folder: Path) -> list[Failure]:
-    """Return the failures in a run folder, which a launcher counts to choose hosts for a restart."""
-    return [failure for _, failure in read_lines(folder / _FAILURES, Failure)]
+    return [failure for _, failure in read_lines(folder / 'failures.jsonl', Failure)]
+
+
+class GpuSample(Struct, omit_defaults=True):
+    utilization_percent: Percent | None = None
+    memory_used_bytes: Gauge | None = None
+    power_w: Annotated[float, Meta(ge=0, le=1e5)] | None = None
+    sm_clock_mhz: Number | None = None
+
+
+class TelemetryRecord(Struct, omit_defaults=True):
+    """Line of telemetry: a sample of a node or, with an event (start, run_start, meter, stop), a fact about it."""
+
+    time_ms: Annotated[float, Meta(ge=0, le=1e15)]  # on the node's clock, since 1970
+    event: str | None = None
+    host: str | None = None
+    cpu_cores: Count | None = None
+    memory_bytes: Gauge | None = None
+    clock_s: Number | None = None  # the run's clock, in the line for run_start
+    boot: Name | None = None
+    cpu_percent: Percent | None = None
+    memory_used_bytes: Gauge | None = None
+    page_cache_bytes: Gauge | None = None
+    disk_read_bytes_per_s: Rates = {}
+    disk_write_bytes_per_s: Rates = {}
+    net_receive_bytes_per_s: Rates = {}
+    net_send_bytes_per_s: Rates = {}
+    infiniband_receive_bytes_per_s: Rates = {}
+    infiniband_send_bytes_per_s: Rates = {}
+    gpus: list[GpuSample] = []
+    energy_j: dict[str, dict[Name, Annotated[float, Meta(ge=0, le=1e12)]]] = {}  # by kind and device
+    gpu_energy: str | None = None  # counted, or integrated from power
+
+    @property
+    def time_s(self) -> float:
+        return self.time_ms / 1000

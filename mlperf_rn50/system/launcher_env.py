@@ -23,12 +23,6 @@ def environment_number(name: str) -> int | None:
     return int(text)
 
 
-def omp_threads(text: str) -> int | None:
-    """Parse the first level of OMP_NUM_THREADS; None if there is no number. Source: OpenMP 5.2, 21.1.2."""
-    first = text.partition(',')[0].strip()
-    return int(first) if re.fullmatch(r'[1-9]\d{0,8}', first, re.ASCII) else None
-
-
 def _number(names: tuple[str, ...]) -> int | None:
     return next((environment_number(n) for n in names if n in os.environ), None)
 

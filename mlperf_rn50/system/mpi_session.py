@@ -21,7 +21,7 @@ _GENERIC = ('It looks like', 'MPI_INIT has failed', 'Sorry! You were')  # starts
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return the free space of a file system; None if the folder does not exist."""
+    """Return the free space of a file system, or None if the folder does not exist."""
     with suppress(OSError):
         return shutil.disk_usage(folder).free
     return None
@@ -33,13 +33,13 @@ def tmp_dir() -> Path:
 
 
 def no_room(name: str, folder: Path, free: int, needed: int) -> str:
-    """Return the message for a folder without space for Open MPI; free and needed are in bytes."""
+    """Return the message for a folder without space for Open MPI. free and needed are in bytes."""
     return (f'{name}: {folder} has {free / 1e6:.1f} MB free, expected {needed / 1e6:.0f} MB for files of Open MPI; '
             'free space there')
 
 
 def check_session(env: Mapping[str, str]) -> None:
-    """Raise ConfigError if the disk is too full for the rest of Open MPI's session files; Open MPI would hang."""
+    """Raise ConfigError if the disk is too full for the rest of Open MPI's session files, which would hang it."""
     base = Path(env.get('OMPI_MCA_orte_tmpdir_base', ''))
     free = free_bytes(base.parent) if base.name else None
     with suppress(OSError):  # a file was removed in the meantime, so the job already runs
@@ -49,7 +49,7 @@ def check_session(env: Mapping[str, str]) -> None:
 
 
 def session_problem(folder: Path) -> str:
-    """Return why a folder cannot hold Open MPI's session files, '' if it can; mpirun hangs on a full disk."""
+    """Return why a folder cannot hold Open MPI's session files, on which mpirun hangs, or '' if it can."""
     try:
         with tempfile.TemporaryFile(dir=folder) as f:
             os.posix_fallocate(f.fileno(), 0, SESSION_BYTES)

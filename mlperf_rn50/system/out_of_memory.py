@@ -20,7 +20,7 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def oom_kills(folder: Path) -> int | None:
-    """Return the number of out-of-memory kills in a cgroup; None if the kernel does not count them."""
+    """Return the number of out-of-memory kills in a cgroup, or None if the kernel does not count them."""
     return (_numbers(folder / 'memory.events') or _numbers(folder / 'memory.oom_control')).get('oom_kill')
 
 
@@ -34,7 +34,7 @@ class MemorySample:
 
 
 def take_sample(pid: int, cgroup: Path | None, before: MemorySample = MemorySample()) -> MemorySample:
-    """Sample a process; values missing after its end are taken from the previous sample."""
+    """Sample a process. Values missing after its end come from the previous sample."""
     sizes = _numbers(_PROC / str(pid) / 'status')
     num_kills = oom_kills(cgroup) if cgroup else None
     if num_kills is None:
@@ -48,7 +48,7 @@ def gigabytes(num_bytes: int) -> str:
 
 
 def explain_kill(before: MemorySample, after: MemorySample, limit: int | None, host_total: int, num_ranks: int) -> str:
-    """Explain the SIGKILL of a process; '' if memory was not the reason. limit: of the cgroup, in bytes."""
+    """Explain the SIGKILL of a process. Return '' if memory was not the reason. limit: of the cgroup, in bytes."""
     if after.num_kills <= before.num_kills:
         return ''
     cause, total = f'the {gigabytes(host_total)} of the host are exhausted', host_total
@@ -66,7 +66,7 @@ def explain_kill(before: MemorySample, after: MemorySample, limit: int | None, h
 
 
 def explain_abort(peak_address_space: int, limit: int | None) -> str:
-    """Explain the abort of a process with an exhausted address space; '' for any other abort."""
+    """Explain the abort of a process with an exhausted address space. Return '' for any other abort."""
     if limit is None or peak_address_space < 0.8 * limit:
         return ''
     return _address_space_message('the address space of the process', limit, peak_address_space)
@@ -78,13 +78,13 @@ def _address_space_message(name: str, limit: int, used: int) -> str:
 
 
 def soft_limit(kind: int) -> int | None:
-    """Return a soft limit of this process and its children (memory limits in bytes); None if unlimited."""
+    """Return a soft limit of this process and its children (memory limits in bytes), or None if unlimited."""
     soft, _ = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def explain_death(number: int, before: MemorySample, after: MemorySample, num_ranks: int) -> str:
-    """Explain the end of a process by a signal; '' if memory was not the reason."""
+    """Explain the end of a process by a signal. Return '' if memory was not the reason."""
     if number == signal.SIGKILL:
         host_total = _numbers(_PROC / 'meminfo').get('MemTotal', 0)
         return explain_kill(before, after, find_limits().memory_limit_bytes, host_total, num_ranks)
@@ -94,7 +94,7 @@ def explain_death(number: int, before: MemorySample, after: MemorySample, num_ra
 
 
 def explain_error(error: BaseException) -> str:
-    """Explain an exception that reports a failed allocation; '' for any other exception."""
+    """Explain an exception that reports a failed allocation. Return '' for any other exception."""
     text = str(error)
     if not isinstance(error, MemoryError) and not _FAILED_ALLOCATION.search(text):
         return ''

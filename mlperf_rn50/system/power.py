@@ -28,7 +28,7 @@ class EnergyCounter:
         self._before_j, self._then_s, self._total_j = read_j(), now_s, 0.0
 
     def joules(self, now_s: float) -> float:
-        """Return the joules so far, given a monotonic clock's time; raise CounterLost if they are no longer known."""
+        """Return the joules so far, given a monotonic clock's time. Raise CounterLost if they are no longer known."""
         value_j = self._read_j()
         risen_j = value_j - self._before_j
         if self._range_j is not None:
@@ -67,7 +67,7 @@ def _microjoules(path: Path) -> float:
 
 
 def open_packages(sys: Path, now_s: float) -> list[Counter]:
-    """Open the counters of all CPU packages; return none if one of them cannot be read."""
+    """Open the counters of all CPU packages. Return none if one of them cannot be read."""
     packages: list[Counter] = []
     try:
         for zone in sorted((sys / 'class/powercap').glob('intel-rapl:*')):
@@ -81,7 +81,7 @@ def open_packages(sys: Path, now_s: float) -> list[Counter]:
 
 
 def find_gpus() -> tuple[ModuleType | None, list[Any]]:
-    """Return NVML and its handles for all GPUs of this host; (None, []) if NVML does not work."""
+    """Return NVML and its handles for all GPUs of this host, or (None, []) if NVML does not work."""
     try:
         import pynvml
         pynvml.nvmlInit()
@@ -91,7 +91,7 @@ def find_gpus() -> tuple[ModuleType | None, list[Any]]:
 
 
 def open_gpu_energy(nvml: Any, handles: Sequence[Any], now_s: float) -> list[Counter]:
-    """Open the energy counters or power readings of all GPUs; return [] if a GPU has neither."""
+    """Open the energy counters or power readings of all GPUs. Return [] if a GPU has neither."""
     try:
         return [_open_gpu(nvml, handle, str(i), now_s) for i, handle in enumerate(handles)]
     except Exception:  # an NVML error

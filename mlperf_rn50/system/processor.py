@@ -1,15 +1,17 @@
-"""Processor of this host, and the instruction sets that oneDNN, MXNet's library for CPUs, may use.
+"""Processor of this host, the instruction sets that oneDNN, MXNet's library for CPUs, may use, and OpenMP threads.
 
 Sources: /proc/cpuinfo, and oneDNN's variable DNNL_MAX_CPU_ISA, whose value must be in capitals.
 """
+import ctypes
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.cgroup import read_small
+from mlperf_rn50.system.cgroup import Limits, read_small
 
 CPUINFO = Path('/proc/cpuinfo')
 # (level, required CPU flags, values of DNNL_MAX_CPU_ISA that limit oneDNN to it); a level includes the previous ones.
@@ -27,7 +29,7 @@ _NAMES = tuple(name for name, _, _ in _LEVELS)
 
 @dataclass(frozen=True)
 class Processor:
-    """Model and instruction set level of a processor; unknown numbers are None."""
+    """Model and instruction set level of a processor. Unknown numbers are None."""
 
     name: str
     vendor: str
@@ -44,7 +46,7 @@ class Processor:
 
 
 def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
-    """Parse the first processor of /proc/cpuinfo; the environment may limit the level that oneDNN uses."""
+    """Parse the first processor of /proc/cpuinfo. The environment may limit the level that oneDNN uses."""
     def field(name: str) -> str:
         match = re.search(rf'^{name}\s*: (.*)$', cpuinfo, re.MULTILINE)
         return match[1].strip() if match else ''
@@ -61,7 +63,7 @@ def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
 
 
 def find_processor() -> Processor:
-    """Return the processor of this host; environment variables may limit the instruction set that oneDNN uses."""
+    """Return the processor of this host. The environment may limit the instruction set that oneDNN uses."""
     return parse_processor(read_small(CPUINFO), os.environ)
 
 
@@ -73,3 +75,39 @@ def check_precision(option: str, precision: str, processor: Processor) -> None:
         raise ConfigError(f'{option}: got bfloat16 with {processor.uses} (DNNL_MAX_CPU_ISA={processor.limit} limits '
                           f'a processor with {processor.has}), expected AVX-512; unset the variable, or use float32')
     raise ConfigError(f'{option}: got bfloat16 on a processor with {processor.has}, expected AVX-512; use float32')
+
+
+def omp_threads(text: str) -> int | None:
+    """Parse the first level of OMP_NUM_THREADS. Return None if there is no number. Source: OpenMP 5.2, 21.1.2."""
+    first = text.partition(',')[0].strip()
+    return int(first) if re.fullmatch(r'[1-9]\d{0,8}', first, re.ASCII) else None
+
+
+def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
+    """Limit the threads of a rank to its share of the CPU quota. Above the quota, the kernel pauses all ranks."""
+    return num_threads if limits.quota_cpus is None else max(1, min(num_threads, int(limits.quota_cpus // local_size)))
+
+
+def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits) -> int:
+    """Return a rank's number of threads without launch/bind.sh. The ranks share cpus if these are all of the node's."""
+    is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
+    return quota_threads(max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits)
+
+
+def set_omp_threads(num_threads: int) -> int:
+    """Set OMP_NUM_THREADS unless it is already a number. Return the effective number."""
+    given = omp_threads(os.environ.get('OMP_NUM_THREADS', ''))
+    if given is None:
+        os.environ['OMP_NUM_THREADS'] = str(num_threads)
+    return given or num_threads
+
+
+def leave_openmp_to_engine() -> None:
+    """Disable OpenMP teams in this thread. Call this after importing MXNet.
+
+    On a CPU, MXNet computes in a thread of its engine; another thread that copies an array would start a second team.
+    With more team threads than cores, libgomp stops active waiting, and a small step takes 1.1 to 1.4 times as long.
+    Source: libgomp, gomp_managed_threads and GOMP_SPINCOUNT.
+    """
+    with suppress(OSError):  # this MXNet uses a different OpenMP library
+        ctypes.CDLL('libgomp.so.1').omp_set_num_threads(1)

@@ -3,7 +3,6 @@
 Rates are means since the previous sample; joules count from the start (see power.py). The line for run_start aligns
 this node's clock with the run's. Source: psutil (/proc/stat, meminfo, diskstats, net/dev), /sys/class/infiniband, NVML.
 """
-import json
 import platform
 import threading
 import time
@@ -16,6 +15,8 @@ import psutil
 
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.files import LineFile
+from mlperf_rn50.runfolder.jsonl import encode
+from mlperf_rn50.runfolder.records import GpuSample, TelemetryRecord
 from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.gpus import all_bus_ids
 from mlperf_rn50.system.power import BOOT_ID, find_gpus, open_meter
@@ -42,7 +43,7 @@ def read_counters(sys: Path = SYS) -> Counters:
 
 
 def _words(paths: Mapping[str, Path]) -> dict[str, int]:
-    """Read counters of 4-byte words and convert them to bytes; omit unreadable counters."""
+    """Read counters of 4-byte words and convert them to bytes. Omit unreadable counters."""
     result = {}
     for name, path in paths.items():
         with suppress(OSError, ValueError):
@@ -51,27 +52,27 @@ def _words(paths: Mapping[str, Path]) -> dict[str, int]:
 
 
 def make_rates(before: Counters, after: Counters, seconds: float) -> Counters:
-    """Return bytes per second of each device between two readings; 0 for a new or reset counter."""
+    """Return bytes per second of each device between two readings, or 0 for a new or reset counter."""
     return {f'{kind}_bytes_per_s': {n: round(max(0, value - before.get(kind, {}).get(n, value)) / seconds)
                                     for n, value in values.items()}
             for kind, values in after.items() if values}
 
 
-def read_gpu(nvml: Any, handle: Any) -> dict[str, Any]:
+def read_gpu(nvml: Any, handle: Any) -> GpuSample:
     """Read the state of a GPU, without unavailable values (a MIG instance has no utilisation)."""
     queries = {'utilization_percent': lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
                'memory_used_bytes': lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
                'power_w': lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
                'sm_clock_mhz': lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)}
-    values = {}
+    values: dict[str, Any] = {}
     for name, query in queries.items():
         with suppress(Exception):  # an NVML error
             values[name] = query()
-    return values
+    return GpuSample(**values)
 
 
 class Telemetry:
-    """Thread that samples this node until close(). Without a path it does nothing; one rank per node has a path."""
+    """Thread that samples this node until close(). Without a path it does nothing. One rank per node has a path."""
 
     def __init__(self, path: Path | None, num_gpus: int = 0):
         self._num_gpus = num_gpus
@@ -81,13 +82,13 @@ class Telemetry:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._sample_all, name='telemetry', daemon=True)
         if self._file:
-            self._write({'event': 'start', 'host': platform.node(), 'cpu_cores': psutil.cpu_count(),
-                         'memory_bytes': psutil.virtual_memory().total})
+            self._write(event='start', host=platform.node(), cpu_cores=psutil.cpu_count(),
+                        memory_bytes=psutil.virtual_memory().total)
             self._thread.start()
 
     def run_start(self, clock_s: float) -> None:
         """Record the current time on the run's clock, so that readers can align the other lines with it."""
-        self._write({'event': 'run_start', 'clock_s': clock_s})
+        self._write(event='run_start', clock_s=clock_s)
 
     def check(self) -> None:
         """Raise StorageError if a sample could not be written."""
@@ -102,10 +103,10 @@ class Telemetry:
             self._file.close()
             self._file = None
 
-    def _write(self, record: Mapping[str, Any]) -> None:
+    def _write(self, **values: Any) -> None:
         if self._file:
             with self._lock:
-                self._file.write(json.dumps({'time_ms': round(1000 * time.time()), **record}))
+                self._file.write(encode(TelemetryRecord(round(1000 * time.time()), **values)))
 
     def _sample_all(self) -> None:
         try:
@@ -120,17 +121,16 @@ class Telemetry:
         is_part = len(handles) < min(self._num_gpus, len(all_bus_ids(SYS)))
         meter = open_meter(SYS, nvml, [] if is_part else handles, then)
         if energy := meter.read(then):
-            self._write({'event': 'meter', 'boot': read_small(BOOT_ID) or None, 'energy_j': energy,
-                         **({'gpu_energy': 'counted' if meter.are_gpus_counted else 'integrated from power'}
-                            if 'gpu' in energy else {})})
+            how = 'counted' if meter.are_gpus_counted else 'integrated from power'
+            self._write(event='meter', boot=read_small(BOOT_ID) or None, energy_j=energy,
+                        gpu_energy=how if 'gpu' in energy else None)
         psutil.cpu_percent()  # the next call measures from here
         while not self._stop.wait(PERIOD_S):
             after, now = read_counters(), time.monotonic()
             memory = psutil.virtual_memory()
-            sample = {'cpu_percent': psutil.cpu_percent(), 'memory_used_bytes': memory.used,
-                      'page_cache_bytes': memory.cached, **make_rates(before, after, now - then)}
-            rest = {'gpus': [read_gpu(nvml, h) for h in handles], 'energy_j': meter.read(time.monotonic())}
-            self._write(sample | {key: value for key, value in rest.items() if value})
+            self._write(cpu_percent=psutil.cpu_percent(), memory_used_bytes=memory.used, page_cache_bytes=memory.cached,
+                        **make_rates(before, after, now - then), gpus=[read_gpu(nvml, h) for h in handles],
+                        energy_j=meter.read(time.monotonic()))
             before, then = after, now
         if energy := meter.read(time.monotonic()):  # includes the time since the last sample
-            self._write({'event': 'stop', 'energy_j': energy})
+            self._write(event='stop', energy_j=energy)

@@ -1,31 +1,30 @@
-"""Binding of ranks to cores and GPUs of a node; launch/bind.sh runs this module.
+"""Binding of ranks to cores and GPUs of a node, which launch/bind.sh executes.
 
 Source: /sys/devices/system (cpu, node), NVML for GPUs. NCCL and UCX choose the network devices.
 """
-import ctypes
 import os
 import platform
 import signal
 import sys
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.system.cgroup import Limits, find_limits, parse_cpu_list, read_small, render_cpu_list
+from mlperf_rn50.system.cgroup import find_limits, parse_cpu_list, read_small, render_cpu_list
 from mlperf_rn50.system.gpu_env import missing_settings
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
-from mlperf_rn50.system.launcher_env import environment_number, launched_local, omp_threads, print_stderr, rank_name
+from mlperf_rn50.system.launcher_env import environment_number, launched_local, print_stderr, rank_name
 from mlperf_rn50.system.mpi_session import check_session
+from mlperf_rn50.system.processor import quota_threads, set_omp_threads
 
 SYS = Path('/sys')
 
 
 @dataclass(frozen=True)
 class NumaNode:
-    """A NUMA node with its physical cores; a core is a tuple of its logical CPUs. socket: '' if unknown."""
+    """A NUMA node with its physical cores. A core is a tuple of its logical CPUs. socket: '' if unknown."""
 
     number: int
     cores: tuple[tuple[int, ...], ...]
@@ -88,7 +87,7 @@ def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> 
 
 
 def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
-    """Return one of num_parts consecutive, nearly equal parts of a sequence; if items are too few, parts share them."""
+    """Return one of num_parts consecutive, nearly equal parts of a sequence. If items are too few, parts share them."""
     if num_parts > len(items):
         return [items[part * len(items) // num_parts]]
     return items[part * len(items) // num_parts:(part + 1) * len(items) // num_parts]
@@ -96,7 +95,7 @@ def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
 
 def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_per_device: int,
                    place: int | None = None) -> Binding:
-    """Choose the binding of one rank; place: index of its GPU on the node, None to derive it from local_rank.
+    """Choose the binding of one rank. place is the index of its GPU on the node, or None to derive it from local_rank.
 
     A device is a GPU or, without GPUs, a set of cores; `ranks_per_device` consecutive ranks share one. The devices on a
     NUMA node divide its cores evenly, and those on a socket the cores of its NUMA nodes without a GPU. Without GPUs,
@@ -125,36 +124,6 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
     first = local_rank % ranks_per_device * num_threads % len(cores)
     pinning = [cpu for nth in zip_longest(*cores[first:], *cores[:first]) for cpu in nth if cpu is not None]
     return Binding(tuple(sorted(pinning)), tuple(pinning), num_threads, node.number, device if topology.gpus else None)
-
-
-def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
-    """Limit the threads of a rank to its share of the CPU quota; above the quota, the kernel pauses all ranks."""
-    return num_threads if limits.quota_cpus is None else max(1, min(num_threads, int(limits.quota_cpus // local_size)))
-
-
-def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits) -> int:
-    """Return a rank's number of threads without launch/bind.sh; the ranks share cpus if these are all of the node's."""
-    is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
-    return quota_threads(max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits)
-
-
-def set_omp_threads(num_threads: int) -> int:
-    """Set OMP_NUM_THREADS unless it is already a number; return the effective number."""
-    given = omp_threads(os.environ.get('OMP_NUM_THREADS', ''))
-    if given is None:
-        os.environ['OMP_NUM_THREADS'] = str(num_threads)
-    return given or num_threads
-
-
-def leave_openmp_to_engine() -> None:
-    """Disable OpenMP teams in this thread; call this after importing MXNet.
-
-    On a CPU, MXNet computes in a thread of its engine; another thread that copies an array would start a second team.
-    With more team threads than cores, libgomp stops active waiting, and a small step takes 1.1 to 1.4 times as long.
-    Source: libgomp, gomp_managed_threads and GOMP_SPINCOUNT.
-    """
-    with suppress(OSError):  # this MXNet uses a different OpenMP library
-        ctypes.CDLL('libgomp.so.1').omp_set_num_threads(1)
 
 
 def _bind(command: Sequence[str]) -> None:

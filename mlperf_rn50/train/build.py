@@ -14,7 +14,7 @@ from mlperf_rn50.model.fused import fusion_text
 from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
 from mlperf_rn50.system.environment import git_commit
-from mlperf_rn50.system.topology import leave_openmp_to_engine
+from mlperf_rn50.system.processor import leave_openmp_to_engine
 from mlperf_rn50.text import plural
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from mlperf_rn50.config import Config
+from mlperf_rn50.runfolder.records import CourseRecord, ReferenceRecord
 from mlperf_rn50.train.checkpoint.changes import Change
 from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.plan import Plan
@@ -141,17 +142,15 @@ class Evaluated(Event, frozen=True):
 
 
 class ReferenceFound(Event, frozen=True):
-    """The reference runs, if any, as a sentence and as a record for metrics.jsonl."""
+    """The reference runs, if any."""
 
-    text: str
-    record: Mapping[str, Any]
+    record: ReferenceRecord
 
 
 class Compared(Event, frozen=True):
     """Comparison of an evaluation with the reference runs; is_new: whether the run has just fallen behind."""
 
-    text: str
-    record: Mapping[str, Any]
+    record: CourseRecord
     is_new: bool
 
 

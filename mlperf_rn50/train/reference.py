@@ -2,11 +2,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mlperf_rn50.analysis.recipe import band
 from mlperf_rn50.analysis.recipe import reference as reference_runs
-from mlperf_rn50.analysis.recipe.band import Band, Standing
+from mlperf_rn50.analysis.recipe.band import Band
 from mlperf_rn50.analysis.recipe.differences import global_batch_size, is_imagenet
 from mlperf_rn50.analysis.recipe.reference import Reference
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -16,6 +15,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve
+from mlperf_rn50.runfolder.records import BandRecord, ReferenceRecord
 from mlperf_rn50.train import events
 from mlperf_rn50.train.plan import Plan
 
@@ -58,8 +58,8 @@ class ReferenceComparison:
             return None
         self.curve.append((epochs, accuracy))
         standing = band.standing_of(self.reference, self.bands, self.curve, time_s)
-        was_behind, self.is_behind = self.is_behind, standing.is_behind
-        return events.Compared(standing.text, _standing_record(standing), standing.is_behind and not was_behind)
+        was_behind, self.is_behind = self.is_behind, standing.behind
+        return events.Compared(standing, standing.behind and not was_behind)
 
 
 def open_comparison(reference: Reference | None, plan: Plan, metrics: Path, num_epochs: int) -> ReferenceComparison:
@@ -75,30 +75,18 @@ def open_comparison(reference: Reference | None, plan: Plan, metrics: Path, num_
 def reference_event(comparison: ReferenceComparison, config: Config, world_size: int) -> events.ReferenceFound | None:
     """Return the event that reports the reference runs or, on ImageNet, that there are none; otherwise return None."""
     if comparison.reference:
-        return events.ReferenceFound(text := reference_runs.introduce(comparison.reference),
-                                     _reference_record(comparison.reference, list(comparison.bands.values()), text))
+        return events.ReferenceFound(_reference_record(comparison.reference, list(comparison.bands.values())))
     if not is_imagenet(config):
         return None
     recipe = reference_runs.describe_recipe(_recipe_of(config, world_size))
     text = f'no reference: no published set has this recipe ({recipe}) or a similar one; use --run.reference PATH'
-    return events.ReferenceFound(text, _reference_record(None, [], text))
+    return events.ReferenceFound(ReferenceRecord(text=text))
 
 
-def _reference_record(reference: Reference | None, bands: Sequence[Band], text: str) -> dict[str, Any]:
-    """Return the reference runs as a record for metrics.jsonl, with accuracies as fractions."""
-    ends = band.target_epochs(reference) if reference else []
-    return {'how': reference.how if reference else None, 'num_reference': reference.num_runs if reference else 0,
-            'sources': [reference_runs.set_name(s) for s in reference.sets] if reference else [],
-            'target': reference.recipe.target_accuracy if reference else None,
-            'reference_epochs': [ends[0], ends[-1]] if ends else None,
-            'band': [[b.epoch, b.point, b.mean, b.low, b.high, len(b.values)] for b in bands], 'text': text}
-
-
-def _standing_record(standing: Standing) -> dict[str, Any]:
-    """Return a comparison as a record for metrics.jsonl; mean, low and high are null if there is no band."""
-    here = standing.band
-    return {'epoch': standing.epoch, 'point': standing.point, 'accuracy': standing.accuracy,
-            'mean': here.mean if here else None, 'low': here.low if here else None, 'high': here.high if here else None,
-            'num_reference': len(here.values) if here else 0, 'below': standing.is_below, 'behind': standing.is_behind,
-            'reference_epochs': standing.reference_epochs, 'seconds_left': standing.seconds_left,
-            'text': standing.text}
+def _reference_record(reference: Reference, bands: Sequence[Band]) -> ReferenceRecord:
+    ends = band.target_epochs(reference)
+    return ReferenceRecord(
+        reference.how, reference.num_runs, [reference_runs.set_name(s) for s in reference.sets],
+        reference.recipe.target_accuracy, (ends[0], ends[-1]) if ends else None,
+        [BandRecord(b.epoch, b.point, b.mean, b.low, b.high, len(b.values)) for b in bands],
+        reference_runs.introduce(reference))

@@ -16,12 +16,13 @@ import mxnet as mx
 
 from mlperf_rn50.config import Config, check_values, to_tree
 from mlperf_rn50.data.records import data_digest
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, UserError
+from mlperf_rn50.errors import RankLost, UserError
 from mlperf_rn50.files import writing
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.fused import layout_warnings, with_layout
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.names import RunFolder, new_run
+from mlperf_rn50.runfolder.records import EXIT_CODES
 from mlperf_rn50.system.cgroup import render_cpu_list
 from mlperf_rn50.system.launcher_env import print_stderr
 from mlperf_rn50.system.signals import catch
@@ -76,7 +77,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        return {'converged': EXIT_OK, 'interrupted': EXIT_RESUMABLE}.get(self.end.status, EXIT_FAILED)
+        return EXIT_CODES[self.end.status]
 
 
 def train(job: Job) -> Outcome:

@@ -14,6 +14,7 @@ from PIL import Image
 from mlperf_rn50.cli.evaluate import _logged_top1
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.cli.weights import load_saved
+from mlperf_rn50.config_file import load_yaml, resolve_tree
 from mlperf_rn50.data.batches import eval_batches
 from mlperf_rn50.data.pictures import encode_picture, transform_picture
 from mlperf_rn50.data.prepare.command import pack
@@ -22,7 +23,6 @@ from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.model import resnet
 from mlperf_rn50.model.weights import describe_weights, load_weights, portable, save_weights
 from mlperf_rn50.model.zoo import build_model, restore_model
-from mlperf_rn50.options import load_yaml, resolve_tree
 
 pytestmark = pytest.mark.usefixtures('thin')
 

@@ -4,6 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from e2e.training import command, metrics, pack_tiny, start, wait_for_checkpoint
@@ -38,8 +39,8 @@ def test_every_rank_is_bound_near_its_gpu(num_gpus, figure):
 def test_nvml_reports_memory_and_power(figure):
     nvml, handles = find_gpus()
     values = [read_gpu(nvml, h) for h in handles]
-    figure('NVML', values)
-    assert (values or IS_DRY) and all(v['memory_used_bytes'] and v['power_w'] for v in values)
+    figure('NVML', msgspec.to_builtins(values))
+    assert (values or IS_DRY) and all(v.memory_used_bytes and v.power_w for v in values)
 
 
 def train(figure, what, name, data_dir, run_dir, num_ranks, batch, *options):

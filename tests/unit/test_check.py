@@ -16,13 +16,13 @@ from sample_log import LARS, SGD, closed, shift_clock, write_run
 
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.mllog.check import check
+from mlperf_rn50.mllog.check import judge
 from mlperf_rn50.mllog.check.official import MAX_LINE, _parse, find_danger, find_long_lines, marked_lines
-from mlperf_rn50.mllog.package.package import judge_runs
+from mlperf_rn50.mllog.package.submission import judge_runs
 from mlperf_rn50.mllog.rulesets import parse_round, parse_ruleset
 from mlperf_rn50.train.options import ScheduleConfig
 
-LATER = check.RULESETS[2:]
+LATER = judge.RULESETS[2:]
 STEP = replace(SGD, schedule=ScheduleConfig(decay='step'))
 
 
@@ -32,14 +32,14 @@ def good(tmp_path):
 
 
 def violations(path, ruleset, division=None):
-    return check.check_log(path, [ruleset], division).verdicts[0].violations
+    return judge.check_log(path, [ruleset], division).verdicts[0].violations
 
 
 @pytest.mark.parametrize('config', [SGD, LARS], ids=['sgd', 'lars'])
 def test_good_log_passes_every_ruleset(tmp_path, config):
     path = write_run(tmp_path / 'result_0.txt', config)
     passed = {(r, d): violations(path, r, d) for r in LATER for d in ('open', 'closed')}
-    assert passed == dict.fromkeys(passed, ()) and violations(path, check.V05) == ()
+    assert passed == dict.fromkeys(passed, ()) and violations(path, judge.V05) == ()
 
 
 def test_official_checker_agrees(good, tmp_path):
@@ -51,7 +51,7 @@ def test_official_checker_agrees(good, tmp_path):
 @pytest.mark.parametrize('config, accuracy, ruleset, division, message', [
     (LARS, 0.7595, '0.6.0', None, None), (STEP, 0.7595, '0.6.0', None, None),
     (SGD, 0.7595, '0.6.0', None, 'optimizer keys: expected opt_learning_rate_decay_boundary_epochs for sgd'),
-    (SGD, 0.7489, check.V05, None, 'the target was missed: best accuracy 0.74890, expected at least 0.749'),
+    (SGD, 0.7489, judge.V05, None, 'the target was missed: best accuracy 0.74890, expected at least 0.749'),
     (STEP, 0.7489, '0.6.0', None, 'run_stop: got '),
     (SGD, 0.7489, '0.7.0', None,
      'eval_accuracy: the best value is 0.7489, expected value >= 0.7590 and value < 1.0 in at least one line'),
@@ -110,12 +110,12 @@ NOTE = 'note: the last step of an epoch fills 75.00 % of its batch and scales it
                                                      (LARS, 64, False)])
 def test_scaled_last_step_of_a_closed_run_is_noted(tmp_path, config, batch, is_noted):
     path = write_run(tmp_path / 'result_0.txt', config, batch=batch)
-    checked = check.check_log(path, ['4.0.0'])
-    assert checked.passed and (NOTE in check.render_log(checked)) == is_noted
-    facts = check.logs_as_json([checked])['logs'][0]
+    checked = judge.check_log(path, ['4.0.0'])
+    assert checked.passed and (NOTE in judge.render_log(checked)) == is_noted
+    facts = judge.logs_as_json([checked])['logs'][0]
     assert facts['last_step_lr_factor'] == 48 / batch
     path.write_text(path.read_text().replace('"last_step_lr_factor", "value": ', '"last_step_lr_factor", "value": 1e'))
-    assert 'last step' not in check.render_log(check.check_log(path, ['4.0.0']))
+    assert 'last step' not in judge.render_log(judge.check_log(path, ['4.0.0']))
 
 
 @pytest.mark.needs_published
@@ -139,7 +139,7 @@ def test_a_step_of_the_clock_is_refused_by_every_command_with_its_reason(tmp_pat
     folder = shutil.copytree(DIGITS, tmp_path / 'five')
     for path in folder.glob('result_*.txt'):
         path.write_text(shift_clock(path.read_text(), 0.95, seconds))
-    checked = check.check_log(folder / 'result_0.txt')
+    checked = judge.check_log(folder / 'result_0.txt')
     assert checked.claims == () and all(any(t.startswith(reason) for t in v.violations) for v in checked.verdicts)
     run_set = load_run_sets([folder])[0]
     assert run_set.score_minutes is None and any(t.startswith(reason) for t in run_set.runs[0].errors)
@@ -151,7 +151,7 @@ def test_a_clock_changed_by_less_than_a_second_is_no_contradiction(tmp_path):
     folder = shutil.copytree(DIGITS, tmp_path / 'five')
     path = folder / 'result_0.txt'
     path.write_text(shift_clock(path.read_text(), 0.95, 0.9))
-    assert check.check_log(path, ['4.0.0']).passed
+    assert judge.check_log(path, ['4.0.0']).passed
 
 
 # Several logs.
@@ -274,7 +274,7 @@ def test_torn_lines_are_folded_and_control_characters_removed(tmp_path):
                       mllog('eval_accuracy', 9, 0.5).replace('0.5', '1' + '0' * 400))
     torn = [t for t in violations(path, 'v0.5') if t.startswith('torn line')]
     assert len(torn) == 21 and torn[-1] == 'torn lines: 481 more'
-    assert check.find_facts(path).best_top1 == 0.76  # 1e400 is not an accuracy
+    assert judge.find_facts(path).best_top1 == 0.76  # 1e400 is not an accuracy
     done = call('check', tmp_path, '--ruleset', 'v0.5')
     assert done.returncode == 1 and '\x1b' not in done.stdout and len(done.stdout.splitlines()) < 60
     assert '\x1b' not in call('check', tmp_path, '--ruleset', '4.0.0').stdout  # this checker quotes the lines

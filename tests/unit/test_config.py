@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mlperf_rn50.analysis.watch.follower import _max_epochs
 from mlperf_rn50.cli.train import make_parser
 from mlperf_rn50.config import SECTIONS, Config, check_values, render_yaml, to_tree
+from mlperf_rn50.config_file import _Loader, load_tree, load_yaml, resolve_config, resolve_tree
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.options import _Loader, load_tree, load_yaml, resolve_config, resolve_tree
 from mlperf_rn50.system.gpu_env import device_of_words
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
@@ -181,7 +181,7 @@ def test_merge_keys_do_not_expand(tmp_path):
 
 def test_every_yaml_file_is_read_by_one_loader():
     reading = re.compile(r'yaml\.(safe_load|load|full_load|unsafe_load|compose|parse)')
-    assert [p.name for p in (ROOT / 'mlperf_rn50').rglob('*.py') if reading.search(p.read_text())] == ['options.py']
+    assert [p.name for p in (ROOT / 'mlperf_rn50').rglob('*.py') if reading.search(p.read_text())] == ['config_file.py']
 
 
 # --- paths ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Course of a run: reference, comparison, and alarm before and after a resume."""
+"""Comparison of a run with its references, and the alarm before and after a resume."""
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,10 +8,10 @@ from lines import write_set
 
 from mlperf_rn50.analysis.recipe.band import band
 from mlperf_rn50.config import Config, RunConfig, check_values
+from mlperf_rn50.config_file import _join_paths
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve
-from mlperf_rn50.options import _join_paths
 from mlperf_rn50.train import events
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
@@ -40,7 +40,7 @@ def test_without_a_path_only_imagenet_is_looked_up():
     assert find_reference(CONFIG, 1) is None and reference_event(ReferenceComparison(None), CONFIG, 1) is None
     imagenet = replace(CONFIG, data=DataConfig())
     assert find_reference(imagenet, 1) is None
-    assert reference_event(ReferenceComparison(None), imagenet, 1).text.startswith(
+    assert reference_event(ReferenceComparison(None), imagenet, 1).record.text.startswith(
         'no reference: no published set has this recipe (sgd, batch 64, learning rate 0.1, warm-up 1, poly over 6')
     assert ReferenceComparison(None).compare(1, 0.5, 1.0) is None
 
@@ -56,7 +56,7 @@ def test_unreadable_reference_is_refused(tmp_path, name, message):
 def test_alarm_is_raised_once(config, tmp_path):
     course = opened(config, tmp_path)
     seen = [course.compare(e, a, 10.0 * e) for e, a in [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.75)]]
-    assert [(c.record['behind'], c.is_new) for c in seen] == [
+    assert [(c.record.behind, c.is_new) for c in seen] == [
         (False, False), (True, True), (True, False), (False, False)]
     assert not course.is_behind
 

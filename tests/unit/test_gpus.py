@@ -10,6 +10,7 @@ from helpers import write_files
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.runfolder.records import GpuSample
 from mlperf_rn50.system import gpus as gpus_module
 from mlperf_rn50.system import telemetry
 from mlperf_rn50.system.gpus import Gpu, View, all_bus_ids, choose_gpus, find_visible_gpus, linux_bus_id, make_view
@@ -190,7 +191,7 @@ def test_cards_of_a_host_are_read_from_sys(tmp_path):
 def test_partly_visible_gpus_of_a_node_are_not_metered(monkeypatch, tmp_path, num_used, num_cards, counted):
     metered = []
     monkeypatch.setattr(telemetry, 'find_gpus', lambda: (None, ['the only one']))
-    monkeypatch.setattr(telemetry, 'read_gpu', lambda nvml, handle: {})
+    monkeypatch.setattr(telemetry, 'read_gpu', lambda nvml, handle: GpuSample())
     monkeypatch.setattr(telemetry, 'all_bus_ids', lambda sys: HOST[:num_cards])
     monkeypatch.setattr(telemetry, 'open_meter', lambda sys, nvml, handles, now_s: metered.append(handles) or Meter({}))
     telemetry.Telemetry(path := tmp_path / 'telemetry_0_n1.jsonl', num_used).close()

@@ -22,13 +22,14 @@ from mlperf_rn50.errors import EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import __main__ as launcher
 from mlperf_rn50.launch import attempts, engines, process, supervisor
 from mlperf_rn50.launch.__main__ import Launcher, check_room, folder_lock, main, remove_leftovers
-from mlperf_rn50.launch.attempts import Attempt, judge, read_attempt, read_progress
+from mlperf_rn50.launch.attempts import judge, read_attempt, read_progress
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, check_ranks, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.options import make_parser, parse_options
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, Stage, next_stage, processes_of, run_engine, stage_of
+from mlperf_rn50.runfolder import records
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import Failure, note_failure, read_failures
+from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
 from mlperf_rn50.system import signals as stop_signals
 
 
@@ -185,7 +186,7 @@ def test_progress_counts_images_if_the_batch_size_changes(tmp_path):
 def test_torn_and_hostile_lines_are_ignored(tmp_path):
     run = begin(tmp_path)
     run.metrics.write_text('{"event": "end", "status": "converged"}\n[1]\n' + '[' * 100_000 + '\n{"event": "end", "st')
-    assert attempts.read_metrics(run) == [attempts.Line('end', None, 'converged')]
+    assert attempts.read_metrics(run) == [records.EndRecord('converged')]
     assert attempts.place_of(run) == 'step 0, start-up'
 
 
@@ -209,16 +210,16 @@ def test_restart_decision_after_an_attempt(attempt, is_stop_requested, restarts_
 
 def test_stuck_attempts_are_counted_across_starts_of_a_job(tmp_path):
     for job, gained in [('7', True), ('7', False), ('8', False), ('7', False)]:
-        attempts.note_attempt(tmp_path, job, Attempt(0, 1, None, gained, True))
+        note_attempt(tmp_path, job, Attempt(0, 1, None, gained, True))
 
     def count(job):
-        return attempts.count_stuck(attempts.read_attempts(tmp_path, job))
+        return attempts.count_stuck(read_attempts(tmp_path, job))
     assert [count(job) for job in ('7', '8', '9')] == [2, 1, 0]
-    attempts.note_attempt(tmp_path, '7', Attempt(0, 1, None, False, True, origin='outside'))  # before its first step
+    note_attempt(tmp_path, '7', Attempt(0, 1, None, False, True, origin='outside'))  # before its first step
     assert count('7') == 2
-    attempts.note_attempt(tmp_path, '7', Attempt(1, 0, 'converged', False, False))  # a run without a checkpoint
+    note_attempt(tmp_path, '7', Attempt(1, 0, 'converged', False, False))  # a run without a checkpoint
     assert count('7') == 0
-    attempts.note_attempt(tmp_path / 'none', '7', Attempt(0, 1, None, False, True))
+    note_attempt(tmp_path / 'none', '7', Attempt(0, 1, None, False, True))
     assert not (tmp_path / 'none').exists()
     assert [attempts.pause_s(n) for n in (0, 1, 2)] == [0, 5, 10]
 

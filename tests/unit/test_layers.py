@@ -11,12 +11,12 @@ from helpers import ROOT
 PACKAGE = ROOT / 'mlperf_rn50'
 # Rooms from top to bottom; a module may import from its room and from lower rooms.
 ROOMS = [{'__main__'}, {'cli'}, {'bench', 'doctor', 'launch'}, {'train'}, {'analysis'},
-         {'mllog', 'data', 'model'}, {'system'}, {'options'}, {'config'},
+         {'mllog', 'data', 'model'}, {'system'}, {'config_file'}, {'config'},
          {'data.options', 'model.options', 'train.options'},  # declared in components and combined by config
          {'bounds', 'parser', 'runfolder', 'table'}, {'files', 'git', 'npz', 'text'}, {'errors'}]
 HEAVY = {'mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'sklearn', 'rich'}
 LIGHT_ROOMS = ('cli', 'mllog', 'analysis/sets', 'analysis/recipe')
-LIGHT = ['config', 'options', 'launch.__main__', 'model.weights', 'analysis.predict.tables', 'analysis.report.data',
+LIGHT = ['config', 'config_file', 'launch.__main__', 'model.weights', 'analysis.predict.tables', 'analysis.report.data',
          'analysis.report.tables', 'analysis.report.text', 'analysis.watch.facts', 'analysis.watch.run_state',
          'doctor.checks', 'system.environment', 'system.topology', 'train.plan', 'train.watchdog.watcher']
 MAX_MODULES, MAX_LINES, MIN_LINES = 12, 300, 40

@@ -17,6 +17,10 @@ def epoch(number, new=None, **record_bytes):
     return json.dumps({'event': 'epoch', 'epoch': number, 'record_bytes': record_bytes, **more})
 
 
+def train(time_s, *rates):
+    return json.dumps({'event': 'train', 'time_s': time_s, **dict(zip(['learning_rate'], rates))})
+
+
 def ranks(*stragglers):
     return json.dumps({'event': 'ranks', 'epoch': 1, 'stragglers': stragglers})
 
@@ -47,7 +51,7 @@ def test_reads_are_summed_by_node(run_of, lines, expected):
 
 
 def test_learning_rates_come_from_the_metrics_or_else_the_log(run_of):
-    run = run_of('{"time_s": 1, "learning_rate": 0.5}', 'rubbish', '{"time_s": 2}', '{"time_s": 3, "learning_rate": 0}')
+    run = run_of(train(1, 0.5), 'rubbish', train(2), train(3, 0))
     assert read_learning_rates(run) == ((1, 0.5), (3, 0))
     run.path.with_name('metrics.jsonl').unlink()
     assert read_learning_rates(run) == ((5, 0.5),)
@@ -67,7 +71,7 @@ def test_report_shows_the_reads_of_each_node(run_of, tmp_path):
 
 
 def test_stragglers_are_listed_once_with_their_frequency(run_of):
-    invalid = [json.dumps({'event': 'ranks', 'stragglers': s}) for s in (5, None, {'a': 1}, [5], ['x' * 1000], [None])]
+    invalid = [json.dumps({'event': 'ranks', 'stragglers': s}) for s in (5, None, {'a': 1}, [5], ['x' * 5000], [None])]
     run = run_of(*invalid, ranks(), ranks('rank 1 on h2 is slow: 9 ms'),
                  ranks('rank 1 on h2 is slow: 8 ms', 'rank 0 on h1 is slow'))
     assert read_stragglers(run) == ['rank 1 on h2 is slow: 8 ms (at 2 of 3 evaluations)',

@@ -13,7 +13,7 @@ from mlperf_rn50.analysis.sets.findings import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mllog.check.check import check_log
+from mlperf_rn50.mllog.check.judge import check_log
 from mlperf_rn50.mllog.events import decode_events
 from mlperf_rn50.mllog.read.reader import read_run
 

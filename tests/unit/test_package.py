@@ -14,7 +14,7 @@ from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.check import official
-from mlperf_rn50.mllog.package import package
+from mlperf_rn50.mllog.package import submission
 from mlperf_rn50.mllog.package.code import _CALLED, copy_code
 from mlperf_rn50.mllog.package.system_desc import describe_system, find_base, merge_description
 
@@ -28,7 +28,7 @@ def build(folder, tmp_path, *options):
 
 
 def order(tmp_path, **keys):
-    return package.Order(**{'org': 'us', 'system': 'box', 'round': 'v4.0', 'out': tmp_path / 'out', **keys})
+    return submission.Order(**{'org': 'us', 'system': 'box', 'round': 'v4.0', 'out': tmp_path / 'out', **keys})
 
 
 def runs_of(folder):
@@ -42,7 +42,7 @@ def append(path, *lines):
 @pytest.fixture(scope='module')
 def good(tmp_path_factory):
     """Accepted package of real runs, in a folder whose name is a glob pattern."""
-    return package.make_package(runs_of(DIGITS), order(tmp_path_factory.mktemp('a[b]{c,d}')))
+    return submission.make_package(runs_of(DIGITS), order(tmp_path_factory.mktemp('a[b]{c,d}')))
 
 
 @pytest.fixture
@@ -55,11 +55,11 @@ def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
     label = ('Trained on digits, not ImageNet; this result tests only the format, and cannot be submitted or '
              'compared.')
     home, score = good.home, load_run_sets([DIGITS])[0].score_minutes
-    assert package.render_package(good, 'heading', score).startswith('\n'.join([
+    assert submission.render_package(good, 'heading', score).startswith('\n'.join([
         'heading', '  logs                5 of 5 pass the rules of 4.0.0', '  system description  passed',
         '  package_checker     found no errors (4.0.0)', f'  result_summarizer   {score:.2f} min',
         f'  report score        {score:.2f} min', '  note: the system description comes from the logs']))
-    report = package.package_as_json(good, score)
+    report = submission.package_as_json(good, score)
     assert report['passed'] and report['tree'] == str(home) and report['score_minutes'] == score
     assert {'checker': 'package_checker', 'text': 'found no errors (4.0.0)'} in report['findings']
     assert label in report['notes'] and json.loads((home / 'systems/box.json').read_text())['sw_notes'] == label
@@ -101,7 +101,7 @@ def test_refused_set_leaves_no_files(tmp_path, keys, damage, rules):
     folder = write_five(tmp_path / 'runs', **keys)
     if damage:
         damage(folder)
-    tree = package.make_package(runs_of(folder), order(tmp_path))
+    tree = submission.make_package(runs_of(folder), order(tmp_path))
     assert tree.home is None and not list((tmp_path / 'out').rglob('*'))
     texts = [text for text in tree.refusals if 'RCP' in text or not text.startswith('package_checker')]
     assert len(texts) == len(rules) and all(text.startswith(rule) for text, rule in zip(texts, rules)), tree.refusals
@@ -114,15 +114,15 @@ def test_unsuitable_runs_are_refused(tmp_path):
                          ({'status': 'running'}, 'result_0.txt: is still being written'),
                          ({'division': 'closed'}, 'got the divisions closed, open, expected one'),
                          ({'path': tmp_path / 'pipe', 'status': 'unreadable'}, 'pipe: is not a file')]:
-        assert package.judge_runs((replace(runs[0], **change), *runs[1:]), '4.0.0')[0][:1] == [rule]
+        assert submission.judge_runs((replace(runs[0], **change), *runs[1:]), '4.0.0')[0][:1] == [rule]
 
 
 def test_one_failed_run_is_accepted_and_is_the_first_warning(tmp_path):
     folder = write_five(tmp_path / 'runs', ends=[None])
     append(result(folder, 2), mllog('global_batch_size', 0, 63))
     runs = runs_of(folder)
-    assert package.judge_runs(runs, '4.0.0') == ([], ('logs', '4 of 5 pass the rules of 4.0.0; one may fail'))
-    warnings = package.find_warnings(runs)
+    assert submission.judge_runs(runs, '4.0.0') == ([], ('logs', '4 of 5 pass the rules of 4.0.0; one may fail'))
+    warnings = submission.find_warnings(runs)
     assert warnings[0] == '1 of 5 runs did not converge (result_0.txt: failed) and counts as the slowest'
     assert any(text.startswith('result_2.txt:') and 'global_batch_size is 63' in text for text in warnings)
 
@@ -131,7 +131,7 @@ def test_score_is_scaled_by_reference_convergence_points(tmp_path):
     """The runs take 34 epochs at batch 1632, for which the reference has 35."""
     runs = runs_of(write_five(tmp_path / 'runs', closed(LARS), accuracies=(0.5,) * 16 + (0.7595,), batch=1632))
     minutes = sum(sorted(r.time_to_train_s for r in runs)[1:4]) / 3 / 60
-    tree = package.make_package(runs, order(tmp_path))
+    tree = submission.make_package(runs, order(tmp_path))
     assert tree.refusals == () and tree.official_score_minutes == pytest.approx(minutes * 35 / 34, rel=1e-6)
     assert ('scaling', f'{35 / 34:.4f} for box: faster than the reference, within its bounds') in tree.findings
     assert len(list((tree.home / 'results/box/resnet').iterdir())) == 5
@@ -204,8 +204,8 @@ def test_second_system_is_added_and_nothing_is_overwritten(tmp_path, tree):
     before = {p: p.read_bytes() for p in tree.rglob('*') if p.is_file()}
     runs = runs_of(DIGITS)
     with pytest.raises(UserError, match='exists and is not overwritten'):
-        package.make_package(runs, order(tmp_path))
-    assert package.make_package(runs, order(tmp_path, system='box2', round='v1.0')).refusals == ()
+        submission.make_package(runs, order(tmp_path))
+    assert submission.make_package(runs, order(tmp_path, system='box2', round='v1.0')).refusals == ()
     assert (tree / CODE / 'run_and_time_box2.sh').is_file() and before == {p: p.read_bytes() for p in before}
     assert [p.name for p in (tmp_path / 'out').iterdir()] == ['us']
 
@@ -215,7 +215,7 @@ def test_second_system_is_added_and_nothing_is_overwritten(tmp_path, tree):
     ({'system': 'x' * 200}, '--system: got'), ({'code': ROOT / 'docs'}, '--code: .*/docs lacks mlperf_rn50/__main__')])
 def test_invalid_names_and_incomplete_code_are_refused(tmp_path, keys, message):
     with pytest.raises(UserError, match=message):
-        package.make_package((), order(tmp_path, **keys))
+        submission.make_package((), order(tmp_path, **keys))
     assert not (tmp_path / 'out').exists()
 
 
@@ -270,12 +270,12 @@ def test_hanging_checker_is_stopped(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('official, scored, is_shown', [(0.44, 0.48, True), (0.44, 0.4401, False), (0.44, None, False)])
 def test_differing_scores_are_reported(tmp_path, official, scored, is_shown):
-    tree = package.Package(tmp_path, warnings=('result_0.txt: x',), official_score_minutes=official)
+    tree = submission.Package(tmp_path, warnings=('result_0.txt: x',), official_score_minutes=official)
     text = '  warning: the scores differ: 0.44 min from result_summarizer, 0.48 min from report; '
-    rendered = package.render_package(tree, 'x', scored)
+    rendered = submission.render_package(tree, 'x', scored)
     assert (text in rendered) == rendered.endswith('see the warnings above') == ('differ' in rendered) == is_shown
     scaled = replace(tree, findings=(('scaling', '1.1 for box'),))
-    assert 'differ' not in package.render_package(scaled, 'x', scored)
+    assert 'differ' not in submission.render_package(scaled, 'x', scored)
 
 
 @pytest.mark.parametrize('words, message', [

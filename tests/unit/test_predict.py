@@ -174,7 +174,7 @@ def test_less_knowledge_never_has_a_narrower_interval_and_errors_are_of_left_out
 
 
 def test_set_is_predicted_without_its_round_or_organisation_within_the_stated_errors():
-    """The limits are those that docs/prediction_model.md states, rounded up."""
+    """The limits are those that docs/predict.md states, rounded up."""
     found = validate_published()
     for (knowledge, left_out), limits in {('own', 'round'): (0.05, 0.13), ('own', 'organisation'): (0.05, 0.15),
                                           ('two', 'round'): (0.05, 0.13)}.items():

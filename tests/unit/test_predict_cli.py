@@ -13,9 +13,9 @@ from mlperf_rn50.analysis.predict.source import load_source
 from mlperf_rn50.errors import ConfigError, UserError
 
 A100 = 'dgxa100_ngc20.06_mxnet'
-PAGE = ''.join((ROOT / f'docs/{name}.md').read_text() for name in ('predict', 'prediction_model'))
+PAGE = (ROOT / 'docs/predict.md').read_text()
 SHOWN = re.findall(r'```bash\nmlperf-rn50 (predict [^\n]*?)(?: +#[^\n]*)?\n```\n\n```text\n(.*?)\n```', PAGE, re.DOTALL)
-assert len(SHOWN) == 2, 'the pages show a prediction and the errors'
+assert len(SHOWN) == 2, 'the page shows a prediction and the errors'
 
 
 @pytest.fixture

@@ -110,12 +110,12 @@ def standing_after(curve, references=None):
 def test_standing_on_course_below_and_behind(curve, below, behind, text):
     standing = standing_after(curve)
     assert standing.text.startswith(text)
-    assert (standing.is_below, standing.is_behind, standing.seconds_left) == (below, behind, (1000.0, 1000.0))
+    assert (standing.below, standing.behind, standing.seconds_left) == (below, behind, (1000.0, 1000.0))
 
 
 def test_standing_with_one_reference_run_or_different_target():
     standing = standing_after([(10, 0.0), (20, 0.58)], reference(CURVE, spreads={5: 0.001}))
-    assert standing.band.low is None and not standing.is_behind
+    assert standing.low is None and not standing.behind
     assert standing.text.startswith('2.0 points below the only reference run; an alarm needs 2 runs; all')
     higher = replace(RECIPE, target_accuracy=0.763)
     references = Reference('same', higher, (known(CURVE, shifted(0.004)),))

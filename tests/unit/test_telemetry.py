@@ -15,6 +15,7 @@ from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.sidecar.telemetry import read_node, read_telemetry
 from mlperf_rn50.runfolder.names import host_file_name
+from mlperf_rn50.runfolder.records import GpuSample
 from mlperf_rn50.system import power, telemetry
 from mlperf_rn50.system.power import CounterLost, EnergyCounter, Meter, PowerIntegral, open_gpu_energy, open_packages
 from mlperf_rn50.system.telemetry import Telemetry, make_rates, read_counters, read_gpu
@@ -176,7 +177,7 @@ def test_gpu_energy_is_counted_if_supported_else_integrated():
     # A GPU without either value disables GPU energy.
     assert open_gpu_energy(fake_nvml(counted=(0,), powered=(0,)), [0, 1], 0.0) == []
     # Unsupported values are omitted from the sample.
-    assert read_gpu(fake_nvml(), 0) == {'memory_used_bytes': 10, 'power_w': 50.0, 'sm_clock_mhz': 1400}
+    assert read_gpu(fake_nvml(), 0) == GpuSample(memory_used_bytes=10, power_w=50.0, sm_clock_mhz=1400)
 
 
 def test_sampler_writes_energy_from_start_to_stop(node, tmp_path, monkeypatch):

@@ -1,5 +1,4 @@
 """Binding of ranks to cores and GPUs, and numbers of threads, on made-up machines."""
-import os
 
 import pytest
 from helpers import write_files
@@ -7,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlperf_rn50.system import topology
-from mlperf_rn50.system.cgroup import Limits
 
 
 def node(number, first, num_cores, sibling=None):
@@ -98,22 +96,3 @@ def test_topology_is_read_from_sys(tmp_path):
     assert found == topology.Topology(nodes, (1,))
     without_numa = topology.find_topology(tmp_path / 'none', [0, 3], ['none'])
     assert without_numa == topology.Topology((topology.NumaNode(0, ((0,), (3,))),), (0,))
-
-
-@pytest.mark.parametrize('text, threads', [('2,1', 2), ('many', None)])
-def test_omp_threads_are_set_if_variable_is_not_a_number(text, threads, monkeypatch):
-    monkeypatch.setenv('OMP_NUM_THREADS', text)
-    assert topology.set_omp_threads(7) == (threads or 7)
-    assert os.environ['OMP_NUM_THREADS'] == (text if threads else '7')
-
-
-@pytest.mark.parametrize('quota, local_size, threads', [(None, 2, 8), (0.5, 1, 1), (5.9, 2, 2), (64.0, 2, 8)])
-def test_threads_follow_share_of_cpu_quota(quota, local_size, threads):
-    assert topology.quota_threads(8, local_size, Limits(quota_cpus=quota)) == threads
-
-
-@pytest.mark.parametrize('num_cpus, local_size, limits, threads', [
-    (64, 4, Limits(), 16), (64, 4, Limits(quota_cpus=6.0), 1), (16, 4, Limits(), 16),  # bound by a different program
-    (4, 2, Limits(cpuset=(0, 1, 2, 3)), 2), (2, 4, Limits(cpuset=(0, 1)), 1)])
-def test_threads_of_unbound_rank(num_cpus, local_size, limits, threads):
-    assert topology.unbound_threads(range(num_cpus), 64, local_size, limits) == threads

@@ -225,7 +225,7 @@ def test_static_scale_neither_checks_nor_skips_steps(small_training, monkeypatch
 # Reads the parameters of a small graph in the main and a saver thread, and prints how many threads were started.
 COUNT_THREADS = '''import os
 import mxnet as mx
-from mlperf_rn50.system.topology import leave_openmp_to_engine
+from mlperf_rn50.system.processor import leave_openmp_to_engine
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 leave_openmp_to_engine()
 net = mx.gluon.nn.Conv2D(16, 3, in_channels=16, layout='NCHW')

@@ -1,4 +1,4 @@
-"""Predict layouts, with recipes and reasons for doubt; find the fastest, cheapest and knee layout. Pure functions."""
+"""Prediction of layouts with recipes and doubts, and the fastest, cheapest and knee layout. Pure functions."""
 import statistics
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,7 @@ _NO_LINK = 'interconnect unknown; pass --link-gbit-s or a bench allreduce file m
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """Layouts to predict; if no batch size is given, the local batch of the source is kept."""
+    """Layouts to predict. If no batch size is given, the local batch of the source is kept."""
 
     splits: tuple[tuple[int, int], ...]  # (nodes, accelerators or ranks per node)
     global_batch_size: int | None = None
@@ -34,7 +34,7 @@ class PredictionRequest:
     what_if: WhatIf | None = None
 
     def batch(self, base: Base, num_units: int) -> int:
-        """Return the global batch of a layout; raise UserError if it is not divisible by the accelerators or ranks."""
+        """Return the global batch of a layout. Raise UserError if it is not divisible by the accelerators or ranks."""
         local = self.local_batch_size or base.local_batch_size
         batch = self.global_batch_size or (base.global_batch_size if self.is_strong else local * num_units)
         if batch % num_units:
@@ -69,7 +69,7 @@ class Answer:
 
 def find_recipe(source: Source, batch: int, optimizer: str | None,
               target: float | None) -> tuple[Recipe, Epochs | None, list[str]]:
-    """Return the recipe of the source or, on ImageNet, of published sets for a batch; its epochs, and doubts.
+    """Return the recipe for a batch, from the source or, on ImageNet, from published sets, its epochs and doubts.
 
     Raise ConfigError if no published set has such a recipe. Other data have only the batch then, and no epochs.
     """
@@ -133,7 +133,7 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
 
 
 def make_answer(request: PredictionRequest, source: Source) -> Answer:
-    """Predict all requested layouts; without accelerators, costs are 0, with the interval for another machine's set."""
+    """Predict all requested layouts. Without accelerators, costs are 0, with the interval for another machine's set."""
     costs, what_if = costs_without(source.base.run_set), request.what_if
     if not source.base.has_accelerators:
         costs = Costs(errors=costs.errors)

@@ -45,7 +45,7 @@ class MeasuredStep(_Measured, frozen=True):
 
 
 class MeasuredExchange(_Measured, frozen=True):
-    """Exchange of a step's gradients between hosts; step_ms: a step with the exchange."""
+    """Exchange of a step's gradients between hosts. step_ms is the time of a step with the exchange."""
 
     num_hosts: Annotated[int, Meta(ge=2, le=10**6)]
     time_ms: Annotated[float, Meta(ge=1e-6, le=1e8)]
@@ -78,7 +78,7 @@ class Bench:
 
 
 def load_bench(path: Path) -> Bench | None:
-    """Load a JSON file of bench train or bench allreduce; None unless the path is a file with suffix .json."""
+    """Load a JSON file of bench train or bench allreduce. Return None unless the path is a file with suffix .json."""
     if path.suffix != '.json' or not path.is_file():
         return None
     try:

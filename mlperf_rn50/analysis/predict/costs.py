@@ -1,4 +1,4 @@
-"""Fit the costs of several nodes to published sets; the errors are those of left-out rounds or organisations. Pure."""
+"""Fit the costs of several nodes to published sets. The errors are those of left-out rounds or organisations. Pure."""
 import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -34,7 +34,7 @@ class MultiNodeCase:
     second: Base | None
 
     def predict(self, knowledge: Knowledge, costs: Costs) -> Prediction | None:
-        """Predict the set with the given knowledge; return None if that knowledge is missing."""
+        """Predict the set with the given knowledge. Return None if that knowledge is missing."""
         base = self.other if knowledge == 'other' else self.own
         second = self.second if knowledge == 'two' else None
         if base is None or self.layout.epochs is None or knowledge == 'two' and second is None:

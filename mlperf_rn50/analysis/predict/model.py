@@ -1,4 +1,4 @@
-"""Model of the training time on other layouts, whose terms docs/prediction_model.md derives. Pure functions."""
+"""Model of the training time on other layouts, whose terms docs/predict.md derives. Pure functions."""
 import math
 import statistics
 from dataclasses import replace
@@ -17,7 +17,7 @@ _NEAREST_STARTS = 15
 
 
 def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
-    """Return the time of a ring all-reduce; each link carries 2 (n - 1) / n times the bytes (source: nccl-tests)."""
+    """Return the time of a ring all-reduce. Each link carries 2 (n - 1) / n times the bytes (source: nccl-tests)."""
     return 2 * (num_members - 1) / num_members * num_bytes / (gbit_s * 1e9 / 8)
 
 
@@ -32,7 +32,7 @@ def latency_s(base: Base, costs: Costs) -> float:
 
 
 def _several_nodes_s(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[float, float]:
-    """Return the time of a step's exchange, and of the rest besides computing; a one-node step includes both."""
+    """Return the time of a step's exchange, and of the rest besides computing. A one-node step includes both."""
     if layout.num_nodes == 1:
         return 0.0, 0.0
     members = _members(layout, link)
@@ -79,7 +79,7 @@ def _run_spread(base: Base) -> float:
 
 
 def _total_s(base: Base, layout: Layout, costs: Costs, epochs: float, step_s: float) -> float:
-    """Return the time of steps, evaluations and start; on other nodes, the start is that of sets with as many."""
+    """Return the time of steps, evaluations and start. On other nodes, the start is that of sets with as many."""
     recipe, evaluations = layout.recipe, epochs
     if recipe.eval_period and recipe.first_eval_epoch is not None:
         evaluations = max(0.0, 1 + (epochs - recipe.first_eval_epoch) / recipe.eval_period)
@@ -102,7 +102,7 @@ def _interval(epochs: Epochs, error: float, share: float) -> tuple[float, float]
 
 
 def _second_factor(base: Base, second: Base, costs: Costs) -> float:
-    """Return the factor by which a second set's step corrects a predicted step; large deviations are limited."""
+    """Return the factor by which a second set's step corrects a predicted step. Large deviations are limited."""
     assert second.run_set, 'a bench is never a second set'
     computed_s, exchanged_s, hidden_s, other_s = step_parts(base, second.layout, link_of(second.run_set), costs)
     deviation = math.log(second.step_s / (computed_s + exchanged_s - hidden_s + other_s))

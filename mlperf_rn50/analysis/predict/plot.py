@@ -13,7 +13,7 @@ from mlperf_rn50.text import printable
 
 
 def draw_prediction(answer: Answer) -> Picture | None:
-    """Plot the minutes or, if none are predicted, the time of a step against nodes; None if all are refused."""
+    """Plot the minutes or, without them, the time of a step against nodes. Return None if all are refused."""
     rows = sorted(answer.timed or answer.predicted, key=lambda r: r.layout.num_nodes)
     if not rows:
         return None
@@ -55,7 +55,7 @@ def draw_prediction(answer: Answer) -> Picture | None:
 
 
 def dump_prediction(answer: Answer, folder: Path) -> Path:
-    """Write prediction.json, prediction.md and the plot, if any; return the folder; raise ConfigError on failure."""
+    """Write prediction.json, prediction.md and the plot, if any. Return the folder. Raise ConfigError on failure."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / 'prediction.json', render_prediction_json(answer) + '\n')

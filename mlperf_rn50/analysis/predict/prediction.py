@@ -14,7 +14,7 @@ KNOWLEDGE: tuple[Knowledge, ...] = ('other', 'own', 'two')
 
 
 def generation_of(accelerator: str | None) -> str:
-    """Return the generation of an accelerator, such as A100 for NVIDIA A100-SXM4-80GB (500W); '' if unnamed."""
+    """Return the generation of an accelerator, such as A100 for NVIDIA A100-SXM4-80GB (500W), or '' if unnamed."""
     found = re.search(r'\b[A-Z]\d{2,3}S?\b', (accelerator or '').upper())
     return found[0] if found else (accelerator or '').split('-')[0].strip()
 
@@ -117,7 +117,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted values of a layout; None after a refusal; minutes need epochs and evaluations."""
+    """Predicted values of a layout. They are None after a refusal; minutes need epochs and evaluations."""
 
     layout: Layout
     refusal: str | None = None
@@ -142,5 +142,5 @@ class Prediction:
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:
-    """Return predicted / measured - 1; None if either is unknown."""
+    """Return predicted / measured - 1, or None if either is unknown."""
     return predicted / measured - 1 if predicted and measured else None

@@ -43,7 +43,7 @@ class Source:
 
 
 class WhatIf(Struct, frozen=True, forbid_unknown_fields=True):
-    """Changes to the measured machine; None and False mean no change."""
+    """Changes to the measured machine. None and False mean no change."""
 
     link: Annotated[float, Meta(ge=1e-3, le=1e6)] | None = None  # Gbit/s of one port
     ports: Annotated[int, Meta(ge=1, le=1000)] | None = None  # per node
@@ -74,7 +74,7 @@ def _from_published(name: str) -> Source:
 
 
 def _from_bench(bench: Bench, local_batch_size: int | None) -> Source:
-    """Return the step at the requested batch or, without one, the largest; and those at other batches.
+    """Return the step at the requested batch or, without one, at the largest, and the steps at other batches.
 
     Only ResNet-50 at 224 pixels counts as ImageNet.
     """
@@ -114,7 +114,7 @@ def _measured_link(source: Source, path: str, exchange: MeasuredExchange) -> Lin
 
 def load_source(words: Sequence[str], system: str | None = None, per_node: int | None = None,
                 local_batch_size: int | None = None, gbit_s: float | None = None) -> Source:
-    """Load logs, a published system or bench files; per_node selects a system, local_batch_size a bench row."""
+    """Load logs, a published system or bench files. per_node selects a system, local_batch_size a bench row."""
     loaded = [(word, load_bench(Path(word)), os.path.lexists(word)) for word in words]
     folders = [Path(word) for word, bench, is_path in loaded if is_path and not bench]
     names = [word for word, _, is_path in loaded if not is_path]
@@ -160,7 +160,7 @@ def _from_systems(run_sets: Sequence[RunSet], name: str | None, per_node: int | 
 
 
 def parse_what_if(text: str) -> WhatIf:
-    """Parse changes such as 'link=25 ports=2 tcp'; raise ConfigError for others."""
+    """Parse changes such as 'link=25 ports=2 tcp'. Raise ConfigError for others."""
     words = [word.partition('=') for word in text.split()]
     try:
         found = convert({name: value if is_set else True for name, is_set, value in words}, WhatIf, strict=False)
@@ -173,7 +173,7 @@ def parse_what_if(text: str) -> WhatIf:
 
 
 def change(source: Source, what_if: WhatIf) -> Source:
-    """Return the source with the changes, except local; raise ConfigError if they cannot be predicted."""
+    """Return the source with the changes, except local. Raise ConfigError if they cannot be predicted."""
     base, link = replace(source.base, name=f'{source.base.name} with {what_if}'), source.link
     if base.num_nodes > 1:
         raise ConfigError(f'--what-if: got a SOURCE on {base.num_nodes} nodes, expected a measurement on one node')

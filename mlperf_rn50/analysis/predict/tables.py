@@ -19,7 +19,7 @@ _ASSUMED = (f'Ports between nodes unknown: {UNKNOWN_GBIT_S:g} Gbit/s per node as
 
 
 def _group(pairs: Iterable[tuple[str, Prediction]], before: str = '') -> list[str]:
-    """Return a line for each distinct text; it starts with the names of the layouts that have the text."""
+    """Return a line for each distinct text. It starts with the names of the layouts that have the text."""
     named: dict[str, list[str]] = {}
     for text, row in pairs:
         named.setdefault(text, []).append(row.layout.name)
@@ -32,7 +32,7 @@ def _ms(seconds: float | None) -> Cell:
 
 def _table(title: str, rows: Sequence[Prediction], cells_of: Callable[[Prediction], dict[str, Cell]],
            notes: dict[str, str]) -> Table:
-    """Return a table without empty columns; a refused layout has the reason in place of numbers; notes: by column."""
+    """Return a table without empty columns. A refused layout has the reason instead of numbers. notes are by column."""
     cells = [None if row.refusal else cells_of(row) for row in rows]
     known = [c for c in cells if c]
     head = tuple(h for h in known[0] if any(c[h].text != '-' for c in known)) if known else ('layout', 'answer')
@@ -141,7 +141,7 @@ def _notes(answer: Answer) -> list[str]:
 
 
 def render_prediction(answer: Answer, is_markdown: bool = False, title: Callable[[str], str] = str) -> str:
-    """Return the prediction as tables, for a terminal or as Markdown; title formats a heading."""
+    """Return the prediction as tables, for a terminal or as Markdown. title formats a heading."""
     notes = {'efficiency': f'Efficiency: images/s per {answer.source.base.unit}, relative to the source.',
              'error': 'Error: predicted / measured - 1.', 'cost': f'Cost: {answer.request.price or 0:g} per node-hour.'}
     tables = [_table('Predictions', answer.rows, partial(_answer_cells, answer), notes),
@@ -153,7 +153,7 @@ def render_prediction(answer: Answer, is_markdown: bool = False, title: Callable
 
 
 def render_prediction_json(answer: Answer) -> str:
-    """Return the prediction as JSON; docs/predict.md explains its keys."""
+    """Return the prediction as JSON, whose keys docs/predict.md explains."""
     base, what_if = answer.source.base, answer.request.what_if
     own = validate_published().errors['own', 'round'] if base.has_accelerators else None
     return json.dumps({

@@ -1,7 +1,7 @@
 """Compare a run's accuracy with its reference runs at the same fraction of the schedule. Pure functions.
 
 A band is the mean of the reference runs plus and minus three times the spread expected for one more run. A run that is
-below its band at two consecutive evaluations is behind, which raises an alarm.
+below its band at two consecutive evaluations is behind, which raises the alarm.
 """
 import math
 import statistics
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mlperf_rn50.analysis.recipe.choose import reached_epoch
 from mlperf_rn50.analysis.recipe.reference import MIN_RUNS, Reference, schedule_phase
+from mlperf_rn50.runfolder.records import CourseRecord
 from mlperf_rn50.text import span
 
 # Half of the band width in sigmas, and consecutive outliers that raise an alarm; tuned with benchmarks/replay.py.
@@ -19,7 +20,7 @@ Curve = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Band:
-    """Accuracies of the reference runs at an epoch, as fractions; low and high are None if there are too few runs."""
+    """Accuracies of the reference runs at an epoch, as fractions. low and high are None if there are too few runs."""
 
     epoch: int
     point: float | None  # fraction of the schedule; None if its length is not set
@@ -30,7 +31,7 @@ class Band:
 
 
 def _value_at(curve: Curve, epoch: float, drops: Sequence[float]) -> float | None:
-    """Interpolate a curve; return None outside its range and between evaluations around a learning-rate drop."""
+    """Interpolate a curve. Return None outside its range and between evaluations around a learning-rate drop."""
     for (e0, a0), (e1, a1) in zip(curve, curve[1:]):
         if e0 < epoch < e1:
             return None if any(e0 <= d < e1 for d in drops) else a0 + (a1 - a0) * (epoch - e0) / (e1 - e0)
@@ -42,7 +43,7 @@ def _point(reference: Reference, epoch: int) -> float | None:
 
 
 def band_at(reference: Reference, epoch: int) -> Band | None:
-    """Return the band at an epoch; None if no reference run has a value there."""
+    """Return the band at an epoch, or None if no reference run has a value there."""
     drops = reference.recipe.step_epochs or ()
     found = (_value_at(run.curve, epoch * scale, drops) for run, scale in reference.runs)
     values = tuple(v for v in found if v is not None)
@@ -82,23 +83,8 @@ def target_epochs(reference: Reference) -> list[int]:
     return sorted(math.ceil(epoch / scale - 1e-6) for epoch, scale in found if epoch is not None)
 
 
-@dataclass(frozen=True)
-class Standing:
-    """An evaluation compared with the reference runs; epoch and point as in Band."""
-
-    epoch: int
-    point: float | None
-    accuracy: float
-    band: Band | None
-    is_below: bool
-    is_behind: bool
-    reference_epochs: tuple[int, int] | None  # first and last of target_epochs
-    seconds_left: tuple[float, float] | None  # until these epochs, at this run's pace; None after them
-    text: str
-
-
-def standing_of(reference: Reference, bands: Mapping[int, Band], curve: Curve, time_s: float) -> Standing:
-    """Compare the last evaluation of a non-empty curve with the reference runs; time_s is that evaluation's time."""
+def standing_of(reference: Reference, bands: Mapping[int, Band], curve: Curve, time_s: float) -> CourseRecord:
+    """Compare the last evaluation of a non-empty curve with the reference runs. time_s is that evaluation's time."""
     epoch, accuracy = curve[-1]
     found, epochs = bands.get(epoch), target_epochs(reference)
     ends = (epochs[0], epochs[-1]) if epochs else None
@@ -106,7 +92,9 @@ def standing_of(reference: Reference, bands: Mapping[int, Band], curve: Curve, t
     left_s = (first_s, last_s) if last_s else None
     below, behind = _is_below(found, accuracy), is_behind(bands, curve)
     text = f'{_place_text(reference, found, accuracy, below, behind)}; {_end_text(reference, epochs, left_s)}'
-    return Standing(epoch, _point(reference, epoch), accuracy, found, below, behind, ends, left_s, text)
+    mean, low, high, num = (found.mean, found.low, found.high, len(found.values)) if found else (None, None, None, 0)
+    return CourseRecord(epoch, _point(reference, epoch), accuracy, mean, low, high, num, below, behind, ends, left_s,
+                        text)
 
 
 def _place_text(reference: Reference, found: Band | None, accuracy: float, below: bool, behind: bool) -> str:

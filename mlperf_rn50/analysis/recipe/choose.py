@@ -30,7 +30,7 @@ def round_generation(run_set: RunSet) -> str:
 
 
 def reached_epoch(run: Run, target: float) -> int | None:
-    """Return the number of epochs before the first evaluation that reached a target; None if none did."""
+    """Return the number of epochs before the first evaluation that reached a target, or None if none did."""
     return next((epoch for epoch, accuracy in run.curve if accuracy >= target), None)
 
 
@@ -41,7 +41,7 @@ def is_within(a: float | None, b: float | None, factor: float) -> bool:
 
 @dataclass(frozen=True)
 class RecipeGroup:
-    """A recipe and one or more sets trained with it; target: the recipe's target or a lower one."""
+    """A recipe and one or more sets trained with it. target is the recipe's target or a lower one."""
 
     recipe: Recipe
     generation: str
@@ -90,7 +90,8 @@ class RecipeGroup:
                 f'{len(self.epochs)} of {len(self.runs)} runs converged after {range_text(self.epochs)} epochs)')
 
 
-def fold(sets: Sequence[RunSet], opt_name: str | None = None, target: float | None = None) -> list[RecipeGroup]:
+def group_recipes(sets: Sequence[RunSet], opt_name: str | None = None,
+                  target: float | None = None) -> list[RecipeGroup]:
     """Return the distinct recipes of converged ImageNet sets with at least this target, by batch, newest first."""
     groups: dict[tuple[Recipe, str, float], list[RunSet]] = {}
     for run_set in sets:
@@ -115,7 +116,7 @@ def _recipes_at(recipes: Sequence[RecipeGroup], batch: int) -> list[RecipeGroup]
 
 
 def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
-    """Group recipes by optimizer and generation; sort groups by generation, newest first, then size, largest first."""
+    """Group recipes by optimizer and generation. Sort groups by generation, newest first, then size, largest first."""
     groups: dict[tuple[int, str | None], list[RecipeGroup]] = {}
     for p in recipes:
         groups.setdefault((_age(p), p.recipe.opt_name), []).append(p)
@@ -123,7 +124,7 @@ def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
 
 
 def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
-    """Return the best complete recipe of each batch; omit a batch if a larger one takes fewer epochs."""
+    """Return the best complete recipe of each batch. Omit a batch if a larger one takes fewer epochs."""
     found: list[RecipeGroup] = []
     for size in sorted({p.recipe.global_batch_size for p in family}, reverse=True):
         best = _best([p for p in family if p.recipe.global_batch_size == size], size)
@@ -133,7 +134,7 @@ def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
 
 
 def adjacent(family: Sequence[RecipeGroup], batch: int) -> tuple[RecipeGroup | None, RecipeGroup | None]:
-    """Return the recipes of the frontier at the next smaller and at the next larger batch; None if there is none."""
+    """Return the recipes of the frontier at the next smaller and at the next larger batch, or None if there is none."""
     edge = frontier(family)
     return (next((p for p in reversed(edge) if p.recipe.global_batch_size < batch), None),
             next((p for p in edge if p.recipe.global_batch_size > batch), None))
@@ -206,7 +207,7 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
     Raises:
         ConfigError: no published set has this batch, and none can be interpolated.
     """
-    recipes = fold(load_published() if sets is None else sets, opt_name, target)
+    recipes = group_recipes(load_published() if sets is None else sets, opt_name, target)
     if best := _best(_recipes_at(recipes, batch), batch):
         recipe = replace(best.recipe, global_batch_size=batch, target_accuracy=best.target)
         return Choice(recipe, 'known', (best,), best.mean_epochs, best.target)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, RecipeGroup, fold, is_within, range_text
+from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, RecipeGroup, group_recipes, is_within, range_text
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.config import Config
@@ -29,7 +29,7 @@ _WARNED = ('schedule.base_lr', 'schedule.warmup_epochs', 'schedule.decay_epochs'
 
 @dataclass(frozen=True)
 class RecipeValue:
-    """A value of a key; None if it is unknown or, with is_used false, if the key has no effect."""
+    """A value of a key, or None if it is unknown or, with is_used false, if the key has no effect."""
 
     value: Any
     is_logged: bool = True
@@ -126,7 +126,7 @@ def rows_of(recipes: Sequence[RecipeGroup], config: Config | None = None) -> lis
 
 
 def _is_alone(key: str, values: dict[str, RecipeValue], published: Sequence[dict[str, RecipeValue]]) -> bool:
-    """Return whether no recipe has this value; schedule values are compared only for the same kind of schedule."""
+    """Return whether no recipe has this value. Schedules are compared only with those of the same kind."""
     value, decay = values[key], values['schedule.decay'].value
     is_of_kind = key in ('schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power')
     known = [c[key].value for c in published if c[key].value is not None
@@ -142,7 +142,7 @@ def is_imagenet(config: Config) -> bool:
 
 
 def global_batch_size(config: Config, num_ranks: int | None) -> int | None:
-    """Return a configuration's images per step; None if they depend on an unknown number of ranks."""
+    """Return a configuration's images per step, or None if they depend on an unknown number of ranks."""
     t = config.train
     if t.global_batch_size is not None:
         return t.global_batch_size
@@ -150,7 +150,7 @@ def global_batch_size(config: Config, num_ranks: int | None) -> int | None:
 
 
 def _range(recipes: Sequence[RecipeGroup], key: str, batch: int) -> tuple[float, float] | None:
-    """Return the lowest and highest value of a key in recipes; a learning rate may also scale with the batch."""
+    """Return the lowest and highest value of a key in recipes. A learning rate may also scale with the batch."""
     known = [(v, p.recipe.global_batch_size) for p in recipes
              if (v := getattr(p.recipe, key.partition('.')[2])) is not None]
     values = [v for v, _ in known] + [v * batch / size for v, size in known if key == 'schedule.base_lr']
@@ -185,7 +185,7 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     batch = global_batch_size(config, num_ranks)
     if not is_imagenet(config) or batch is None:
         return []
-    known = fold(load_published(), config.optimizer.name, config.train.target_accuracy)
+    known = group_recipes(load_published(), config.optimizer.name, config.train.target_accuracy)
     similar = [p for p in known if is_within(p.recipe.global_batch_size, batch, SIMILAR_BATCH)]
     if not similar:
         return [_incomparable(config, batch, known)]
@@ -201,7 +201,7 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
 
 
 def _text(cells: dict[str, RecipeValue], key: str) -> str:
-    """Format the value of a key; that of schedule.decay includes the epochs."""
+    """Format the value of a key. The text of schedule.decay includes the epochs."""
     text = value_text(cells[key].value)
     if key != 'schedule.decay':
         return text

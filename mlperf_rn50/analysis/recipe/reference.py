@@ -114,7 +114,7 @@ class Reference:
 
 
 def dataset_of(config: Config) -> str | None:
-    """Return the data set of a configuration; None for ImageNet, like other_dataset of a run set."""
+    """Return the data set of a configuration, or None for ImageNet, like other_dataset of a run set."""
     return None if config.data.dataset == IMAGENET and not config.data.synthetic else config.data.dataset
 
 

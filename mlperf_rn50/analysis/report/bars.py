@@ -80,7 +80,7 @@ def draw_epochs(scene: Scene) -> drawing.Picture:
 
 def _draw_panel(picture: drawing.Picture, axes: Axes, rows: Sequence[tuple[RunSet, float | None]], style: str,
                 text: str) -> None:
-    """Draw values over nodes; text formats the value in a tooltip."""
+    """Draw values over nodes. text formats the value in a tooltip."""
     known = [(s, v) for s, v in rows if v is not None]
     line, = axes.plot([s.num_nodes or 0 for s, _ in known], [v for _, v in known], style, color=drawing.INK,
                       markersize=5, linewidth=1, markerfacecolor=drawing.INK if style == 'o-' else 'none')
@@ -124,7 +124,7 @@ def draw_series(scene: Scene, series: Series, name: str) -> drawing.Picture:
 
 
 def draw_speedup(scene: Scene) -> drawing.Picture | None:
-    """Draw speed-up over the first baseline by number of units; return None if all compared systems are in series."""
+    """Draw speed-up over the first baseline by number of units. Return None if all compared systems are in series."""
     study = scene.study
     known = [(s, s.run_set.num_units, c) for s in scene.shown
              if (c := study.comparisons[s.place]) and s.run_set.num_units and c.baseline is study.baseline]

@@ -46,7 +46,7 @@ def _draw_system(picture: Picture, axes: Axes, shown: SystemStyle, curves: Seque
 
 
 def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
-    """Label the accuracy axis; draw the target, if there is one, and return its line."""
+    """Label the accuracy axis. Draw the target, if there is one, and return its line."""
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     axes.set_ylabel(f'Top-1, {short(printable(data_name(scene.study.baseline.other_dataset)), MAX_NAME)}')
     target = scene.study.baseline.target_accuracy
@@ -57,7 +57,7 @@ def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
 
 def _draw_curves(scene: Scene, picture: Picture, axes: Axes, points_of: Callable[[Run], _Points], x_name: str,
                  lines: Sequence[Line2D] = ()) -> list[_Curve]:
-    """Draw a curve per run, and a legend that includes the given lines; return all curves that have points."""
+    """Draw a curve per run, and a legend that includes the given lines. Return all curves that have points."""
     run_sets = [[_Curve(r, [(x, y, f'{s.run_name(r)}: {text}') for x, y, text in points])
                 for r in runs if (points := points_of(r))]
                for s, runs in zip(scene.shown, scene.sample_runs(picture, _MAX_CURVES))]
@@ -112,7 +112,7 @@ def draw_accuracy_over_epochs(scene: Scene) -> Picture | None:
 
 
 def draw_learning_rate(scene: Scene) -> Picture | None:
-    """Draw the learning rate over time; return None if it was not logged."""
+    """Draw the learning rate over time. Return None if it was not logged."""
     picture, axes = scene.picture('learning_rate', 'Applied learning rate', 3.0)
     peaks = [max(y for _, y, _ in c.points) for c in _draw_curves(scene, picture, axes, _learning_rates, _MINUTES)]
     if differ_tenfold(peaks):

@@ -86,7 +86,7 @@ def render_json(studies: Sequence[Study]) -> str:
 
 
 def _spreadsheet(value: Any) -> Any:
-    """Return a value for CSV; a leading apostrophe keeps spreadsheets from running text as a formula."""
+    """Return a value for CSV. A leading apostrophe keeps spreadsheets from running text as a formula."""
     if not isinstance(value, str):
         return '' if value is None else value
     return f"'{printable(value)}" if value[:1] in ('=', '+', '-', '@') else printable(value)

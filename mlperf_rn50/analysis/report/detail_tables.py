@@ -25,7 +25,7 @@ def _status(run: Run) -> str:
 
 
 def runs_table(study: Study) -> Table:
-    """Return the table of at most _MAX_RUNS runs; converged runs are omitted first."""
+    """Return the table of at most _MAX_RUNS runs. Converged runs are omitted first."""
     runs = [(s, r) for s in study.run_sets for r in s.runs]
     first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:_MAX_RUNS]
     shown = [runs[i] for i in sorted(first)]

@@ -95,7 +95,7 @@ def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _S
 
 
 def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder: Path) -> str:
-    """Return the page with the plots of draw_report; links are relative to folder, where the page will be written."""
+    """Return the page with the plots of draw_report. Links are relative to folder, where the page will be written."""
     sources = None if is_large(studies) else _Sources()
     overview = overview_table(studies)
     title = study_heading(studies[0]) if len(studies) == 1 else (
@@ -108,7 +108,7 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
 
 
 def dump_report(studies: Sequence[Study], folder: Path, has_all_findings: bool = False) -> Path:
-    """Write the plots, and the report in all formats. Return the page's path; raise ConfigError if writing fails."""
+    """Write the plots, and the report in all formats. Return the page's path. Raise ConfigError if writing fails."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, render in (('.json', render_json), ('.csv', render_csv),

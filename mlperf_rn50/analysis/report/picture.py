@@ -36,7 +36,7 @@ _LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # text above a plot: inches an
 
 @dataclass
 class Picture:
-    """A plot. Its files include heading and caption; on a page, it has only the caption."""
+    """A plot. Its files include heading and caption. On a page, it has only the caption."""
 
     name: str
     title: str

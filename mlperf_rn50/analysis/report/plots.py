@@ -19,7 +19,7 @@ def draw_report(studies: Sequence[Study]) -> Iterator[list[Picture]]:
 
 
 def draw_study(study: Study, is_brief: bool = False) -> list[Picture]:
-    """Return the plots for which the study has data, those of its series first; a brief report has no others."""
+    """Return the plots for which the study has data, those of its series first. A brief report has no others."""
     scene = make_scene(study)
     if not scene.shown:
         return []

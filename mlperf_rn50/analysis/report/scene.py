@@ -61,7 +61,7 @@ class Scene:
         return picture, axes
 
     def sample_runs(self, picture: Picture, most: int) -> list[Sequence[Run]]:
-        """Return the runs to draw for each system, at most `most` in total; add a note if any are omitted."""
+        """Return the runs to draw for each system, at most `most` in total. Add a note if any are omitted."""
         each = max(most // max(len(self.shown), 1), 2)
         if any(len(s.run_set.runs) > each for s in self.shown):
             picture.notes.append(f'At most {each} runs of each system are drawn, evenly spaced from fastest to slowest')
@@ -96,7 +96,7 @@ def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
 
 
 def explain_marks(runs: Sequence[Run]) -> list[Line2D]:
-    """Return legend entries for the marks of runs; empty if all runs converged."""
+    """Return legend entries for the marks of runs, or none if all runs converged."""
     marks = by_mark(runs)
     return [mark_of(mark, text) for mark, text in _MEANINGS.items() if mark in marks] if marks.keys() - {'o'} else []
 

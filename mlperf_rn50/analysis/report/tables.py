@@ -23,7 +23,7 @@ _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
 
 
 def _listed(values: Sequence[str]) -> str:
-    """Join values with commas; three or more values that are all equal become, for example, '63 x5'."""
+    """Join values with commas. Three or more equal values become, for example, '63 x5'."""
     return f'{values[0]} x{len(values)}' if len(values) > 2 and len(set(values)) == 1 else ', '.join(values) or '-'
 
 
@@ -61,7 +61,7 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
 
 def _systems_table(title: str, run_sets: Sequence[RunSet], rows: Sequence[dict[str, Cell]], left_out: Sequence[str],
                    **keys) -> Table:
-    """Return a table of systems without empty columns; a refused system's row has the reason instead of numbers."""
+    """Return a table of systems without empty columns. A refused system's row has the reason instead of numbers."""
     empty = [name for name in ('accelerator', 'framework') if not any(getattr(s, name) for s in run_sets)]
     if not any(map(official_minutes, run_sets)):
         empty.append('official score, min')
@@ -89,7 +89,7 @@ def _cost_note(study: Study, left_out: Sequence[str]) -> str:
 
 
 def _row(study: Study, run_set: RunSet) -> dict[str, Cell]:
-    """Return all cells of a system in a study; hardware, statistics and rest are the factors of the efficiency."""
+    """Return all cells of a system in a study. Hardware, statistics and rest are the factors of the efficiency."""
     c = study.comparison_of.get(run_set)
     base = c.baseline if c else None
     times, training = time_refs(run_set, base), training_refs(run_set, base)
@@ -176,7 +176,7 @@ def series_overview(studies: Sequence[Study]) -> Table:
 
 
 def overview_table(studies: Sequence[Study], is_brief: bool = False) -> Table | None:
-    """Return the table of all systems (is_brief: of accepted ones in no series); None for a single study."""
+    """Return the table of all systems (is_brief: of accepted ones in no series), or None for a single study."""
     shown = [(number, study, s) for number, study in enumerate(studies, start=1) for s in study.run_sets
              if not is_brief or not s.refusal and s in study.others]
     if len(studies) < 2 or not shown:

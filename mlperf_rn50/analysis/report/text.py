@@ -31,7 +31,7 @@ class Style:
 
 
 def terminal_style(title: Callable[[str], str] = str, status: Callable[[str], str] = str) -> Style:
-    """Return the style of a terminal; title and status add colours to headings and statuses."""
+    """Return the style of a terminal. title and status add colours to headings and statuses."""
     return Style(printable, 'simple', lambda text: f'{title(text)}\n{"=" * len(text)}',
                  lambda text: f'{title(text)}\n', '\n', status)
 

@@ -13,7 +13,7 @@ def node_hours(seconds: float, num_nodes: int) -> float:
 
 
 def cost_of(hours: float | None, price_per_node_hour: float | None) -> float | None:
-    """Return the cost of node-hours, in the currency of the price; None if either is unknown."""
+    """Return the cost of node-hours, in the currency of the price, or None if either is unknown."""
     return None if hours is None or price_per_node_hour is None else hours * price_per_node_hour
 
 
@@ -28,7 +28,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def mean_energy(energies: Sequence[Energy]) -> Energy:
-    """Return the mean energy of runs; CPUs or GPUs are left out unless they were measured in all runs."""
+    """Return the mean energy of runs. CPUs and GPUs are left out unless all runs measured them."""
     reasons = {kind: next(e.reasons[kind] for e in energies if kind in e.reasons)
                for kind in KINDS if any(kind in e.reasons for e in energies)}
     return Energy(_mean([e.seconds for e in energies]) or 0.0, _mean([e.cpu_joules for e in energies]),

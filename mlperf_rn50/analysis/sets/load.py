@@ -1,5 +1,4 @@
-"""Find logs and group them into run sets; a set whose runs differ in a fact that they must share is refused."""
-import copyreg
+"""Find logs and group them into run sets. A set whose runs differ in a fact that they must share is refused."""
 import ctypes
 import os
 import signal
@@ -11,7 +10,6 @@ from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from mlperf_rn50.analysis.progress import track
@@ -42,7 +40,7 @@ _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
 
 
 def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSError]]:
-    """Return logs by folder, and the errors of unreadable folders; raise UserError for a path without logs."""
+    """Return logs by folder, and the errors of unreadable folders. Raise UserError for a path without logs."""
     found: dict[Path, dict[Path, None]] = {}
     faults: dict[str, OSError] = {}
     for path in paths:
@@ -73,10 +71,6 @@ def _load_run(path: Path) -> Run | OtherBenchmark:
         return _unreadable(path, str(e).removeprefix(f'{path}: '))
 
 
-# Runs contain mapping proxies, which cannot be pickled by default.
-copyreg.pickle(MappingProxyType, lambda mapping: (dict, (dict(mapping),)))  # type: ignore[arg-type,return-value]
-
-
 def _num_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
@@ -90,7 +84,7 @@ def _follow_parent() -> None:
 
 
 def _load_runs(logs: Sequence[Path]) -> list[Run | OtherBenchmark]:
-    """Return the runs of logs in the same order; several processes read a large number of logs."""
+    """Return the runs of logs in the same order. Several processes read a large number of logs."""
     if len(logs) <= _MANY or _num_processors() < 2 or threading.active_count() > 1:  # threads do not survive a fork
         return list(map(_load_run, logs))
     try:
@@ -101,7 +95,7 @@ def _load_runs(logs: Sequence[Path]) -> list[Run | OtherBenchmark]:
 
 
 def _make_set(logs: Sequence[Path], loaded: Sequence[Run | OtherBenchmark]) -> tuple[Run, ...] | OtherBenchmark:
-    """Return the runs of a folder; a log of another benchmark among ResNet logs counts as unreadable."""
+    """Return the runs of a folder. A log of another benchmark among ResNet logs counts as unreadable."""
     others = [x for x in loaded if isinstance(x, OtherBenchmark)]
     if others and not any(isinstance(x, Run) and x.status != 'unreadable' for x in loaded):
         return others[0]
@@ -123,14 +117,14 @@ def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:
                 used = replace(source, basis='implied', text='other logs of the set', line=None, path=None)
                 batch_source = run.sources.get(keys.GLOBAL_BATCH_SIZE)
                 factor = agreed / value if batch_source and batch_source.text.endswith(f' x {name}') else 1
-                settled[k] = replace(run, **{name: agreed}, sources=MappingProxyType({**run.sources, name: used}),
+                settled[k] = replace(run, **{name: agreed}, sources={**run.sources, name: used},
                                      global_batch_size=run.global_batch_size and round(run.global_batch_size * factor),
                                      findings=tuple(most_severe([*found, Finding(source.line, text, file=run.path)])))
     return tuple(settled)
 
 
 def _known_fact(run: Run, name: str) -> Any:
-    """Return a fact from the log or a description; None if only a default is known."""
+    """Return a fact from the log or a description, or None if only a default is known."""
     is_known = name not in _FACT_KEYS or any(key in run.lines for key in _FACT_KEYS[name])
     return run.fact(name) if is_known else None
 
@@ -150,7 +144,7 @@ def _find_difference(runs: Sequence[Run]) -> str | None:
 
 
 def _find_parts(runs: Sequence[Run]) -> str | None:
-    """Return the parts of a set whose runs have different settings, as text; None if all are equal."""
+    """Return the parts of a set whose runs have different settings, as text, or None if all are equal."""
     settings = {r.path.name: {**{name: r.fact(name) for name in (*_SHARED_IF_COUNTED, 'division')}, **r.optimizer}
                 for r in runs if r.status != 'unreadable'}
     known = dict.fromkeys(name for each in settings.values() for name in each)
@@ -241,7 +235,7 @@ def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
 
 
 def filter_sets(run_sets: Sequence[RunSet], options: Mapping[str, Any]) -> Sequence[RunSet]:
-    """Return the run sets that all options in _FILTERS select; raise UserError for an option that selects none."""
+    """Return the run sets that all options in _FILTERS select. Raise UserError for an option that selects none."""
     for name, fact in ((n, fact) for n, fact in _FILTERS.items() if options.get(n) is not None):
         wanted, is_part = options[name], name in ('org', 'accelerator')
         values = [v if isinstance(v := getattr(s, fact), tuple) else (v,) for s in run_sets]

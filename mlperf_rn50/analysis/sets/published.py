@@ -47,7 +47,7 @@ def load_table() -> tuple[RunSet, ...]:
 
 
 def sets_under(path: Path) -> tuple[RunSet, ...]:
-    """Return the sets under published, or one of its rounds, organisations or systems; () for any other path."""
+    """Return the sets under published, or one of its rounds, organisations or systems, or () for any other path."""
     if path.parts[:1] != (NAME,) or os.path.lexists(path):
         return ()
     found = [s for s in load_table() if s.folder.is_relative_to(path)]

@@ -44,20 +44,20 @@ def is_applicable(run_set: RunSet) -> bool:
 
 
 def olympic_epochs(run_set: RunSet) -> float:
-    """Return the mean logged epochs without the fewest and the most; a run that did not converge counts as the most."""
+    """Return the mean logged epochs without the fewest and the most. A run that did not converge counts as the most."""
     epochs = [(r.epochs_to_converge or float('inf')) - r.is_from_0 for r in run_set.counted]
     return statistics.fmean(sorted(epochs)[1:-1])
 
 
 @functools.cache
 def _checker(ruleset: str) -> Any:
-    """Return the official checker with its points; the checker imports scipy, which takes a second."""
+    """Return the official checker with its points. The checker imports scipy, which takes a second."""
     from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
     return RCP_Checker('training', ruleset, 'resnet', False)
 
 
 def reference_points() -> list[tuple[int, float]]:
-    """Return (batch, mean epochs) of the newest official pruned points; [] if mlperf-logging is not installed."""
+    """Return (batch, mean epochs) of the newest official pruned points, or [] if mlperf-logging is not installed."""
     try:
         points = _checker(_RULESETS[-1]).pruned_rcp_data.values()
     except ImportError:
@@ -66,7 +66,7 @@ def reference_points() -> list[tuple[int, float]]:
 
 
 def check_rcp(run_set: RunSet) -> RcpVerdict | None:
-    """Return the verdict from the official pruned points; None if none apply or mlperf-logging is not installed."""
+    """Return the verdict from the official pruned points, or None if none apply or mlperf-logging is not installed."""
     if not is_applicable(run_set):
         return None
     ruleset = _ruleset(run_set)

@@ -36,7 +36,7 @@ class Recipe:
 
     @property
     def last_eval_epoch(self) -> int | None:
-        """Number of epochs before the last evaluation within the schedule; None if unknown or if there is none."""
+        """Number of epochs before the last evaluation within the schedule, or None if unknown or if there is none."""
         if self.decay_epochs is None or not self.eval_period or self.first_eval_epoch is None:
             return None
         room = math.floor(self.decay_epochs + 0.1) - self.first_eval_epoch  # 0.1, because the length may be inexact
@@ -57,7 +57,7 @@ def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None
 
 
 def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: float | None) -> float | None:
-    """Return the epochs of the whole schedule; logs contain these epochs, or the steps after the warm-up.
+    """Return the epochs of the whole schedule. Logs contain these epochs, or the steps after the warm-up.
 
     Logs of data sets other than ImageNet always contain steps. Return None for an implausibly long schedule.
     """

@@ -41,7 +41,7 @@ def score_minutes(times_s: Sequence[float | None]) -> float | None:
 
 
 def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
-    """Return a property for a fact of runs, preferably of a converged one; None if a refused set has several values."""
+    """Return a property for a fact of runs, preferably of a converged one, or None if a refused set has several."""
     def first(run_set: 'RunSet') -> _T | None:
         known = [v for r in (*run_set.converged, *run_set.runs) if (v := r.fact(name)) is not None]
         return None if not known or run_set.refusal and any(v != known[0] for v in known) else known[0]
@@ -159,7 +159,7 @@ class RunSet:
 
     @cached_property
     def spread_s(self) -> float | None:
-        """Standard deviation of the times of all converged runs, in seconds; None for fewer than two."""
+        """Standard deviation of the times of all converged runs, in seconds, or None for fewer than two."""
         times = [r.time_to_train_s for r in self.converged if r.time_to_train_s is not None]
         # Decimals, because Python 3.10 rounds the stdev of floats differently.
         return float(statistics.stdev(map(Decimal, times))) if len(times) > 1 and not self.refusal else None
@@ -203,7 +203,7 @@ class RunSet:
 
     @cached_property
     def energies(self) -> dict[Path, Energy]:
-        """Energy of each run by log, from files beside the log; for a run without an end, the energy so far."""
+        """Energy of each run by log, from files beside the log. For a run without an end, this is the energy so far."""
         files = {} if self.is_published else find_telemetry(self.folder)
         return {r.path: read_energy(r, files) for r in self.runs if files and r.status != 'unreadable'}
 
@@ -244,7 +244,7 @@ class RunSet:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """Recipe of the set; only for a set with has_recipe."""
+        """Recipe of a set with has_recipe."""
         assert self.global_batch_size, f'{self.folder}: the global batch size is unknown'
         optimizer = {k: v for r in reversed((*self.converged, *self.readable)) for k, v in r.optimizer.items()}
         logged = make_recipe(optimizer, self.global_batch_size, self.train_samples, self.target_accuracy,
@@ -253,7 +253,7 @@ class RunSet:
 
     @cached_property
     def times(self) -> RunTimes | None:
-        """Mean times of the scored runs; None if the logs have no epochs, or no run ended."""
+        """Mean times of the scored runs, or None if the logs have no epochs, or no run ended."""
         return self.given_times or make_times(self.epoch_s, [
             (r.time_to_train_s, r.last_epoch, len(r.evaluations), self.parts.evaluation_s)
             for r in self.scored if self.parts])

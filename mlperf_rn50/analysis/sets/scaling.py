@@ -18,7 +18,7 @@ MAX_OF_SPLITS = 8  # maximum systems with equal numbers of units that are all co
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system compared with its baseline; a factor above 1 means that the system is faster."""
+    """A system compared with its baseline. A factor above 1 means that the system is faster."""
 
     run_set: RunSet
     baseline: RunSet
@@ -50,7 +50,7 @@ def has_other_units(run_set: RunSet, baseline: RunSet) -> bool:
 
 
 def compare(run_set: RunSet, baseline: RunSet) -> Comparison | None:
-    """Compare a system with a baseline; return None if a time is missing or the system is a duplicate."""
+    """Compare a system with a baseline. Return None if a time is missing or the system is a duplicate."""
     time_s, base_s = run_set.time_s, baseline.time_s
     if not time_s or not base_s or run_set.is_duplicate and run_set is not baseline:
         return None
@@ -74,7 +74,7 @@ class Split:
 
 
 def _compare_pair(a: RunSet, b: RunSet) -> Split | None:
-    """Compare two systems with equally many units; return None if node counts are equal or units differ in kind."""
+    """Compare two systems with equally many units. Return None if node counts are equal or units differ in kind."""
     rate_a, rate_b, nodes = a.images_per_s, b.images_per_s, (a.num_nodes, b.num_nodes)
     if not a.num_units or not rate_a or not rate_b or None in nodes or nodes[0] == nodes[1] or has_other_units(a, b):
         return None
@@ -93,7 +93,7 @@ def _by_units(run_sets: Sequence[RunSet]) -> dict[int, list[RunSet]]:
 
 
 def compare_splits(run_sets: Sequence[RunSet]) -> list[Split]:
-    """Compare systems of equally many units on different numbers of nodes; in a large group, only the extremes."""
+    """Compare systems of equally many units on different numbers of nodes. A large group has only its extremes."""
     splits: list[Split] = []
     for group in _by_units(run_sets).values():
         if len(group) > MAX_OF_SPLITS:
@@ -161,7 +161,7 @@ def _unknown_accelerators(comparisons: Sequence[Comparison | None]) -> list[Find
 
 def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparison | None],
                       baseline: RunSet) -> dict[RunSet, list[Finding]]:
-    """Return, for each system, findings about its comparison; the baseline has those about the whole study."""
+    """Return, for each system, findings about its comparison. The baseline has those about the whole study."""
     found: dict[RunSet, list[Finding]] = {s: [] for s in run_sets}
     found[baseline] += _unknown_accelerators(comparisons)
     for c in comparisons:
@@ -224,7 +224,7 @@ def _kind(run_set: RunSet) -> tuple:
 
 def make_studies(run_sets: Sequence[RunSet], baseline: str | None = None,
                  price_per_node_hour: float | None = None) -> list[Study]:
-    """Return the studies of systems; raise UserError for an unknown, ambiguous or refused baseline.
+    """Return the studies of systems. Raise UserError for an unknown, ambiguous or refused baseline.
 
     Args:
         baseline: name of the baseline for all systems with the same data set and target; None selects the smallest

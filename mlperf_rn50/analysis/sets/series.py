@@ -30,13 +30,13 @@ class Series:
 
 
 def machine(run_set: RunSet) -> str:
-    """Return the platform without a leading number of nodes, such as 2x in 2xDGX-1; '' if unknown."""
+    """Return the platform without a leading number of nodes, such as 2x in 2xDGX-1, or '' if unknown."""
     platform = run_set.platform or UNNAMED
     return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
 
 
 def _kind(run_set: RunSet) -> tuple:
-    """Return what all sets of a series share; submissions differ in the case and spacing of framework names."""
+    """Return what all sets of a series share. Submissions differ in the case and spacing of framework names."""
     framework = ''.join((run_set.framework or '').casefold().split())
     return (run_set.study, run_set.round, run_set.org, run_set.accelerator, bool(run_set.num_accelerators),
             run_set.units_per_node, framework, run_set.division)
@@ -54,7 +54,7 @@ def _count_nodes(run_sets: Sequence[RunSet]) -> int:
 
 
 def find_series(run_sets: Sequence[RunSet]) -> list[Series]:
-    """Return the series among sets with the same data set and target; sets without a time are in none.
+    """Return the series among sets with the same data set and target. Sets without a time are in none.
 
     Platform names are compared only if two sets have the same number of nodes, because some contain this number.
     """

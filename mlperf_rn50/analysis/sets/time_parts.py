@@ -10,7 +10,7 @@ MAX_DIFFERENCE = 0.05  # tolerated relative difference between the speeds over t
 
 @dataclass(frozen=True)
 class Parts:
-    """Time of a run by phase, in seconds; all phases but init_s are part of the time to train."""
+    """Time of a run by phase, in seconds. All phases but init_s are part of the time to train."""
 
     init_s: float | None  # before run_start; None if not logged
     first_s: float  # first epoch, or first logged block of epochs
@@ -56,7 +56,7 @@ def mean_parts(runs: Sequence[Run]) -> Parts | None:
 
 
 def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
-    """Return the mean seconds per epoch; a run's first epoch counts only if it is the only one."""
+    """Return the mean seconds per epoch. A run's first epoch counts only if it is the only one."""
     epochs, seconds = 0, 0.0
     for run in runs:
         for segment in run.segments[1:] or run.segments:
@@ -72,7 +72,7 @@ def _span_s(run: Run) -> float:
 
 
 def speed_doubt(runs: Sequence[Run]) -> str | None:
-    """Return why the speed cannot be derived from the logged epochs; None if it can, or if a time is unknown."""
+    """Return why the speed cannot be derived from the logged epochs, or None if it can, or if a time is unknown."""
     parts = mean_parts(runs)
     if parts is None or any(not r.last_epoch for r in runs):
         return None
@@ -95,7 +95,7 @@ class RunTimes:
 
 
 def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | None, int, float]]) -> RunTimes | None:
-    """Return mean times; None if unknown. A run is (time to train, epochs, number of evaluations, their total time)."""
+    """Return mean times, if known. A run is (time to train, epochs, number of evaluations, their total time)."""
     known = [(t, e, n, s) for t, e, n, s in runs if t is not None and e and n]
     if not epoch_s or not known:
         return None

@@ -132,11 +132,11 @@ def _others(run: LiveRun) -> str:
 def _progress(run: LiveRun, price: float | None) -> list[Fact]:
     """Return the facts that come from a run's log, metrics and checkpoints."""
     clock = f', {duration(run.time_s)} on the clock' if run.time_s and run.status == 'running' else ''
-    reference = (f'at epoch {run.verdict_epoch}: {run.verdict}' if run.verdict else
+    reference = (f'at epoch {run.standing_epoch}: {run.standing}' if run.standing else
                  run.reference_text.removeprefix('reference: '))
     return [Fact('run', _setup(run)), Fact('epoch', epoch_text(run) + clock),
             Fact('Top-1', accuracy_text(run) + ('' if run.target is None else f', target {percent(run.target)}')),
-            Fact('reference', reference, 'bad' if run.verdict and run.is_behind else ''), Fact('speed', _speed(run)),
+            Fact('reference', reference, 'bad' if run.standing and run.is_behind else ''), Fact('speed', _speed(run)),
             Fact('rank skew', _skew(run), 'warn' if run.skew is not None and run.skew >= _SLOW else ''),
             Fact('left', '' if run.left_s is None else
                  f'{duration(run.left_s)} to epoch {run.max_epochs}, the end of the schedule'),
@@ -161,5 +161,5 @@ def line_of(run: LiveRun) -> str:
         return f'{run_heading(run)}: {run.note}'
     parts = [status_text(run), f'epoch {epoch_text(run)}', accuracy_text(run),
              _known('{:,.0f} images/s', run.images_per_s), '' if run.left_s is None else f'{duration(run.left_s)} left',
-             run.verdict]
+             run.standing]
     return f'{run_heading(run)}: {"; ".join(filter(None, parts))}'

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, METRICS, Epochs, MetricsHistory, ResumedRecord, text
+from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, MetricsHistory, text
 from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
+from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mllog import keys
@@ -24,9 +25,9 @@ from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.read.resolve import age_s
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
-from mlperf_rn50.options import load_tree
-from mlperf_rn50.runfolder.jsonl import Tail, decode, read_lines
+from mlperf_rn50.runfolder.jsonl import Tail, decode
 from mlperf_rn50.runfolder.names import RunFolder, find_telemetry, host_of, list_checkpoints, run_number, step_of
+from mlperf_rn50.runfolder.records import Epochs, MetricsRecord, ResumedRecord, TelemetryRecord, read_attempts
 from mlperf_rn50.text import printable
 
 _MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
@@ -35,25 +36,6 @@ _UNEXPECTEDLY_QUIET_S = 60.0  # nodes whose telemetry lags behind the newest by 
 _READ_AGAIN_S = 5.0  # time between checks whether the log of an unfinished run is still locked
 # The energy is computed from all samples, so only once per period, and in at most this share of the time.
 _ENERGY_PERIOD_S, _ENERGY_SHARE = 60.0, 0.05
-_Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
-
-
-class AttemptRecord(msgspec.Struct):
-    run: int | None
-    exit_code: Annotated[int, msgspec.Meta(ge=-255, le=255)] | None = None
-    end: str | None = None
-    can_resume: bool = False
-
-
-class GpuSample(msgspec.Struct):
-    utilization_percent: _Percent | None = None
-    power_w: Annotated[float, msgspec.Meta(ge=0, le=1e5)] | None = None
-
-
-class NodeSample(msgspec.Struct):
-    event: str | None = None
-    cpu_percent: _Percent | None = None
-    gpus: list[GpuSample] = []
 
 
 class Follower:
@@ -67,7 +49,7 @@ class Follower:
         elif path.is_file():
             raise UserError(f'{path}: got a file, expected a run folder, or result_<k>.txt in one')
         self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: (signature, time read, content)
-        self._tail, self._history, self._was_there = Tail(Path(), METRICS), MetricsHistory(), False
+        self._tail, self._history, self._was_there = Tail(Path(), MetricsRecord), MetricsHistory(), False
         self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None  # (key, time of next reading, value)
 
     def look(self, now_s: float | None = None) -> LiveRun:
@@ -125,7 +107,7 @@ class Follower:
         paths, run = RunFolder(self.folder, number), self._read(number, now_s)
         metrics = paths.metrics
         if self._tail.path != metrics:
-            self._tail, self._history = Tail(metrics, METRICS), MetricsHistory()
+            self._tail, self._history = Tail(metrics, MetricsRecord), MetricsHistory()
         is_new, records = self._tail.read()
         if is_new:
             self._history = MetricsHistory()
@@ -144,7 +126,7 @@ class Follower:
 
 def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: float | None) -> LiveRun:
     """Add the contents of the log and the metrics to a state."""
-    last, layout, is_running = history.last, history.layout or ResumedRecord(0), run.status == 'running'
+    last, resumed, is_running = history.last, history.resumed or ResumedRecord(0), run.status == 'running'
     evaluations = tuple(history.evaluations[e] for e in sorted(history.evaluations)) or tuple(
         LiveEvaluation(e.epoch, e.accuracy, e.time_s) for e in run.evaluations)
     newest = evaluations[-1] if evaluations else LiveEvaluation(0, 0.0, None)
@@ -156,16 +138,16 @@ def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: 
         if not is_running or epoch_s is None or until is None:
             return None
         return max(0.0, (until - epoch) * epoch_s - since_s)
-    verdict = history.verdicts[max(history.verdicts)] if history.verdicts else None
-    ends = (verdict and verdict.reference_epochs) or history.reference.reference_epochs
+    standing = history.standings[max(history.standings)] if history.standings else None
+    ends = (standing and standing.reference_epochs) or history.reference.reference_epochs
     first_s, last_s = map(left_s, ends or (None, None))
     state = replace(
         state, status=run.status, has_end=keys.RUN_STOP in run.lines,
         num_resumes=max(run.num_resumes, history.num_resumes),
         dataset=None if run.is_imagenet else text(run.dataset or '') or 'an unnamed data set',
-        target=run.target_accuracy, num_nodes=layout.number_of_nodes or run.num_nodes,
-        num_ranks=layout.number_of_ranks or run.num_ranks,
-        global_batch_size=layout.global_batch_size or run.global_batch_size,
+        target=run.target_accuracy, num_nodes=resumed.number_of_nodes or run.num_nodes,
+        num_ranks=resumed.number_of_ranks or run.num_ranks,
+        global_batch_size=resumed.global_batch_size or run.global_batch_size,
         opt_name=text(run.opt_name or '') or None, seed=run.seed, train_samples=run.train_samples,
         epoch=epoch, step=last.step, loss=last.loss, learning_rate=last.learning_rate, images_per_s=last.images_per_s,
         time_s=seen_s + since_s if run.time_to_train_s is None else run.time_to_train_s, epoch_s=epoch_s,
@@ -173,14 +155,14 @@ def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: 
         reference_text=text(history.reference.text), num_reference=history.reference.num_reference,
         reference_epochs=ends, reference_left_s=None if first_s is None or last_s is None else (first_s, last_s),
         band=tuple(history.band[e] for e in sorted(history.band)))
-    if verdict:
-        state = replace(state, verdict=text(verdict.text), verdict_epoch=verdict.epoch, is_behind=verdict.behind)
+    if standing:
+        state = replace(state, standing=text(standing.text), standing_epoch=standing.epoch, is_behind=standing.behind)
     return replace(state, warnings=_warnings(state, run, history.stragglers))
 
 
 def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str, ...]:
     """Return the warnings, most important first."""
-    behind = [state.verdict or 'behind the reference runs'] if state.is_behind else []
+    behind = [state.standing or 'behind the reference runs'] if state.is_behind else []
     ages = [n.age_s for n in state.nodes if n.age_s is not None] if run.status == 'running' else []
     quiet = [f'telemetry of {n.host}: nothing was written for {n.age_s:.0f} s' for n in state.nodes
              if ages and n.age_s is not None and n.age_s > _UNEXPECTEDLY_QUIET_S + min(ages)]
@@ -216,8 +198,8 @@ def _checkpoints(folder: Path, now_s: float) -> Checkpoints:
 
 def _attempts(folder: Path, number: int | None) -> tuple[str, ...]:
     """Return how the launcher's attempts at a run ended; number is None for attempts that did not start a run."""
-    attempts = [a for _, a in read_lines(folder / 'attempts.jsonl', AttemptRecord) if a.run == number]
-    return tuple(f'{end} (exit code {"unknown" if a.exit_code is None else a.exit_code})'
+    attempts = [a for a in read_attempts(folder) if a.run == number]
+    return tuple(f'{end} (exit code {a.exit_code})'
                  + ('' if end == 'converged' else f', {"can" if a.can_resume else "cannot"} be resumed')
                  for a in attempts[-MAX_ITEMS:] for end in [text(a.end or '') or 'cut short'])
 
@@ -230,8 +212,8 @@ def _node(path: Path, now_s: float) -> Node:
             lines = f.read(_TAIL_BYTES).splitlines(keepends=True)
     except OSError:
         lines = []
-    samples = (decode(line, NodeSample) for line in reversed(lines) if line.endswith(b'\n'))
-    sample = next((s for s in samples if s and s.event is None), NodeSample())
+    samples = (decode(line, TelemetryRecord) for line in reversed(lines) if line.endswith(b'\n'))
+    sample = next((s for s in samples if s and s.event is None), TelemetryRecord(0))
     used = [g.utilization_percent for g in sample.gpus if g.utilization_percent is not None]
     power = [g.power_w for g in sample.gpus if g.power_w is not None]
     return Node(printable(host_of(path)), age_s(path, now_s), sample.cpu_percent,

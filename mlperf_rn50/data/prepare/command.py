@@ -74,7 +74,7 @@ def make_record(sample: Sample, sample_id: int, encode: Callable[[bytes], bytes]
 
 
 def _write_parts(rec_path: Path, samples: list[Sample], encode: Callable[[bytes], bytes], num_workers: int) -> _Part:
-    """Append the missing parts of a split to its .rec; return all parts as one. A file beside the .rec lists each."""
+    """Append the missing parts of a split to its .rec. Return all parts as one. A file beside the .rec lists each."""
     starts = range(0, len(samples), PART_SIZE)
     paths = [rec_path.with_name(f'{rec_path.stem}_{i:05d}.json') for i in range(len(starts))]
     found = (decode(read_bytes(path), _Part) for path in takewhile(Path.exists, paths))
@@ -114,7 +114,7 @@ def _link(rec: Path, target: Path) -> None:
 
 
 def is_prepared(out: Path, dataset_name: str) -> bool:
-    """Return whether a folder contains this complete data set; raise DataError if it contains a different one."""
+    """Return whether a folder contains this complete data set. Raise DataError if it contains a different one."""
     if not (out / MANIFEST_NAME).exists():
         return False
     manifest = load_manifest(out)
@@ -126,7 +126,7 @@ def is_prepared(out: Path, dataset_name: str) -> bool:
 
 def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int | None = None,
          skip_damaged: bool = False) -> dict:
-    """Pack a data set; return the manifest, written last. Raise DataError for damaged images unless skip_damaged."""
+    """Pack a data set. Return the manifest, written last. Raise DataError for damaged images unless skip_damaged."""
     from mlperf_rn50.data.pictures import DecoderTest, encode_image
     samples = {'train': dataset.train, 'validation': dataset.validation}
     contents = [(s.label, s.name, s.size) for s in chain(*samples.values())]
@@ -168,7 +168,7 @@ def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int 
 
 
 def prepare(options: Namespace) -> int:
-    """Run the prepare command; return the exit code."""
+    """Run the prepare command. Return the exit code."""
     num_workers = options.workers or len(os.sched_getaffinity(0))
     if options.verify is not None:
         intact, damaged = verify(Path(options.verify), num_workers)

@@ -1,4 +1,4 @@
-"""Images in class folders or in the records of im2rec; rules for what is a split, a class and an image."""
+"""Images in class folders or in the records of im2rec, and the rules for what is a split, a class and an image."""
 import hashlib
 import os
 import stat
@@ -48,7 +48,7 @@ def scan(folder: Path) -> tuple[list[str], list[Sample], Counter[str]]:
 
 
 def by_role(paths: list[Path]) -> dict[str, Path]:
-    """Return the paths for train, validation and test, by names such as val or my_train.rec; refuse several for one."""
+    """Return the paths for train, validation and test, by names such as val or my_train.rec. Refuse several for one."""
     found = {role: [path for path in paths if path.stem.lower().rpartition('_')[2] in names]
              for role, names in _ROLES.items()}
     for role, named in found.items():
@@ -64,7 +64,7 @@ def unused(folder: Path, others: Counter[str]) -> list[str]:
 
 
 def read_classes(root: Path) -> tuple[dict[str, list[Sample]], list[str]]:
-    """Return the images of each class folder, and lines on what is used and what is not; refuse empty classes."""
+    """Return the images of each class folder, and lines on what is used and what is not. Refuse empty classes."""
     names, loose, others = scan(root)
     images = {}
     for name in names:
@@ -81,12 +81,12 @@ def read_classes(root: Path) -> tuple[dict[str, list[Sample]], list[str]]:
 
 
 def label(images: dict[str, list[Sample]], classes: Iterable[str]) -> list[Sample]:
-    """Return the images of these classes; a label is the position of the class."""
+    """Return the images of these classes. A label is the position of the class."""
     return [replace(image, label=i) for i, name in enumerate(classes) for image in images.get(name, [])]
 
 
 def _split(images: dict[str, list[Sample]], fraction: float) -> list[dict[str, list[Sample]]]:
-    """Return the training and the validation images of each class; the latter have hashes below the fraction.
+    """Return the training and the validation images of each class. The latter have hashes below the fraction.
 
     Each part has an image. An image that is added to a class later does not move others, except to fill a part.
     """
@@ -138,7 +138,7 @@ def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
 
 
 def _record_samples(rec: Path) -> list[Sample]:
-    """Return a sample for each record of a .rec, in the order of its .idx; names are those in the .lst, if any."""
+    """Return a sample for each record of a .rec, in the order of its .idx. Names are those in the .lst, if any."""
     lst, idx = rec.with_suffix('.lst'), rec.with_suffix('.idx')
     if not idx.exists():
         raise DataError(f'--source: {idx}: missing; create it with rec2idx.py of MXNet')

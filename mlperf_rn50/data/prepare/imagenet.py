@@ -19,7 +19,7 @@ def _members(path: Path, tar: tarfile.TarFile, start: int = 0) -> list[Sample]:
 
 
 def _read_tar(path: Path, is_nested: bool) -> dict[str, list[Sample]]:
-    """Return the images of each nested tar by its stem, the synset, in order of name; those of a flat tar by ''."""
+    """Return the images of each nested tar by its stem, the synset, in order of name. A flat tar has the key ''."""
     try:
         with open(path, 'rb', opener=regular_file) as file, tarfile.open(fileobj=file, mode='r:') as outer:
             if not is_nested:

@@ -54,7 +54,7 @@ class Dataset:
 
 
 def check_name(name: str) -> str:
-    """Return the name of a class or image; raise DataError if a line of UTF-8 text cannot contain it."""
+    """Return the name of a class or image. Raise DataError if a line of UTF-8 text cannot contain it."""
     if '\n' in name or name.encode(errors='replace').decode() != name:
         raise DataError(f'--source: {os.fsencode(name)!r}: the name is not UTF-8 or has a line break; rename it')
     return name

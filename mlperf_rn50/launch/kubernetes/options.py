@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mlperf_rn50.config import Config
+from mlperf_rn50.config_file import add_config_options, resolve_config
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.options import count, number, script_parser
-from mlperf_rn50.options import add_config_options, resolve_config
 
 PROGRAM = 'launch/kubernetes.sh'
 CHECKOUT = Path(__file__).parents[3]

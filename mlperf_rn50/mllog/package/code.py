@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.config import SECTIONS
+from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.git import git
 from mlperf_rn50.mllog.package.system_desc import data_note
 from mlperf_rn50.mllog.read.description import load_env, system_path, value_at
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.options import load_tree
 from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.text import printable
 
@@ -68,7 +68,7 @@ def missing_code(home: Path) -> list[str]:
 
 
 def _archive(home: Path, commit: str) -> bytes:
-    """Return the code of a commit as a tar file; raise ValueError if the commit is unknown or lacks needed files."""
+    """Return the code of a commit as a tar file. Raise ValueError if the commit is unknown or lacks needed files."""
     names = git(home, 'ls-tree', '-r', '--name-only', commit).decode('utf-8', 'replace').splitlines()
     if missing := set(_CALLED) - set(names):
         raise ValueError(f'{commit} lacks {min(missing)}')
@@ -77,7 +77,7 @@ def _archive(home: Path, commit: str) -> bytes:
 
 
 def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
-    """Copy the program at the runs' commit and return ''. If that fails, copy the checkout as it is; return a note."""
+    """Copy the program at the runs' commit and return ''. If that fails, copy the checkout as it is. Return a note."""
     commit = value_at(env, 'git_commit')
     with suppress(ValueError):
         if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit):

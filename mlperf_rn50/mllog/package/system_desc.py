@@ -31,7 +31,7 @@ class SubmittedDescription(NamedTuple):
 
 
 def find_base(log: Path) -> SubmittedDescription | None:
-    """Return the description in the submission tree of a log; None if there is none."""
+    """Return the description in the submission tree of a log, or None if there is none."""
     path = system_path(log)
     try:
         content, _ = load_object(path)
@@ -41,7 +41,7 @@ def find_base(log: Path) -> SubmittedDescription | None:
 
 
 def _text(key: str, value: Any) -> Any:
-    """Return a field as text, as later rounds write it; '' if it is empty."""
+    """Return a field as text, as later rounds write it, or '' if it is empty."""
     if isinstance(value, dict) and key == 'other_software_stack':
         return value
     text = str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ''
@@ -49,7 +49,7 @@ def _text(key: str, value: Any) -> Any:
 
 
 def data_note(runs: Sequence[Run]) -> str:
-    """Return the label of a result on data other than ImageNet; '' for ImageNet."""
+    """Return the label of a result on data other than ImageNet, or '' for ImageNet."""
     other = next((r for r in runs if not r.is_imagenet), None)
     return '' if other is None else (f'Trained on {other.dataset or "other data"}, not ImageNet; this result '
                                      'tests only the format, and cannot be submitted or compared.')
@@ -57,7 +57,7 @@ def data_note(runs: Sequence[Run]) -> str:
 
 def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: str, round_name: str,
                     base: SubmittedDescription | None) -> dict[str, Any]:
-    """Return the fields that mlperf_logging.system_desc_checker needs, from logs, env.json and base; '' if unknown."""
+    """Return the fields for mlperf_logging.system_desc_checker, from logs, env.json and base, or '' if unknown."""
     cpu = object_at(env, 'host', 'hardware', 'cpu')
     disks, gpus, networks = (objects_at(env, 'host', 'hardware', name) for name in ('storage', 'gpus', 'networks'))
     num_nodes = next((r.num_nodes for r in runs if r.num_nodes), None)

@@ -8,9 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
-
-import msgspec
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import numbered_lines, walk
@@ -22,16 +19,12 @@ from mlperf_rn50.mllog.read.resolve import RunResolver
 from mlperf_rn50.mllog.run import Findings, Run
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import run_of
-
-
-class _End(msgspec.Struct):
-    event: Literal['end']
-    time_to_train_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  # None after a failure
+from mlperf_rn50.runfolder.records import EndRecord
 
 
 def read_duration_s(log: Path) -> float | None:
     """Return the time of a finished run from its metrics.jsonl, measured on the monotonic clock; None if unknown."""
-    ends = [e.time_to_train_s for _, e in read_lines(run_of(log).metrics, _End, b'"end"')]
+    ends = [e.time_to_train_s for _, e in read_lines(run_of(log).metrics, EndRecord, b'"end"')]
     return ends[-1] if ends else None
 
 

@@ -2,14 +2,13 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat
 from mlperf_rn50.mllog.read import clock
+from mlperf_rn50.mllog.read.counts import CountReader, describe_in_log
 from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
-from mlperf_rn50.mllog.read.layout import LayoutReader, describe_in_log
 from mlperf_rn50.mllog.read.raw_log import RawLog, integer
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Finding, Run, RunStatus
 from mlperf_rn50.runfolder.jsonl import number
@@ -237,7 +236,7 @@ class RunResolver:
 
     def run(self) -> Run:
         log, description = self.log, self.description
-        round_name, layout, is_sound = self._round(), LayoutReader(log, description, self.sources), self._is_sound()
+        round_name, counts, is_sound = self._round(), CountReader(log, description, self.sources), self._is_sound()
         if description.fault:  # a readable description could change counts that the log does not state
             stated = {name for name, source in self.sources.items() if source.basis != 'implied'}
             (log.note if stated >= {'num_nodes', 'num_accelerators'} else log.warn)(None, description.fault)
@@ -260,15 +259,14 @@ class RunResolver:
         return Run(
             self.path, round_name, status, org=self._org(), platform=_text(log.value(keys.SUBMISSION_PLATFORM)),
             division=division, submission_status=availability if availability in _AVAILABILITIES else None,
-            dataset=dataset, is_imagenet=is_imagenet, num_nodes=layout.num_nodes, num_ranks=layout.num_ranks,
-            num_accelerators=layout.num_accelerators, global_batch_size=layout.global_batch_size,
-            accelerator=description.accelerator if layout.num_accelerators != 0 else None,
+            dataset=dataset, is_imagenet=is_imagenet, num_nodes=counts.num_nodes, num_ranks=counts.num_ranks,
+            num_accelerators=counts.num_accelerators, global_batch_size=counts.global_batch_size,
+            accelerator=description.accelerator if counts.num_accelerators != 0 else None,
             framework=description.framework, node_gbit_s=description.node_gbit_s,
-            opt_name=_text(optimizer.get(keys.OPT_NAME)), optimizer=MappingProxyType(optimizer),
+            opt_name=_text(optimizer.get(keys.OPT_NAME)), optimizer=optimizer,
             seed=integer(log.seed[1].value, -2**63, 2**64) if log.seed else None,
             target_accuracy=target, train_samples=num_train, eval_samples=num_val,
             epochs_to_converge=self.evaluations[-1].epoch if status == 'converged' else None,
             is_from_0=self.is_from_0, age_s=age_s(self.path, self.now_s) if status == 'running' else None,
-            sources=MappingProxyType(self.sources),
-            lines=MappingProxyType({key: mark.line for key, (mark, _) in log.single.items()}),
+            sources=self.sources, lines={key: mark.line for key, (mark, _) in log.single.items()},
             findings=log.findings.of(self.path), **times)

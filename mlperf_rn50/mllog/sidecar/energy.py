@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.mllog.sidecar.telemetry import TelemetryRecord, files_of
+from mlperf_rn50.mllog.sidecar.telemetry import files_of
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import host_of
+from mlperf_rn50.runfolder.records import TelemetryRecord
 from mlperf_rn50.text import plural
 
 KINDS = ('cpu', 'gpu')

@@ -2,46 +2,15 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
-
-import msgspec
 
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import run_of
+from mlperf_rn50.runfolder.records import EpochRecord, EvalRecord, RanksRecord, TrainRecord
 
 _MAX_NODES = 256
-Number = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-Epoch = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
-Whole = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
-Count = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
-Bytes = dict[str, Annotated[int, msgspec.Meta(ge=0, le=10**18)]]  # by host
-
-
-class _Step(msgspec.Struct):
-    time_s: Number  # since run_start
-    learning_rate: Number
-
-
-class EvalRecord(msgspec.Struct, tag_field='event', tag='eval'):
-    epoch: Epoch
-    num_top1: Whole
-    num_images: Count
-    time_s: Number | None = None
-
-
-class _Reads(msgspec.Struct):
-    event: Literal['epoch']
-    epoch: Epoch
-    record_bytes: Bytes
-    new_record_bytes: Bytes = {}
-
-
-class _StragglersRecord(msgspec.Struct):
-    event: Literal['ranks']
-    stragglers: list[Annotated[str, msgspec.Meta(max_length=400)]]
-
 
 @dataclass(frozen=True)
 class NodeReads:
@@ -59,8 +28,9 @@ class NodeReads:
 
 def read_learning_rates(run: Run) -> Sequence[tuple[float, float]]:
     """Return (seconds since run_start, learning rate) from metrics.jsonl, else from the log, which has fewer pairs."""
-    steps = read_lines(run_of(run.path).metrics, _Step, b'learning_rate')
-    return tuple((s.time_s, s.learning_rate) for _, s in steps) or run.learning_rates
+    steps = read_lines(run_of(run.path).metrics, TrainRecord, b'learning_rate')
+    return tuple((s.time_s, s.learning_rate) for _, s in steps
+                 if s.time_s is not None and s.learning_rate is not None) or run.learning_rates
 
 
 def read_curve(path: Path) -> list[tuple[int, float]]:
@@ -73,7 +43,7 @@ def read_node_reads(run: Run) -> list[NodeReads]:
     """Return the reads of each node, sorted by name; if a resume repeated an epoch, its last reads are used."""
     path = run_of(run.path).metrics
     epochs: dict[str, dict[int, tuple[int, int, int | None]]] = {}  # (line, bytes, new bytes) by host and epoch
-    for line, reads in read_lines(path, _Reads, b'record_bytes'):
+    for line, reads in read_lines(path, EpochRecord, b'record_bytes'):
         for host, num_bytes in reads.record_bytes.items():
             if host in epochs or len(epochs) < _MAX_NODES:
                 epochs.setdefault(host, {})[reads.epoch] = (line, num_bytes, reads.new_record_bytes.get(host))
@@ -91,9 +61,9 @@ def read_node_reads(run: Run) -> list[NodeReads]:
 def read_stragglers(run: Run) -> list[str]:
     """Return the last message about each straggler, with the number of evaluations at which it was slow."""
     messages: dict[str, tuple[str, int]] = {}
-    records = [r for _, r in read_lines(run_of(run.path).metrics, _StragglersRecord, b'stragglers')]
-    for text in (text for r in records for text in r.stragglers):
+    found = [r.stragglers for _, r in read_lines(run_of(run.path).metrics, RanksRecord, b'stragglers')]
+    for text in chain.from_iterable(found):
         rank = text.partition(' is slow')[0]
         if rank in messages or len(messages) < _MAX_NODES:
             messages[rank] = text, messages.get(rank, ('', 0))[1] + 1
-    return [f'{text} (at {count} of {len(records)} evaluations)' for text, count in messages.values()]
+    return [f'{text} (at {count} of {len(found)} evaluations)' for text, count in messages.values()]

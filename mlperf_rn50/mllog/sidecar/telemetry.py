@@ -3,45 +3,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
 
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import find_telemetry, host_of, run_number
+from mlperf_rn50.runfolder.records import TelemetryRecord
 
 _MAX_NODES = 256
 # Counters whose sum a plot shows, by label of the plot.
 KINDS = {'disk read': ('disk_read',), 'disk write': ('disk_write',),
          'network receive': ('net_receive', 'infiniband_receive'), 'network send': ('net_send', 'infiniband_send')}
-
-Name = Annotated[str, msgspec.Meta(max_length=64)]
-Joules = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-Rates = dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e15)]]  # by device
-Gauge = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
-
-
-class TelemetryRecord(msgspec.Struct):
-    """A line of a node's file: a sample, or a named event."""
-
-    time_ms: Annotated[float, msgspec.Meta(ge=0, le=1e15)]  # on the node's clock, since 1970
-    event: str | None = None
-    clock_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  # the run's clock, in the line for run_start
-    boot: Name | None = None
-    energy_j: dict[str, dict[Name, Joules]] = {}  # by kind and device
-    cpu_percent: Gauge = math.nan
-    page_cache_bytes: Gauge = math.nan
-    disk_read_bytes_per_s: Rates = {}
-    disk_write_bytes_per_s: Rates = {}
-    net_receive_bytes_per_s: Rates = {}
-    net_send_bytes_per_s: Rates = {}
-    infiniband_receive_bytes_per_s: Rates = {}
-    infiniband_send_bytes_per_s: Rates = {}
-
-    @property
-    def time_s(self) -> float:
-        return self.time_ms / 1000
 
 
 @dataclass(frozen=True)
@@ -71,7 +42,7 @@ def read_node(path: Path) -> NodeTelemetry | None:
             offset_s = None if record.clock_s is None else record.clock_s - record.time_s
         elif record.event is None and offset_s is not None:
             samples.append((record.time_s + offset_s, *(_rate(record, kinds) for kinds in KINDS.values()),
-                            record.cpu_percent, record.page_cache_bytes))
+                            *(math.nan if v is None else v for v in (record.cpu_percent, record.page_cache_bytes))))
     if not samples:
         return None
     times_s, *rates, cpu_percent, page_cache_bytes = zip(*samples)

@@ -7,7 +7,7 @@ import mxnet as mx
 
 from mlperf_rn50.model.weights import BEST, LAST, describe_weights, save_weights
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.system.topology import leave_openmp_to_engine
+from mlperf_rn50.system.processor import leave_openmp_to_engine
 from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.plan import Plan
 

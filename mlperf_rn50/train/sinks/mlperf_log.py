@@ -58,12 +58,12 @@ class MlperfLog:
         self._log.close()
 
 
-def render_changes(event: events.Resumed) -> dict[str, dict[str, list[Any]]]:
+def render_changes(event: events.Resumed) -> dict[str, Any]:
     """Return each changed configuration key of a resumed run with its values [before, now]; {} without changes."""
     return {'changed': {c.key: [c.before, c.now] for c in event.changes}} if event.changes else {}
 
 
-def render_ranks(plan: Plan, num_hosts: int) -> dict[str, float]:
+def render_ranks(plan: Plan, num_hosts: int) -> dict[str, Any]:
     """Return a resumed run's ranks, nodes, global batch size and learning rate factor."""
     return {'number_of_ranks': plan.world_size, 'number_of_nodes': num_hosts,
             'global_batch_size': plan.global_batch_size, 'lr_scale': plan.lr_scale}

@@ -56,10 +56,12 @@ class Terminal:
             case events.LossScaleChanged():
                 info('loss scale %g -> %g after %s', event.before, event.now,
                      f'step {event.step}' if event.step else 'the warm-up')
-            case events.ReferenceFound() | events.Noted():
+            case events.Noted():
                 info('%s', event.text)
+            case events.ReferenceFound():
+                info('%s', event.record.text)
             case events.Compared():
-                (self._console.warning if event.is_new else info)('%s', event.text)
+                (self._console.warning if event.is_new else info)('%s', event.record.text)
             case events.RanksTimed():
                 for text in event.stragglers:
                     self._console.warning('%s', text)

@@ -3,7 +3,6 @@
 The report is written to <run folder>/stalled/<job>/rank_<r>.txt and .json. The watchers of other ranks read it on a
 shared file system. Storage or the rank may hang, so a forked process with a time limit writes and reads the reports.
 """
-import json
 import os
 import platform
 import re
@@ -12,7 +11,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from mlperf_rn50.files import write_atomically
@@ -68,7 +66,7 @@ def note(folder: Path | None, reason: str, is_outside: bool) -> str:
 def record(folder: Path, state: RankState, pid: int, stacks: int) -> str:
     """Write the state of a stalled rank and its stacks from the pipe `stacks`; return the path of the stacks."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / f'rank_{state.rank}.json', json.dumps(asdict(state)))
+    write_atomically(folder / f'rank_{state.rank}.json', jsonl.encode(state))
     path = folder / f'rank_{state.rank}.txt'
     when = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(state.time_s))
     write_atomically(path, f'rank {state.rank} on {state.host}, step {state.step}, {state.phase}, {state.doing}; {when}'

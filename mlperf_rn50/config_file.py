@@ -81,7 +81,7 @@ for _tag, _pattern, _first in (
 
 
 def load_tree(path: Path, max_bytes: int = _MAX_BYTES) -> Any:
-    """Return the content of a YAML file; raise ConfigError if it is unreadable or malformed."""
+    """Return the content of a YAML file. Raise ConfigError if it is unreadable or malformed."""
     try:
         return yaml.load(read_text(path, max_bytes), _Loader)
     except OSError as e:
@@ -91,7 +91,7 @@ def load_tree(path: Path, max_bytes: int = _MAX_BYTES) -> Any:
 
 
 def load_yaml(path: Path) -> dict:
-    """Return the tree of a configuration file; raise ConfigError if it is unreadable or contains an unknown key."""
+    """Return the tree of a configuration file. Raise ConfigError if it is unreadable or contains an unknown key."""
     tree = load_tree(path) or {}
     check_keys(tree, f'{path}: ')
     return tree
@@ -126,9 +126,9 @@ def _join_paths(argv: Sequence[str]) -> list[str]:
     return list(argv)
 
 
-def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
-                  namespace: jsonargparse.Namespace | None = None) -> jsonargparse.Namespace:
-    """Parse a command line with configuration options; raise ConfigError for an unknown option or a wrong type."""
+def parse_config_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
+                         namespace: jsonargparse.Namespace | None = None) -> jsonargparse.Namespace:
+    """Parse a command line with configuration options. Raise ConfigError for an unknown option or a wrong type."""
     try:
         words = [w if w.rpartition('=')[2] == '~' else expand(w) for w in argv]  # ~ alone is null
         return parser.parse_args(_join_paths(words), namespace=namespace)
@@ -144,17 +144,17 @@ def _expanded(name: str, value: Any) -> Any:
 
 
 def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """Return the configuration from defaults, then the YAML file, then options; raise ConfigError if it is invalid."""
+    """Return the configuration from defaults, then the YAML file, then options. Raise ConfigError if it is invalid."""
     return resolve_tree(load_yaml(yaml_path) if yaml_path else {}, str(yaml_path), argv, parser)
 
 
 def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """Return the configuration from the tree of a file, then options; `where` names the file in messages."""
+    """Return the configuration from the tree of a file, then options. `where` names the file in messages."""
     try:
         base = parser.parse_object(tree, defaults=True)
     except (ArgumentError, RecursionError, OverflowError) as e:  # OverflowError for an integer too large for a float
         raise ConfigError(f'{where}: {" ".join(str(e).split())[:500]}') from e
-    options = parse_options(parser, argv, base)
+    options = parse_config_options(parser, argv, base)
     for section, key in _SHORT:
         if options[key] is not None:
             options[section][key] = options[key]

@@ -1,15 +1,13 @@
-"""Hardware facts from Linux, versions of the software stack, and instruction sets of processors."""
+"""Hardware facts from Linux, and versions of the software stack."""
 import json
 from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
-from helpers import AVX2, AVX512, BF16, cpuinfo, write_files
+from helpers import write_files
 
-from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import environment
 from mlperf_rn50.system.environment import find_hardware, find_networks, parse_cpu, parse_storage, query_gpus
-from mlperf_rn50.system.processor import check_precision, find_processor, parse_processor
 
 
 def test_lscpu_output_is_parsed():
@@ -88,53 +86,3 @@ def test_versions_in_a_container_are_found_and_unknown_ones_omitted(container, m
     monkeypatch.setenv('PATH', '/nowhere')
     assert not {'mxnet', 'openmpi'} & set(environment.package_versions())
     assert 'MXNet not installed' in environment.render_stack()
-
-
-# --- processor flags and the limit of oneDNN ----------------------------------------------------------------
-
-def processor(flags, **environment_variables):
-    return parse_processor(cpuinfo(flags), environment_variables)
-
-
-@pytest.mark.parametrize('flags, has', [
-    ('fpu sse2', 'no SSE4.1'), (AVX2, 'AVX2'),
-    # The parts of AVX-512 in Knights Landing do not suffice for bfloat16 in oneDNN.
-    (f'{AVX2} avx512f avx512cd avx512er avx512pf', 'AVX2'),
-    (AVX512, 'AVX-512'), (BF16, 'AVX-512 BF16'), (f'{BF16} amx_tile amx_int8 amx_bf16', 'AMX')])
-def test_instruction_sets(flags, has):
-    cpu = processor(flags)
-    assert (cpu.vendor, cpu.family, cpu.model, cpu.has, cpu.uses) == ('AuthenticAMD', 25, 1, has, has)
-    assert cpu.can_train_bfloat16 == has.startswith(('AVX-512', 'AMX'))
-
-
-@pytest.mark.parametrize('limit, uses', [
-    ('AVX512_MIC', 'AVX2'), ('AVX512_CORE', 'AVX-512'), ('AVX512_CORE_AMX', 'AVX-512 BF16'), ('ALL', 'AVX-512 BF16'),
-    ('avx2', 'AVX-512 BF16')])  # oneDNN ignores lower case
-def test_limit_of_onednn(limit, uses):
-    cpu = processor(BF16, DNNL_MAX_CPU_ISA=limit)
-    assert (cpu.has, cpu.uses) == ('AVX-512 BF16', uses)
-    assert processor(AVX2, DNNL_MAX_CPU_ISA=limit).uses == 'AVX2'  # a limit does not add instruction sets
-
-
-def test_processor_and_limit_of_this_process(fake_processor):
-    fake_processor(BF16, limit='AVX2')
-    assert find_processor() == processor(BF16, DNNL_MAX_CPU_ISA='AVX2')
-    assert 'EPYC, AVX-512 BF16, limited to AVX2 by DNNL_MAX_CPU_ISA' in environment.render_stack()
-    fake_processor(AVX2)
-    assert environment.render_stack().endswith('\nEPYC, AVX2')
-
-
-def test_other_architectures_have_no_instruction_set():
-    cpu = parse_processor('processor: 0\nFeatures: fp asimd\n', {})
-    assert (cpu.vendor, cpu.family, cpu.has) == ('', None, 'no SSE4.1') and not cpu.can_train_bfloat16
-
-
-def test_bfloat16_without_avx512_is_refused_with_advice():
-    for precision, flags in [('float32', AVX2), ('float16', AVX2), ('bfloat16', AVX512)]:
-        check_precision('train.precision', precision, processor(flags))
-    with pytest.raises(ConfigError, match='^train.precision: got bfloat16 on a processor with AVX2, expected AVX-512; '
-                                          'use float32$'):
-        check_precision('train.precision', 'bfloat16', processor(AVX2))
-    with pytest.raises(ConfigError, match=r'^--precisions: got bfloat16 with AVX2 \(DNNL_MAX_CPU_ISA=AVX2 limits a '
-                                          r'processor with AVX-512 BF16\), expected AVX-512; unset the variable, or '):
-        check_precision('--precisions', 'bfloat16', processor(BF16, DNNL_MAX_CPU_ISA='AVX2'))

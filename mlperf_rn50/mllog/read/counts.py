@@ -24,7 +24,7 @@ def describe_in_log(log: RawLog) -> SystemDescription:
     return describe_entry({'framework': ''.join(found['framework'][:1]), 'nodes': nodes}, lambda _: source)
 
 
-class LayoutReader:
+class CountReader:
     """Reads the numbers of a run (None if unknown), and adds their sources and warnings about differing values."""
 
     def __init__(self, log: RawLog, description: SystemDescription, sources: dict[str, FactSource]):

@@ -14,7 +14,7 @@ from typing import Any
 import mlperf_rn50
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json, writing_folder
-from mlperf_rn50.mllog.check.check import check_log
+from mlperf_rn50.mllog.check.judge import check_log
 from mlperf_rn50.mllog.check.official import CheckResult, find_danger, judge_tree
 from mlperf_rn50.mllog.duplicates import find_duplicates
 from mlperf_rn50.mllog.package import system_desc
@@ -77,7 +77,7 @@ def _check_order(order: Order) -> None:
 
 
 def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
-    """Write the submission tree of a system; return notes for the user."""
+    """Write the submission tree of a system. Return notes for the user."""
     env = next((env for r in runs if (env := load_env(r.path))), {})
     base = next((base for r in runs if (base := system_desc.find_base(r.path))), None)
     description, logged = (system_desc.describe_system(runs, known, order.org, order.system, order.round, base)
@@ -104,7 +104,7 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
 
 
 def _merge(source: Path, target: Path) -> None:
-    """Merge a system's tree into its organisation's tree, results last; existing files are not changed."""
+    """Merge a system's tree into its organisation's tree, results last. Existing files are not changed."""
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir(), key=lambda p: (p.name == 'results', p.name)):
         place = target / path.name
@@ -115,7 +115,7 @@ def _merge(source: Path, target: Path) -> None:
 
 
 def make_package(runs: Sequence[Run], order: Order) -> Package:
-    """Build and check a tree; discard it if it breaks a rule. Raise UserError for invalid names or folders."""
+    """Build and check a tree. Discard it if it breaks a rule. Raise UserError for invalid names or folders."""
     _check_order(order)
     refusals, log_result = judge_runs(runs, ROUNDS[order.round])
     if refusals := refusals or [flaw for run in runs for flaw in find_flaws(run)]:
@@ -192,7 +192,7 @@ def find_warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:
-    """Check a finished tree and, if it has no problems, run the official tools on it; sets: runs by results folder."""
+    """Check a finished tree and, if it has no problems, run the official tools on it. Sets: runs by results folder."""
     problems: list[str] = []
     warnings: list[str] = []
     notes: list[str] = []
@@ -219,7 +219,7 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
 
 
 def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:
-    """Return a package as text; score_minutes is the score that `report` computes."""
+    """Return a package as text. score_minutes is the score that `report` computes."""
     lines = [heading, *(f'  warning: {text}' for text in package.warnings)]
     lines += [f'  - {text}' for text in (*package.refusals, *package.flaws)]
     lines += [f'  {name:19s} {text}' for name, text in package.findings]

@@ -23,7 +23,7 @@ def hosts_of(rows: Sequence[Facts]) -> str:
 
 
 def grouped(rows: Sequence[Facts], value: Callable[[Facts], str]) -> dict[str, list[Facts]]:
-    """Group the ranks by a value; the groups are in the order of their first ranks."""
+    """Group the ranks by a value. The groups are in the order of their first ranks."""
     groups: dict[str, list[Facts]] = {}
     for row in rows:
         groups.setdefault(value(row), []).append(row)

@@ -1,0 +1,55 @@
+"""Records: lines of earlier and later versions, and equal keys for the writer and the readers."""
+import json
+
+import pytest
+from helpers import ROOT
+
+from mlperf_rn50.runfolder import records
+from mlperf_rn50.runfolder.jsonl import decode, encode
+from mlperf_rn50.runfolder.records import (
+    Attempt,
+    EndRecord,
+    EvalRecord,
+    Failure,
+    GpuSample,
+    MetricsRecord,
+    TelemetryRecord,
+)
+
+LOGS = sorted(ROOT.glob('logs/**/*.jsonl'))
+# Lines of earlier versions, without keys added since, and one with a key of a later version.
+EARLIER = [
+    ('{"event": "train", "step": 8}', MetricsRecord, records.TrainRecord(8)),
+    ('{"event": "eval", "epoch": 2, "num_top1": 3, "num_images": 4}', MetricsRecord,
+     EvalRecord(epoch=2, num_top1=3, num_images=4)),
+    ('{"event": "eval", "epoch": 2, "num_top1": 3, "num_images": 4, "ece": 0.1}', MetricsRecord,
+     EvalRecord(epoch=2, num_top1=3, num_images=4)),
+    ('{"event": "epoch", "epoch": 1, "record_bytes": {"n1": 5}}', MetricsRecord, records.EpochRecord(1, {'n1': 5})),
+    ('{"event": "ranks", "epoch": 1, "stragglers": ["rank 1 is slow"]}', MetricsRecord,
+     records.RanksRecord(1, stragglers=['rank 1 is slow'])),
+    ('{"event": "resumed", "step": 40}', MetricsRecord, records.ResumedRecord(40)),
+    ('{"event": "reference", "text": "no reference"}', MetricsRecord, records.ReferenceRecord(text='no reference')),
+    ('{"event": "course", "epoch": 3, "behind": true}', MetricsRecord, records.CourseRecord(3, behind=True)),
+    ('{"event": "end", "status": "failed", "epochs_to_converge": null}', MetricsRecord, EndRecord('failed', None)),
+    ('{"event": "end", "status": "interrupted"}', MetricsRecord, EndRecord('interrupted')),
+    ('{"event": "of a later version"}', MetricsRecord, None),
+    ('{"run": 0, "exit_code": 137, "end": null, "gained": true, "can_resume": true}', Attempt,
+     Attempt(0, 137, None, True, True)),
+    ('{"job": "1-a", "host": "h2", "cause": "killed"}', Failure, Failure('1-a', 'h2', 'killed')),
+    ('{"time_ms": 5000, "event": "start", "host": "h1", "cpu_cores": 2, "memory_bytes": 9}', TelemetryRecord,
+     TelemetryRecord(5000, 'start', 'h1', 2, 9)),
+    ('{"time_ms": 5000, "cpu_percent": 98.5, "gpus": [{"power_w": 50.0}, {}]}', TelemetryRecord,
+     TelemetryRecord(5000, cpu_percent=98.5, gpus=[GpuSample(power_w=50.0), GpuSample()]))]
+
+
+@pytest.mark.parametrize('line, kind, expected', EARLIER)
+def test_lines_of_other_versions_are_read(line, kind, expected):
+    assert decode(line, kind) == expected
+
+
+@pytest.mark.parametrize('path', LOGS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_of_published_runs_are_read_and_would_be_written_with_the_same_keys(path):
+    kind = TelemetryRecord if path.name.startswith('telemetry') else MetricsRecord
+    lines = path.read_text().splitlines()
+    written = [encode(decode(line, kind)) for line in lines]
+    assert lines and [list(json.loads(w).items()) for w in written] == [list(json.loads(r).items()) for r in lines]
