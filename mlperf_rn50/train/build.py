@@ -20,8 +20,8 @@ from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
 from mlperf_rn50.train.comm.device import device_id_of
 from mlperf_rn50.train.comm.rank_checks import WallClock
+from mlperf_rn50.train.compare import reference_event
 from mlperf_rn50.train.loop import TrainingRun
-from mlperf_rn50.train.reference import reference_event
 from mlperf_rn50.train.resume import report_resumption, restore
 from mlperf_rn50.train.trainer import Trainer
 

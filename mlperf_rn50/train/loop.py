@@ -18,9 +18,9 @@ from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeig
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import WallClock, check_agreement, check_finite, find_stragglers
+from mlperf_rn50.train.compare import ReferenceComparison
 from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.plan import Plan
-from mlperf_rn50.train.reference import ReferenceComparison
 from mlperf_rn50.train.trainer import Flags, Norms, PendingStep, Trainer
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 

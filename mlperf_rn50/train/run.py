@@ -32,9 +32,9 @@ from mlperf_rn50.train.build import build, start_clock
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.checkpoint.resumable import clear_abandoned, clear_run
 from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.compare import find_reference, open_comparison
 from mlperf_rn50.train.loop import RankPlace, TrainingRun, run_to_end
 from mlperf_rn50.train.plan import Plan, make_plan
-from mlperf_rn50.train.reference import find_reference, open_comparison
 from mlperf_rn50.train.resume import load_resumption, plan_resumed
 from mlperf_rn50.train.sinks.metrics import Metrics
 from mlperf_rn50.train.sinks.mlperf_log import MlperfLog

@@ -1,4 +1,4 @@
-"""Comparison of a run with its references, and the alarm before and after a resume."""
+"""Comparison of a run with reference runs, its alarm, before and after a resume."""
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,9 +13,9 @@ from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve
 from mlperf_rn50.train import events
+from mlperf_rn50.train.compare import ReferenceComparison, find_reference, open_comparison, reference_event
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
-from mlperf_rn50.train.reference import ReferenceComparison, find_reference, open_comparison, reference_event
 from mlperf_rn50.train.sinks.metrics import Metrics
 from mlperf_rn50.train.sinks.terminal import Terminal
 
