@@ -95,7 +95,7 @@ def report_ms(num_ranks: int) -> list[float]:
         run = SimpleNamespace(
             plan=plan, comm=open_comm('none'), trainer=SimpleNamespace(take_bytes=lambda: (1, 1)),
             hosts=[RankPlace(f'n{r // RANKS_PER_NODE}', 0, RANKS_PER_NODE, '') for r in range(num_ranks)],
-            sinks=SimpleNamespace(handle=lambda event: None))
+            emit=lambda event: None)
         for epoch in range(10):
             begin = time.thread_time()
             report_reads(run, epoch)

@@ -32,10 +32,9 @@ DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT':
 
 def build(run: TrainingRun) -> None:
     """Build and warm up the network and the data pipelines; raise UserError for unusable inputs."""
-    plan, progress, comm, sinks, config = run.plan, run.progress, run.comm, run.sinks, run.plan.config
+    plan, progress, comm, config = run.plan, run.progress, run.comm, run.plan.config
     if not run.resumption:
-        sinks.handle(events.Opened(config, run.nodes, *_clear_caches(run)))
-        sinks.handle(events.InitStarted(plan, progress.seed))
+        run.emit(events.Opened(plan, progress.seed, run.nodes, *_clear_caches(run)))
     device_id = device_id_of(config, comm)
     leave_openmp_to_engine()
     run.trainer = trainer = Trainer(plan, comm, progress.seed, device_id, run.heartbeat.mark_exchange)
@@ -52,23 +51,23 @@ def build(run: TrainingRun) -> None:
         restore(run, run.resumption)
     else:
         if config.train.precision == 'float16' and trainer.loss_scale.value != config.train.loss_scale:
-            sinks.handle(events.LossScaleChanged(0, config.train.loss_scale, trainer.loss_scale.value))
-        sinks.handle(events.Built(plan, progress.seed, sorted(t.name for t in trainer.optimizer.tensors),
-                                  count_parameters(trainer.net), count_flops(trainer.net, image_shape(config)), source,
-                                  notes))
+            run.emit(events.LossScaleChanged(0, config.train.loss_scale, trainer.loss_scale.value))
+        run.emit(events.Built(plan, progress.seed, sorted(t.name for t in trainer.optimizer.tensors),
+                              count_parameters(trainer.net), count_flops(trainer.net, image_shape(config)), source,
+                              notes))
     if comm.rank == 0 and (reason := git_commit().get('git_commit_missing')):
-        sinks.handle(events.Noted(f'the commit of the program is unknown: {reason}; keep a copy of the code'))
+        run.emit(events.Noted(f'the commit of the program is unknown: {reason}; keep a copy of the code'))
     for text in device_notes(config, os.environ):
-        sinks.handle(events.Noted(text))
+        run.emit(events.Noted(text))
     mx.nd.waitall()
     mx.random.seed(progress.seed)  # gives dropout the same masks with and without a warm-up
     if comm.rank == 0 and (event := reference_event(run.comparison, config, comm.world_size)):
-        sinks.handle(event)
+        run.emit(event)
     run.best_weights = BestWeights(run.folder, plan, class_names(config.data) if comm.rank == 0 else [],
                                    progress.data_sha256)
     run.writer = BackgroundWriter(run.heartbeat.beat)
     if not run.resumption:
-        sinks.handle(events.InitStopped())
+        run.emit(events.InitStopped())
 
 
 def start_clock(run: TrainingRun) -> None:
@@ -78,7 +77,7 @@ def start_clock(run: TrainingRun) -> None:
     if run.resumption:
         report_resumption(run, run.resumption)
     else:
-        run.sinks.handle(events.RunStarted(run.plan, len(run.nodes)))
+        run.emit(events.RunStarted(run.plan, len(run.nodes)))
 
 
 def _clear_caches(run: TrainingRun) -> tuple[bool, str]:
@@ -95,7 +94,7 @@ def _clear_caches(run: TrainingRun) -> tuple[bool, str]:
     num_failed = run.comm.sum([problem is not None])[0]
     if num_failed:
         text = problem or f'{plural(num_failed, "node")} failed (needs root)'
-        run.sinks.handle(events.Warned(f'the page cache was not flushed: {text}'))
+        run.emit(events.Warned(f'the page cache was not flushed: {text}'))
         return False, text
     return True, 'sync; echo 3 > /proc/sys/vm/drop_caches on every node'
 

@@ -40,7 +40,7 @@ class RankPlace:
 
 @dataclass
 class TrainingRun:
-    """A run on one rank, which changes while it trains. build() and start_clock() of build.py set the last fields.
+    """A run on one rank, which changes while it trains. open_run(), build() and start_clock() set the last fields.
 
     Only rank 0 has reference runs and the arrays of the checkpoint to resume. train_data is endless.
     """
@@ -51,9 +51,9 @@ class TrainingRun:
     hosts: Sequence[RankPlace]
     heartbeat: Heartbeat
     folder: RunFolder
-    sinks: events.Sinks
     comparison: ReferenceComparison
     resumption: checkpoint.LoadedCheckpoint | None
+    sinks: list[events.Sink] = field(init=False)
     trainer: Trainer = field(init=False)
     train_data: Iterator[Batch] = field(init=False)
     eval_data: Callable[[], Iterator[Batch]] = field(init=False)
@@ -66,6 +66,10 @@ class TrainingRun:
     def nodes(self) -> list[tuple[str, int]]:
         """Name and number of ranks of each host, in the order of the hosts' first ranks."""
         return [(h.name, h.local_size) for h in self.hosts if h.local_rank == 0]
+
+    def emit(self, event: events.Event) -> None:
+        for sink in self.sinks:
+            sink.handle(event)
 
     def now_s(self) -> float:
         return time.monotonic() - self.clock_start
@@ -85,7 +89,7 @@ def run_to_end(run: TrainingRun) -> events.Ended:
         with ExitStack() as cleanup:
             cleanup.callback(run.best_weights.write_best)
             cleanup.callback(run.writer.finish)
-            run.sinks.handle(events.Ended('failed', None, 0.0, run.progress.best_top1, 0.0))
+            run.emit(events.Ended('failed', None, 0.0, run.progress.best_top1, 0.0))
         raise
     except StorageError:
         run.writer.finish()  # waits until an unfinished checkpoint is removed; the writer's own error replaces this one
@@ -94,7 +98,7 @@ def run_to_end(run: TrainingRun) -> events.Ended:
 
 def run_epochs(run: TrainingRun) -> events.Ended:
     """Run epochs until the target is reached or the run ends for a different reason."""
-    plan, progress = run.plan, run.progress
+    plan, progress, options = run.plan, run.progress, run.plan.config.checkpoint
     first_epoch = progress.step // plan.steps_per_epoch  # first epoch of a block (see Plan.block_epochs)
     for epoch in range(first_epoch, plan.max_epochs):
         if train_epoch(run, epoch, is_block_start=epoch == first_epoch):
@@ -110,7 +114,8 @@ def run_epochs(run: TrainingRun) -> events.Ended:
             first_epoch = epoch + 1
         own = run.requests()
         num_stops, num_due = run.comm.sum([own.stop, own.checkpoint])
-        if num_stops or num_due or is_epoch_checkpoint_due(run) or is_step_checkpoint_due(run):
+        is_planned = is_due(options.period_epochs, epoch + 1) or is_due(options.period_steps, progress.step)
+        if num_stops or num_due or is_planned:
             save(run)
         if num_stops and epoch + 1 < plan.max_epochs:
             return end(run, 'interrupted')
@@ -119,10 +124,10 @@ def run_epochs(run: TrainingRun) -> events.Ended:
 
 def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
     """Run the remaining steps of an epoch; return True if a stop request ended it early, after a checkpoint."""
-    plan, progress, trainer = run.plan, run.progress, run.trainer
+    plan, progress, trainer, period_steps = run.plan, run.progress, run.trainer, run.plan.config.checkpoint.period_steps
     first, last = progress.step, (epoch + 1) * plan.steps_per_epoch
-    run.sinks.handle(events.EpochStarted(epoch, plan.steps_per_epoch, first,
-                                         plan.block_epochs(epoch) if is_block_start else None))
+    run.emit(events.EpochStarted(epoch, plan.steps_per_epoch, first,
+                                 plan.block_epochs(epoch) if is_block_start else None))
     reporter, pending = StepReporter(run), deque[PendingStep]()
     trainer.timer.start()
     for step in range(first, last):
@@ -135,7 +140,7 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
         num_ahead = STEPS_AHEAD if progress.step < last else 0
         requests = [reporter.read(pending.popleft()) for _ in range(len(pending) - num_ahead)]
         # Take a checkpoint, which contains only steps with a checked loss. After the last step, run_epochs does it.
-        if progress.step < last and (any(r.stop or r.checkpoint for r in requests) or is_step_checkpoint_due(run)):
+        if progress.step < last and (any(r.stop or r.checkpoint for r in requests) or is_due(period_steps, step + 1)):
             requests += [reporter.read(pending.popleft()) for _ in range(len(pending))]
             is_stop_requested = any(r.stop for r in requests)
             if is_stop_requested:
@@ -148,8 +153,7 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
     trainer.settle()
     num_images = plan.train_shard().num_counted - first % plan.steps_per_epoch * plan.global_batch_size
     progress.add_training(num_images, reporter.elapsed_s())
-    run.sinks.handle(events.EpochDone(epoch, run.now_s(), num_images / reporter.elapsed_s(),
-                                      plan.learning_rate(last - 1)))
+    run.emit(events.EpochDone(epoch, run.now_s(), num_images / reporter.elapsed_s(), plan.learning_rate(last - 1)))
     return False
 
 
@@ -160,20 +164,20 @@ def report_reads(run: TrainingRun, epoch: int) -> None:
     own = dict.fromkeys((h.name for h in run.hosts), (0, 0))
     own[run.hosts[run.comm.rank].name] = run.trainer.take_bytes()
     sums = run.comm.sum([n for counts in own.values() for n in counts])
-    run.sinks.handle(events.RecordsRead(epoch, dict(zip(own, sums[::2])), dict(zip(own, sums[1::2]))))
+    run.emit(events.RecordsRead(epoch, dict(zip(own, sums[::2])), dict(zip(own, sums[1::2]))))
 
 
 def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Evaluated:
     """Evaluate after an epoch, check that the ranks agree, and report stragglers."""
     report_clock_steps(run)
-    run.sinks.handle(events.EvalStarted(epoch))
+    run.emit(events.EvalStarted(epoch))
     trainer, num_val = run.trainer, run.plan.config.data.num_val
     with trainer.evaluating() as net:
         result = evaluate(net, run.eval_data(), num_val, run.comm, run.heartbeat.beat)
     evaluated = events.Evaluated(epoch, first_epoch, run.now_s(), result)
-    run.sinks.handle(evaluated)
+    run.emit(evaluated)
     if compared := run.comparison.compare(epoch + 1, result.top1, evaluated.time_s):
-        run.sinks.handle(compared)
+        run.emit(compared)
     check_agreement(run.comm, trainer.digests(), epoch)
     check_finite(trainer.find_non_finite(), epoch)
     if run.comm.rank == 0:
@@ -188,7 +192,7 @@ def report_rank_times(run: TrainingRun, evaluated: events.Evaluated) -> None:
     taken = [asdict(run.trainer.timer.take()), run.comm.rank]
     ranks = [{'rank': rank, 'host': run.hosts[rank].name, 'cores': run.hosts[rank].cores, **times}
              for times, rank in run.comm.gather_object(taken, only_on_rank_0=True)]
-    run.sinks.handle(events.RanksTimed(evaluated.epoch, evaluated.time_s, ranks, find_stragglers(ranks)))
+    run.emit(events.RanksTimed(evaluated.epoch, evaluated.time_s, ranks, find_stragglers(ranks)))
 
 
 def report_clock_steps(run: TrainingRun) -> None:
@@ -196,22 +200,17 @@ def report_clock_steps(run: TrainingRun) -> None:
     own = [run.hosts[run.comm.rank].name, run.wall_clock.take_step_s()]
     steps = dict(run.comm.gather_object(own, only_on_rank_0=True))
     for host in (h for h, step_s in steps.items() if abs(step_s) > STEP_S):
-        run.sinks.handle(events.ClockStepped(host, steps[host]))
+        run.emit(events.ClockStepped(host, steps[host]))
 
 
-def is_step_checkpoint_due(run: TrainingRun) -> bool:
-    period = run.plan.config.checkpoint.period_steps
-    return bool(period) and run.progress.step % period == 0
-
-
-def is_epoch_checkpoint_due(run: TrainingRun) -> bool:
-    period, epochs = run.plan.config.checkpoint.period_epochs, run.progress.step // run.plan.steps_per_epoch
-    return bool(period) and epochs % period == 0
+def is_due(period: int, number: int) -> bool:
+    """Check whether a number of steps or epochs is a multiple of a period; a period of 0 is never due."""
+    return bool(period) and number % period == 0
 
 
 def save(run: TrainingRun) -> None:
     """Take a checkpoint; training waits only until the arrays have been copied in memory."""
-    run.sinks.handle(events.Saving())
+    run.emit(events.Saving())
     run.trainer.average_statistics()
     run.progress.clock_s = run.now_s()
     if run.comm.rank == 0:
@@ -230,7 +229,7 @@ def end(run: TrainingRun, status: str, epochs_to_converge: int | None = None,
         cleanup.callback(write_networks, run, status)
         cleanup.callback(run.writer.finish)
         report_clock_steps(run)
-        run.sinks.handle(ended)
+        run.emit(ended)
     return ended
 
 
@@ -252,12 +251,10 @@ class StepReporter:
     def elapsed_s(self) -> float:
         return time.monotonic() - self._start
 
-    def _is_due(self, step: int) -> bool:
-        return step % self._run.plan.config.run.metrics_period_steps == 0
-
     def has_norms(self, step: int) -> bool:
         """Check whether the report of a step, counted from 1, contains the norms of its gradients."""
-        return self._run.plan.config.run.tensorboard and self._is_due(step)
+        config = self._run.plan.config.run
+        return config.tensorboard and is_due(config.metrics_period_steps, step)
 
     def read(self, pending: PendingStep) -> Flags:
         """Report the next step once it is done; return what any rank requested, or raise RunFailed."""
@@ -265,7 +262,7 @@ class StepReporter:
         step = self._first + self._num_steps
         loss, requests = run.trainer.read(pending)
         if run.trainer.loss_scale.value != scale:
-            run.sinks.handle(events.LossScaleChanged(step + 1, scale, run.trainer.loss_scale.value))
+            run.emit(events.LossScaleChanged(step + 1, scale, run.trainer.loss_scale.value))
         if not math.isfinite(loss):
             run.trainer.settle()  # raises a different error if the cause is a lost rank
             train = plan.config.train
@@ -276,13 +273,13 @@ class StepReporter:
                             f'{plan.config.schedule.base_lr} or lengthen schedule.warmup_epochs')
         self._losses.append(loss)
         self._num_steps += 1
-        is_due = self._is_due(step + 1)
+        is_reported = is_due(plan.config.run.metrics_period_steps, step + 1)
         norm, ratios = _read_norms(pending.norms) if pending.norms else (None, {})
-        run.sinks.handle(events.StepDone(
+        run.emit(events.StepDone(
             step + 1, (step + 1) / plan.steps_per_epoch, run.now_s(), loss, pending.learning_rate,
-            self._num_steps * plan.global_batch_size / self.elapsed_s(), is_due,
+            self._num_steps * plan.global_batch_size / self.elapsed_s(), is_reported,
             sum(self._losses) / len(self._losses), norm, ratios))
-        if is_due:
+        if is_reported:
             self._losses.clear()
         return requests
 

@@ -75,10 +75,10 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
     """Report from where the run resumes, and what differs from before."""
     if loaded.damaged:
         reasons = '; '.join(reason for _, reason in loaded.damaged)
-        run.sinks.handle(events.Warned(f'{reasons}; renamed to damaged_step_*; the run resumes from {loaded.path}'))
+        run.emit(events.Warned(f'{reasons}; renamed to damaged_step_*; the run resumes from {loaded.path}'))
     before = loaded.progress
     if run.progress.data_sha256 and not before.data_sha256:
-        run.sinks.handle(events.Noted('the images were not compared, because the checkpoint has no digest of them'))
-    run.sinks.handle(events.Resumed(
+        run.emit(events.Noted('the images were not compared, because the checkpoint has no digest of them'))
+    run.emit(events.Resumed(
         run.plan, len(run.nodes), run.progress.step, run.progress.clock_s, str(loaded.path), before.world_size,
         before.global_batch_size, find_changes(before.config, run.plan.config)))

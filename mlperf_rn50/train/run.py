@@ -22,7 +22,6 @@ from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.fused import layout_warnings, with_layout
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.names import RunFolder, new_run
-from mlperf_rn50.runfolder.records import EXIT_CODES
 from mlperf_rn50.system.cgroup import render_cpu_list
 from mlperf_rn50.system.launcher_env import print_stderr
 from mlperf_rn50.system.signals import catch
@@ -68,30 +67,21 @@ class Job:
     warnings: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The end of a run (converged, aborted or interrupted) and the files of the run."""
+def train(job: Job) -> tuple[events.Ended, RunFolder]:
+    """Train until the target is reached, the epochs are used up or a stop is requested; raise UserError on failure.
 
-    end: events.Ended
-    run: RunFolder
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT_CODES[self.end.status]
-
-
-def train(job: Job) -> Outcome:
-    """Train until the target is reached, the epochs are used up, or a stop is requested; raise UserError on failure."""
+    Return the end of the run (converged, aborted or interrupted) and its files.
+    """
     check_values(job.config)
     catch(job.heartbeat.request_stop)
     job.heartbeat.beat('start-up')
     with open_run(job) as run:
         try:
             for text in [*job.warnings, *layout_warnings(run.plan.config)]:
-                run.sinks.handle(events.Warned(text))
+                run.emit(events.Warned(text))
             build(run)
             start_clock(run)
-            return Outcome(run_to_end(run), run.folder)
+            return run_to_end(run), run.folder
         except mx.MXNetError as e:
             if 'Horovod has been shut down' not in str(e):
                 raise
@@ -118,10 +108,12 @@ def open_run(job: Job) -> Iterator[TrainingRun]:
             plan, progress = plan_new(config, comm, nodes_of(hosts))
             folder = RunFolder(Path(config.run.dir), progress.result_index)
             cleanup.enter_context(hold_run(comm, folder, job.heartbeat))
-        sinks = open_sinks(plan.config, comm, job.heartbeat, folder, progress.step, resumption is not None)
-        cleanup.callback(sinks.close)
         comparison = open_comparison(reference, plan, folder.metrics, progress.step // plan.steps_per_epoch)
-        yield TrainingRun(plan, progress, comm, hosts, job.heartbeat, folder, sinks, comparison, resumption)
+        run = TrainingRun(plan, progress, comm, hosts, job.heartbeat, folder, comparison, resumption)
+        run.sinks = open_sinks(run)
+        for sink in run.sinks:
+            cleanup.callback(sink.close)
+        yield run
 
 
 def nodes_of(hosts: Sequence[RankPlace]) -> list[int]:
@@ -172,17 +164,17 @@ def _take(lock: FileLock, waited_s: float) -> bool:
     return False
 
 
-def open_sinks(config: Config, comm: Comm, heartbeat: Heartbeat, folder: RunFolder, first_step: int,
-               is_resumed: bool) -> events.Sinks:
+def open_sinks(run: TrainingRun) -> list[events.Sink]:
     """Open this rank's sinks for events; most of them exist only on rank 0."""
-    sinks: list[events.Sink] = [Watched(heartbeat), Sampled(open_telemetry(config, comm, folder))]
-    if comm.rank == 0:
-        log = RunLog(folder.result, folder.result_v06 if config.run.log_v06 else None, is_resumed)
+    config, folder = run.plan.config, run.folder
+    sinks: list[events.Sink] = [Watched(run.heartbeat), Sampled(open_telemetry(config, run.comm, folder))]
+    if run.comm.rank == 0:
+        log = RunLog(folder.result, folder.result_v06 if config.run.log_v06 else None, run.resumption is not None)
         sinks += [MlperfLog(log), Metrics(folder, config.data.dataset), Terminal(folder, config)]
         if config.run.tensorboard:
             from mlperf_rn50.train.sinks.tensorboard import TensorBoard
-            sinks.append(TensorBoard(folder.tensorboard, first_step, config))
-    return events.Sinks(sinks)
+            sinks.append(TensorBoard(folder.tensorboard, run.progress.step, config))
+    return sinks
 
 
 def open_telemetry(config: Config, comm: Comm, run: RunFolder) -> Telemetry:

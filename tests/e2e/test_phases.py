@@ -13,7 +13,7 @@ from mlperf_rn50.train import events, run
 from mlperf_rn50.train.checkpoint.checkpoint import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('thin')]
-PHASES = {'start-up': lambda e: isinstance(e, events.InitStarted),
+PHASES = {'start-up': lambda e: isinstance(e, events.Opened),
           'training': lambda e: isinstance(e, events.StepDone) and e.step == 7,
           'evaluation': lambda e: isinstance(e, events.EvalStarted) and e.epoch == 1,
           'checkpoint': lambda e: isinstance(e, events.Saving)}
@@ -42,8 +42,7 @@ def train(tiny, tmp_path, monkeypatch):
         real = run.open_sinks
 
         def open_sinks(*args):
-            sinks = real(*args)
-            return events.Sinks([*sinks._sinks, FaultInjector(phases, lambda: inject(run_dir))])
+            return [*real(*args), FaultInjector(phases, lambda: inject(run_dir))]
         monkeypatch.setattr(run, 'open_sinks', open_sinks)
         done = call(*arguments(run_dir, tiny, *TWO_EPOCHS, *options))
         monkeypatch.setattr(run, 'open_sinks', real)

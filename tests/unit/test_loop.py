@@ -54,7 +54,7 @@ def train_epoch(monkeypatch, stops_at, period_steps=0, period_s=0.0, overflows_a
     handled: list[events.Event] = []
     run: Any = SimpleNamespace(
         plan=make_plan(config, 1), progress=progress, trainer=MadeUpTrainer(stops_at, overflows_at), train_data=None,
-        sinks=SimpleNamespace(handle=handled.append), handled=handled, writer=SimpleNamespace(check=lambda: None),
+        emit=handled.append, handled=handled, writer=SimpleNamespace(check=lambda: None),
         heartbeat=SimpleNamespace(is_stop_requested=False), now_s=lambda: float(progress.step))
     run.requests = partial(loop.TrainingRun.requests, run)
     saved: list[tuple[int, int]] = []
@@ -102,7 +102,7 @@ def test_clock_stops_when_the_target_is_detected_and_checks_still_decide(monkeyp
         monkeypatch.setattr(loop, name, function)
     config = Config(data=DataConfig(num_train=80, num_val=10), train=TrainConfig(local_batch_size=8))
     run: Any = Mock(plan=make_plan(config, 1), progress=Mock(step=0, best_top1=0.0, images_per_s=1.0),
-                    sinks=SimpleNamespace(handle=handled.append), now_s=lambda: float(next(clock_s)))
+                    emit=handled.append, now_s=lambda: float(next(clock_s)))
     run.trainer = MagicMock(timer=Mock(take=partial(LossScale, 1.0)))
     run.comm.rank, run.comm.gather_object.return_value = 0, []
     run.comparison.compare.side_effect = lambda *_: handled.append(run.now_s())
@@ -119,14 +119,14 @@ def test_clock_stops_when_the_target_is_detected_and_checks_still_decide(monkeyp
 
 def report_reads(rank, num_bytes, total):
     """Report the bytes read by a rank of three on two hosts; return what it adds to a sum, and its event."""
-    comm, sinks = Mock(rank=rank), Mock()
+    comm, emit = Mock(rank=rank), Mock()
     comm.sum.return_value = total
     run: Any = SimpleNamespace(
-        plan=make_plan(Config(train=TrainConfig(local_batch_size=8)), 1), comm=comm, sinks=sinks,
+        plan=make_plan(Config(train=TrainConfig(local_batch_size=8)), 1), comm=comm, emit=emit,
         hosts=[loop.RankPlace(name, 0, 1, '') for name in ('h2', 'h1', 'h2')],
         trainer=Mock(**{'take_bytes.return_value': num_bytes}))
     loop.report_reads(run, 3)
-    return comm.sum.call_args.args[0], sinks.handle.call_args.args[0]
+    return comm.sum.call_args.args[0], emit.call_args.args[0]
 
 
 def test_bytes_read_are_summed_by_host():
@@ -170,7 +170,7 @@ def test_jump_of_a_hosts_wall_clock_is_reported_once(monkeypatch):
     handled: list[events.Event] = []
     hosts = [loop.RankPlace(name, 0, 1, '0') for name in ('h0', 'h1')]
     run: Any = SimpleNamespace(
-        hosts=hosts, wall_clock=WallClock(), sinks=SimpleNamespace(handle=handled.append),
+        hosts=hosts, wall_clock=WallClock(), emit=handled.append,
         comm=SimpleNamespace(rank=0, gather_object=lambda own, only_on_rank_0: [own, ['h1', 0.9]]))
     loop.report_clock_steps(run)
     now_s -= 3.0
