@@ -76,7 +76,7 @@ def step_times(precision, num_buckets, num_ranks, rounds, profile=None):
             begin = time.thread_time()
             if profile:
                 profile.enable()
-            trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step), False)
+            trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step))
             if profile:
                 profile.disable()
             times.append(1e3 * (time.thread_time() - begin))

@@ -31,10 +31,10 @@ from mlperf_rn50.system.gpus import View, choose_gpus
 from mlperf_rn50.train.comm.horovod import open_comm
 from mlperf_rn50.train.comm.rank_checks import describe_divergence, find_stragglers
 from mlperf_rn50.train.comm.sharing import check_places, find_sets
-from mlperf_rn50.train.loop import report_reads
+from mlperf_rn50.train.loop import RankPlace, report_reads
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
-from mlperf_rn50.train.session import RankPlace, nodes_of
+from mlperf_rn50.train.run import nodes_of
 
 DATA = DataConfig()  # the defaults have ImageNet's numbers of images and classes
 RANKS_PER_NODE, MANY_RANKS = 8, 10_000
@@ -95,7 +95,7 @@ def report_ms(num_ranks: int) -> list[float]:
         run = SimpleNamespace(
             plan=plan, comm=open_comm('none'), trainer=SimpleNamespace(take_bytes=lambda: (1, 1)),
             hosts=[RankPlace(f'n{r // RANKS_PER_NODE}', 0, RANKS_PER_NODE, '') for r in range(num_ranks)],
-            sinks=SimpleNamespace(handle=lambda event: None))
+            emit=lambda event: None)
         for epoch in range(10):
             begin = time.thread_time()
             report_reads(run, epoch)

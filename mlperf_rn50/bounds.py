@@ -1,6 +1,7 @@
 """Bounds of configuration values, and functions to declare and check options."""
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mlperf_rn50.errors import ConfigError
@@ -27,9 +28,14 @@ INT32_FROM_0 = Bounds('0 to 2,147,483,647', lambda v: 0 <= v < 2**31)
 ACCURACY = Bounds('a fraction such as 0.749, not a percentage', lambda v: 0 < v <= 1)
 
 
-def option(default: Any, bounds: Bounds, unit: str = '') -> Any:
-    """Declare a numeric option with its default, bounds and unit."""
-    return field(default=default, metadata={'bounds': bounds, 'unit': unit})
+def option(default: Any, bounds: Bounds | None = None, unit: str = '', is_free: bool = False) -> Any:
+    """Declare an option with its default; numbers have bounds and a unit. is_free: see free_option."""
+    return field(default=default, metadata={'bounds': bounds, 'unit': unit, 'is_free': is_free})
+
+
+# Declares an option that may always differ in a resumed run, because it does not change the computation (paths, speed,
+# checkpoints, reports, end of training) or because resume.py compares it separately (batch sizes, run.seed).
+free_option = partial(option, is_free=True)
 
 
 def require(condition: bool, message: str) -> None:

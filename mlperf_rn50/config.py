@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from mlperf_rn50.bounds import ABOVE_0, FROM_0, Bounds, option, require
+from mlperf_rn50.bounds import ABOVE_0, FROM_0, Bounds, free_option, require
 from mlperf_rn50.data.options import IMAGENET, DataConfig, check_data
 from mlperf_rn50.model.options import ModelConfig, check_model
 from mlperf_rn50.train import options as train_options
@@ -45,23 +45,23 @@ class RunConfig:
         stop_when_behind: write a checkpoint and stop when the run falls behind its references.
     """
 
-    dir: str = 'logs/run'
-    seed: int | None = option(None, FROM_0)
-    num_nodes: int | None = option(None, ABOVE_0, 'nodes')
-    ranks_per_node: int | None = option(None, ABOVE_0, 'ranks')
-    ranks_per_device: int = option(1, ABOVE_0, 'ranks')
-    submission_org: str = 'unnamed'
-    submission_platform: str = 'unnamed'
-    submission_division: Literal['open', 'closed'] = 'open'
-    submission_status: Literal['cloud', 'onprem', 'preview', 'research'] = 'research'
-    submission_poc_name: str = 'unnamed'
-    clear_caches: bool = False
-    log_v06: bool = False
-    metrics_period_steps: int = option(20, ABOVE_0, 'steps')
-    telemetry: bool = False
-    tensorboard: bool = False
-    reference: tuple[str, ...] = ()
-    stop_when_behind: bool = False
+    dir: str = free_option('logs/run')
+    seed: int | None = free_option(None, FROM_0)
+    num_nodes: int | None = free_option(None, ABOVE_0, 'nodes')
+    ranks_per_node: int | None = free_option(None, ABOVE_0, 'ranks')
+    ranks_per_device: int = free_option(1, ABOVE_0, 'ranks')
+    submission_org: str = free_option('unnamed')
+    submission_platform: str = free_option('unnamed')
+    submission_division: Literal['open', 'closed'] = free_option('open')
+    submission_status: Literal['cloud', 'onprem', 'preview', 'research'] = free_option('research')
+    submission_poc_name: str = free_option('unnamed')
+    clear_caches: bool = free_option(False)
+    log_v06: bool = free_option(False)
+    metrics_period_steps: int = free_option(20, ABOVE_0, 'steps')
+    telemetry: bool = free_option(False)
+    tensorboard: bool = free_option(False)
+    reference: tuple[str, ...] = free_option(())
+    stop_when_behind: bool = free_option(False)
 
 
 @dataclass(frozen=True)

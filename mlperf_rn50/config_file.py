@@ -107,7 +107,7 @@ def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
     bounded = {f'{name}.{f.name}': f.metadata for name, section in SECTIONS.items() for f in fields(section)
-               if 'bounds' in f.metadata}
+               if f.metadata.get('bounds')}
     for action in parser._actions:
         if m := bounded.get(action.dest):
             action.help = f'{action.help} Expected: {m["bounds"].text}{m["unit"] and ", in " + m["unit"]}.'

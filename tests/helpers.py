@@ -112,6 +112,15 @@ def skip_for(reason: str) -> None:
         pytest.skip(reason)
 
 
+def emit(sinks, *events) -> None:
+    """Pass events of a run to sinks, then close them."""
+    for event in events:
+        for sink in sinks:
+            sink.handle(event)
+    for sink in sinks:
+        sink.close()
+
+
 def under_ranks(num_ranks: int, command) -> list:
     """Wrap a command so that it runs on a number of ranks; with 0 ranks return it unchanged."""
     return [ROOT / 'launch/ranks.sh', num_ranks, *command] if num_ranks else list(command)

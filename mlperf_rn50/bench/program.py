@@ -17,8 +17,7 @@ from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train.comm.device import device_id_of
 from mlperf_rn50.train.comm.horovod import open_comm
 from mlperf_rn50.train.comm.sharing import sharing_of
-from mlperf_rn50.train.session import from_rank_0
-from mlperf_rn50.train.start import open_telemetry
+from mlperf_rn50.train.run import open_telemetry
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
@@ -28,7 +27,7 @@ def run_bench(config: Config, options: Any, heartbeat: Heartbeat) -> str:
     comm = open_comm(config.comm.compression, counts, heartbeat.exchange, sharing_of(config))
     telemetry = Telemetry(None)
     if config.run.telemetry:
-        index = from_rank_0(comm, lambda: new_run(Path(config.run.dir)).index)
+        index = comm.from_rank_0(lambda: new_run(Path(config.run.dir)).index)
         telemetry = open_telemetry(config, comm, RunFolder(Path(config.run.dir), index))
     try:
         telemetry.run_start(0.0)

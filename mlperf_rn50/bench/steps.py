@@ -67,7 +67,7 @@ def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: 
     num_steps = session.num_warmup + session.num
     pulses, stamps = deque[PendingStep](), [time.perf_counter()]
     for step in range(num_steps):
-        pulses.append(trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step), False))
+        pulses.append(trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step)))
         while len(pulses) > (STEPS_AHEAD if step < num_steps - 1 else 0):
             wait_for(pulses.popleft().sums)
             stamps.append(time.perf_counter())
@@ -95,7 +95,7 @@ def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int
     done()
     losses.backward()
     done()
-    sums = trainer.exchange(losses.detach().sum(), step_in_epoch, False)
+    sums = trainer.exchange(losses.detach().sum(), step_in_epoch)
     done()
     trainer.update(sums, step_in_epoch, plan.learning_rate(step))
     done()

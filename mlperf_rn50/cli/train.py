@@ -20,7 +20,8 @@ from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
-    from mlperf_rn50.train.loop import Outcome
+    from mlperf_rn50.runfolder.names import RunFolder
+    from mlperf_rn50.train.events import Ended
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
@@ -76,28 +77,28 @@ def _value_of(config: cfg.Config, key: str) -> Any:
 
 def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[str], heartbeat: Heartbeat) -> int:
     from mlperf_rn50.analysis.recipe.differences import find_deviations
+    from mlperf_rn50.runfolder.records import EXIT_CODES
     from mlperf_rn50.system.launcher_env import rank_name
     from mlperf_rn50.train.comm.horovod import open_comm
     from mlperf_rn50.train.comm.sharing import sharing_of
-    from mlperf_rn50.train.loop import train
+    from mlperf_rn50.train.run import Job, train
     comm = open_comm(config.comm.compression, exchange=heartbeat.exchange, num_sharing=sharing_of(config))
     heartbeat.beat()  # the imports took a while, which must not count as a stall
     warnings = find_deviations(config, comm.world_size) if comm.rank == 0 and not resume else []
     try:
-        outcome = train(config, comm, heartbeat, resume, is_elastic, allowed, warnings)
+        end, folder = train(Job(config, comm, heartbeat, resume, is_elastic, allowed, warnings))
     except UserError as e:
         e.where = f'{rank_name()}, {heartbeat}: ' if heartbeat.has_started else ''
         raise
     if comm.rank == 0:
         with suppress(OSError):  # a closed terminal must not fail the run
-            print(_render_outcome(outcome, config), flush=True)
+            print(_render_end(end, folder, config), flush=True)
     comm.barrier()  # wait, because the launcher ends the other ranks when one exits with a code other than 0
-    return outcome.exit_code
+    return EXIT_CODES[end.status]
 
 
-def _render_outcome(outcome: Outcome, config: cfg.Config) -> str:
+def _render_end(end: Ended, run: RunFolder, config: cfg.Config) -> str:
     from mlperf_rn50.train.evaluate import data_label
-    end, run = outcome.end, outcome.run
     status = {'converged': 'converged', 'aborted': 'aborted: the target was not reached',
               'interrupted': f'interrupted; resume with: mlperf-rn50 train --resume {run.dir}'}[end.status]
     of_data = f'on {data_label(config.data)}, target {100 * config.train.target_accuracy:.2f} %'

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlperf_rn50 import bounds
-from mlperf_rn50.bounds import ABOVE_0, FRACTION, FROM_0, UP_TO_65535, option, require
+from mlperf_rn50.bounds import ABOVE_0, FRACTION, FROM_0, UP_TO_65535, free_option, option, require
 
 IMAGENET = 'imagenet'
 
@@ -53,7 +53,7 @@ class DataConfig:
         pad_to_4_channels: add a channel of zeros to images, for speed on tensor cores and with bfloat16 on a CPU.
     """
 
-    dir: str = 'data/imagenet'
+    dir: str = free_option('data/imagenet')
     dataset: str = IMAGENET
     num_train: int = option(1_281_167, ABOVE_0, 'images')
     num_val: int = option(50_000, ABOVE_0, 'images')
@@ -76,18 +76,18 @@ class DataConfig:
     mean: tuple[float, float, float] = option((123.675, 116.28, 103.53), bounds.FINITE, '0..255')
     std: tuple[float, float, float] = option((58.395, 57.12, 57.375), ABOVE_0, '0..255')
     decoder: Literal['cpu', 'mixed'] = 'cpu'
-    hw_decoder_load: float | None = option(None, FRACTION, 'fraction')
-    hybrid_huffman_threshold: int = option(1_000_000, bounds.INT32_FROM_0, 'pixels')
-    preallocate_width_hint: int = option(0, UP_TO_65535, 'pixels')
-    preallocate_height_hint: int = option(0, UP_TO_65535, 'pixels')
-    device_memory_padding_mib: int = option(16, UP_TO_65535, 'MiB')
-    host_memory_padding_mib: int = option(8, UP_TO_65535, 'MiB')
-    decoded_bytes_hint: int = option(0, bounds.INT32_FROM_0, 'bytes')
-    num_threads: int = option(2, ABOVE_0, 'threads')
-    read_threads: int = option(4, ABOVE_0, 'threads')
-    record_cache_mib: int = option(0, FROM_0, 'MiB')
-    prefetch_depth: int = option(2, ABOVE_0, 'batches')
-    input_batch_multiplier: int = option(1, ABOVE_0, 'batches')
+    hw_decoder_load: float | None = free_option(None, FRACTION, 'fraction')
+    hybrid_huffman_threshold: int = free_option(1_000_000, bounds.INT32_FROM_0, 'pixels')
+    preallocate_width_hint: int = free_option(0, UP_TO_65535, 'pixels')
+    preallocate_height_hint: int = free_option(0, UP_TO_65535, 'pixels')
+    device_memory_padding_mib: int = free_option(16, UP_TO_65535, 'MiB')
+    host_memory_padding_mib: int = free_option(8, UP_TO_65535, 'MiB')
+    decoded_bytes_hint: int = free_option(0, bounds.INT32_FROM_0, 'bytes')
+    num_threads: int = free_option(2, ABOVE_0, 'threads')
+    read_threads: int = free_option(4, ABOVE_0, 'threads')
+    record_cache_mib: int = free_option(0, FROM_0, 'MiB')
+    prefetch_depth: int = free_option(2, ABOVE_0, 'batches')
+    input_batch_multiplier: int = free_option(1, ABOVE_0, 'batches')
     pad_to_4_channels: bool = False
 
 

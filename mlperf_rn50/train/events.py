@@ -1,11 +1,24 @@
-"""Events of a run and their sinks. Epochs count from 0, `step` counts completed steps, time_s is on the run's clock."""
+"""Events of a run and their sinks. Epochs count from 0, `step` counts completed steps, time_s is on the run's clock.
+
+Outline of a run, with the events of each line in order. Warned and Noted may occur on any line.
+
+    open the run and its sinks               run.py
+    build network and data, warm up          build.py  Opened, LossScaleChanged, Built       (new run only)
+    find reference runs                                ReferenceFound, InitStopped
+    start the clock                                    RunStarted or Resumed
+    for each epoch:                          loop.py   EpochStarted
+        for each step:                                 LossScaleChanged, StepDone
+            save if due, end if asked to stop          Saving
+        end the epoch                                  EpochDone, RecordsRead
+        evaluate if due, end at the target             ClockStepped, EvalStarted, Evaluated, Compared, RanksTimed
+        save if due, end if asked to stop              Saving
+    end the run                                        ClockStepped, Ended
+"""
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, Protocol
 
 from msgspec import Struct
 
-from mlperf_rn50.config import Config
 from mlperf_rn50.runfolder.records import CourseRecord, ReferenceRecord
 from mlperf_rn50.train.checkpoint.changes import Change
 from mlperf_rn50.train.evaluate import Accuracy
@@ -19,15 +32,11 @@ class Event(Struct, frozen=True):
 class Opened(Event, frozen=True):
     """Start of a new run; hosts: the name and the number of ranks of each host."""
 
-    config: Config
+    plan: Plan
+    seed: int
     hosts: Sequence[tuple[str, int]]
     is_cache_clear: bool
     cache_reason: str
-
-
-class InitStarted(Event, frozen=True):
-    plan: Plan
-    seed: int
 
 
 class Built(Event, frozen=True):
@@ -185,20 +194,3 @@ class Sink(Protocol):
     def handle(self, event: Event) -> None: ...
 
     def close(self) -> None: ...
-
-
-class Sinks:
-    """All sinks of a rank."""
-
-    def __init__(self, sinks: Sequence[Sink]):
-        self._sinks = list(sinks)
-
-    def handle(self, event: Event) -> None:
-        for sink in self._sinks:
-            sink.handle(event)
-
-    def close(self) -> None:
-        """Close all sinks, even if one of them fails."""
-        with ExitStack() as closing:
-            for sink in self._sinks:
-                closing.callback(sink.close)

@@ -139,28 +139,31 @@ class Optimizer:
                 tensor.master[:] = tensor.weight.astype('float32')
 
     def step(self, lr: float, fraction: float = 1.0, rescale: float = 1.0,
-             is_finite: mx.nd.NDArray | None = None) -> None:
+             is_finite: mx.nd.NDArray | None = None) -> float:
         """Update the tensors from the current gradients, each bucket as soon as its gradients are ready.
+
+        Return the learning rate applied to them, lr * fraction.
 
         Args:
             fraction: filled fraction of the global batch, above 0 and at most 1.
             rescale: factor that converts the current gradients to those of the mean loss.
             is_finite: shape (1,), 0 if the step must be skipped; required with can_skip, otherwise None.
         """
-        correction = self._correction(lr)
+        correction, applied = self._correction(lr), lr * fraction
         momentum = self._config.momentum * correction
         update = (self._update_with_nesterov if self._config.nesterov else
                   self._update_with_one_rate if self._config.name == 'sgd' else self._update_with_rates)
         self._applied.clear()
         before = self._flat.state.copy() if self._flat else None
         for bucket in self.buckets:
-            update(bucket, lr * fraction, momentum, rescale)
+            update(bucket, applied, momentum, rescale)
         if self._flat and before is not None and is_finite is not None:
             # Correct the velocity even if the step is skipped, because only the device knows that it is.
             if correction != 1:
                 before[0] *= correction
             self._flat.keep_if(is_finite, before)
         self.last_lr, self.is_batch_new = lr, False
+        return applied
 
     def _correction(self, lr: float) -> float:
         """Return the velocity's factor for a changed learning rate; with SGD, 1 unless the batch size changed too."""

@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mlperf_rn50.bounds import ABOVE_0, ACCURACY, EPOCHS, FRACTION_BELOW_1, FROM_0, option, require
+from mlperf_rn50.bounds import ABOVE_0, ACCURACY, EPOCHS, FRACTION_BELOW_1, FROM_0, free_option, option, require
 
 
 @dataclass(frozen=True)
@@ -77,20 +77,20 @@ class TrainConfig:
         init_weights: run folder or file with initial weights (short form --init-weights); null means random weights.
     """
 
-    local_batch_size: int | None = option(None, ABOVE_0, 'images')
-    global_batch_size: int | None = option(None, ABOVE_0, 'images')
+    local_batch_size: int | None = free_option(None, ABOVE_0, 'images')
+    global_batch_size: int | None = free_option(None, ABOVE_0, 'images')
     gradient_accumulation_steps: int = option(1, ABOVE_0, 'passes')
     label_smoothing: float = option(0.0, FRACTION_BELOW_1, 'fraction')
     precision: Literal['float32', 'bfloat16', 'float16'] = 'float32'
     loss_scale: float = option(65536.0, ABOVE_0)
     loss_scale_policy: Literal['dynamic', 'static'] = 'dynamic'
     device: Literal['cpu', 'gpu'] = 'cpu'
-    target_accuracy: float = option(0.749, ACCURACY, 'fraction')
-    max_epochs: int | None = option(None, EPOCHS, 'epochs')
+    target_accuracy: float = free_option(0.749, ACCURACY, 'fraction')
+    max_epochs: int | None = free_option(None, EPOCHS, 'epochs')
     eval_period: int = option(4, ABOVE_0, 'epochs')
     eval_offset: int = option(0, FROM_0, 'epochs')
-    eval_batch_size: int | None = option(None, ABOVE_0, 'images')
-    num_warmup_steps: int = option(2, FROM_0, 'steps')
+    eval_batch_size: int | None = free_option(None, ABOVE_0, 'images')
+    num_warmup_steps: int = free_option(2, FROM_0, 'steps')
     init_weights: str | None = None
 
 
@@ -108,11 +108,11 @@ class CommConfig:
     """
 
     compression: Literal['none', 'fp16'] = 'none'
-    num_buckets: int = option(8, ABOVE_0, 'buckets')
-    stall_limit_s: float = option(300.0, FROM_0, 's')
-    start_limit_s: float = option(900.0, FROM_0, 's')
-    eval_limit_s: float = option(300.0, FROM_0, 's')
-    checkpoint_limit_s: float = option(900.0, FROM_0, 's')
+    num_buckets: int = free_option(8, ABOVE_0, 'buckets')
+    stall_limit_s: float = free_option(300.0, FROM_0, 's')
+    start_limit_s: float = free_option(900.0, FROM_0, 's')
+    eval_limit_s: float = free_option(300.0, FROM_0, 's')
+    checkpoint_limit_s: float = free_option(900.0, FROM_0, 's')
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ class CheckpointConfig:
         keep: number of newest checkpoints to keep.
     """
 
-    period_epochs: int = option(1, FROM_0, 'epochs')
-    period_steps: int = option(0, FROM_0, 'steps')
-    period_s: float = option(600.0, FROM_0, 's')
-    keep: int = option(2, ABOVE_0, 'checkpoints')
+    period_epochs: int = free_option(1, FROM_0, 'epochs')
+    period_steps: int = free_option(0, FROM_0, 'steps')
+    period_s: float = free_option(600.0, FROM_0, 's')
+    keep: int = free_option(2, ABOVE_0, 'checkpoints')
 
 
 def check_training(t: TrainConfig, s: ScheduleConfig, o: OptimizerConfig) -> None:

@@ -46,7 +46,10 @@ class Plan:
         return 1 / (self.local_batch_size * self.config.train.gradient_accumulation_steps)
 
     def fraction(self, step_in_epoch: int) -> float:
-        """Return the filled fraction of a global batch, below 1 only in the last step of an epoch."""
+        """Return the filled fraction of a global batch, below 1 only in the last step of an epoch.
+
+        The optimizer applies the scheduled learning rate times this fraction.
+        """
         return self.train_shard().num_valid_global(step_in_epoch) / self.global_batch_size
 
     @property
@@ -56,11 +59,8 @@ class Plan:
         return round((s.decay_epochs - s.warmup_epochs) * self.steps_per_epoch)
 
     def learning_rate(self, step: int) -> float:
+        """Return the scheduled learning rate of a step of the run."""
         return self.lr_scale * learning_rate(self.config.schedule, step, self.steps_per_epoch)
-
-    def applied_rate(self, step: int) -> float:
-        """Return the scheduled learning rate, scaled by the filled fraction of the step's global batch."""
-        return self.learning_rate(step) * self.fraction(step % self.steps_per_epoch)
 
     def is_eval_epoch(self, epoch: int) -> bool:
         """Check whether an epoch, counted from 0, ends with an evaluation; the last one does in the open division."""

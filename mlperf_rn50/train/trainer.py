@@ -10,18 +10,18 @@ from mxnet import autograd
 from mxnet.gluon import HybridBlock
 
 from mlperf_rn50 import npz
-from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import Batch, device_context
-from mlperf_rn50.model.fused import fusion_text, runs_nvidias_kernels
+from mlperf_rn50.model.fused import runs_nvidias_kernels
 from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model, image_shape, variance_corrections
+from mlperf_rn50.train.checkpoint.progress import TrainerState
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import device_digests
+from mlperf_rn50.train.comm.step_timer import StepTimer
 from mlperf_rn50.train.evaluate import correct_counts
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.plan import Plan
 from mlperf_rn50.train.schedule import LossScale
-from mlperf_rn50.train.step_timer import StepTimer
 
 
 class SmoothedCrossEntropy(HybridBlock):
@@ -39,20 +39,6 @@ class SmoothedCrossEntropy(HybridBlock):
         return loss * weights
 
 
-# Variables for bit-identical results on a GPU: deterministic algorithms only, none chosen by measured times.
-DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': '0'}
-
-
-def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
-    """Return notes for the log of a GPU run: fused operators, and missing settings for bit-identical results."""
-    if config.train.device == 'cpu':
-        return []
-    notes = [fusion_text(config, environ)] if config.model.name.startswith('resnet') else []
-    if missing := [f'{name}={value}' for name, value in DETERMINISM.items() if environ.get(name) != value]:
-        notes.append(f'results are not reproducible to the bit; on a GPU this requires {" and ".join(missing)}')
-    return notes
-
-
 @dataclass(frozen=True)
 class Norms:
     """Gradient norms of a step, not yet computed; squared: sum of squares per tensor, float32, (tensors,)."""
@@ -63,10 +49,19 @@ class Norms:
 
 
 @dataclass(frozen=True)
+class Flags:
+    """Requests to stop and to take a checkpoint: those of a rank, or after an exchange those of any rank."""
+
+    stop: bool = False
+    checkpoint: bool = False
+
+
+@dataclass(frozen=True)
 class PendingStep:
     """Results of a step, not yet computed. sums: result of exchange(); is_finite: (1,), if it may be skipped."""
 
     sums: mx.nd.NDArray
+    learning_rate: float  # the one applied
     loss_scale: float
     is_finite: mx.nd.NDArray | None
     norms: Norms | None
@@ -118,8 +113,8 @@ class Trainer:
         """Copy rank 0's weights, statistics and optimizer state to all ranks."""
         self._comm.broadcast({**self.optimizer.owners(), **self._statistics})
 
-    def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, stop_requested: bool,
-             with_norms: bool = False, checkpoint_due: bool = False) -> PendingStep:
+    def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, requests: Flags = Flags(),
+             with_norms: bool = False) -> PendingStep:
         """Push one optimizer step, with one batch per pass, to MXNet's engine without waiting for it."""
         loss = 0.0
         for _ in range(self._num_micro):
@@ -135,7 +130,7 @@ class Trainer:
         for grad, total in self._manual_sums:
             grad[:] = total
             total[:] = 0
-        sums = self.exchange(loss, step_in_epoch, stop_requested, checkpoint_due)
+        sums = self.exchange(loss, step_in_epoch, requests)
         return self.update(sums, step_in_epoch, lr, with_norms)
 
     def take_bytes(self) -> tuple[int, int]:
@@ -149,14 +144,13 @@ class Trainer:
         with autograd.record():
             return self._loss(self.net(batch.images), batch.labels, self._loss_weights(batch.num_valid))
 
-    def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, stop_requested: bool,
-                 checkpoint_due: bool = False) -> mx.nd.NDArray:
-        """Average gradients over ranks; return mean loss, and numbers of stop requests and due checkpoints."""
+    def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, requests: Flags = Flags()) -> mx.nd.NDArray:
+        """Average gradients over ranks; return mean loss, and numbers of ranks that request a stop or a checkpoint."""
         last = self.optimizer.tensors[-1].grad
         computed = last.copy()
         # The loss is summed first because it is ready before the gradients.
         mean = loss * (self._rescale(step_in_epoch) / self._comm.world_size)
-        flags = [mx.nd.full((1,), float(flag), self.context) for flag in (stop_requested, checkpoint_due)]
+        flags = [mx.nd.full((1,), float(flag), self.context) for flag in (requests.stop, requests.checkpoint)]
         sums = self._comm.sum_in_background(mx.nd.concat(mean, *flags, dim=0))
         for number, bucket in enumerate(self.optimizer.buckets):
             self._comm.average_gradients(bucket.grads, number)
@@ -166,12 +160,12 @@ class Trainer:
     def update(self, sums: mx.nd.NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> PendingStep:
         used, rescale = self.loss_scale.value, self._rescale(step_in_epoch)
         is_finite = self.optimizer.all_finite() if self._can_skip else None
-        self.optimizer.step(lr, self._plan.fraction(step_in_epoch), rescale, is_finite)
+        applied = self.optimizer.step(lr, self._plan.fraction(step_in_epoch), rescale, is_finite)
         norms = Norms(rescale, self.optimizer.squared_norms(), self.optimizer.trust_ratios()) if with_norms else None
         if self._num_micro > 1:
             for tensor in self.optimizer.tensors:
                 tensor.grad[:] = 0
-        return PendingStep(sums, used, is_finite, norms)
+        return PendingStep(sums, applied, used, is_finite, norms)
 
     def _loss_weights(self, num_valid: int) -> mx.nd.NDArray:
         """Return the weight of each image in the loss; float32, shape (local batch,)."""
@@ -181,13 +175,13 @@ class Trainer:
         """Return the factor that converts a mean over ranks to the mean over the images of a step."""
         return 1 / (self._plan.fraction(step_in_epoch) * self.loss_scale.value)
 
-    def read(self, pending: PendingStep) -> tuple[float, bool, bool]:
-        """Return a step's mean loss, and whether to stop or to take a checkpoint; raise MXNetError if it failed."""
+    def read(self, pending: PendingStep) -> tuple[float, Flags]:
+        """Wait for a step; return its mean loss and the requests of all ranks, or raise MXNetError if it failed."""
         loss, num_stops, num_due = (float(v) for v in pending.sums.asnumpy())
         self.timer.check()
         if pending.is_finite is not None:
             self.loss_scale.read(pending.loss_scale, bool(pending.is_finite.asscalar()))
-        return loss, num_stops > 0, num_due > 0
+        return loss, Flags(num_stops > 0, num_due > 0)
 
     def average_statistics(self) -> None:
         """Average running statistics over ranks in place, which is valid after any step because updates are linear."""
@@ -251,12 +245,20 @@ class Trainer:
             return next((n for n, is_finite in zip(arrays, flags.asnumpy()) if not is_finite), None)
         return next((n for n, a in arrays.items() if npz.find_non_finite({n: a.asnumpy()})), None)
 
-    def restore(self, arrays: Mapping[str, np.ndarray] | None) -> None:
-        """Restore rank 0's snapshot on all ranks; the other ranks pass None."""
+    def state(self) -> TrainerState:
+        """Return a copy of the state that a checkpoint contains; after average_statistics, it agrees on all ranks."""
+        return TrainerState(self.snapshot(), self.optimizer.last_lr or 0.0, self.loss_scale.value,
+                            self.loss_scale.num_finite_steps)
+
+    def load_state(self, state: TrainerState, is_batch_new: bool = False) -> None:
+        """Continue on all ranks from rank 0's state. is_batch_new: the global batch size differs from that state's."""
         self.settle()
-        if arrays is not None:
-            self._set(arrays)
+        if self._comm.rank == 0:
+            self._set(state.arrays)
         self.broadcast()
+        self.optimizer.last_lr, self.optimizer.is_batch_new = state.last_lr or None, is_batch_new
+        if self._plan.config.train.loss_scale_policy == 'dynamic':
+            self.loss_scale = LossScale(state.loss_scale, state.num_finite_steps)
 
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
         arrays = self.corrected(arrays, -1)
@@ -274,7 +276,7 @@ class Trainer:
         before = self.snapshot()
         while num_steps:
             used = self.loss_scale.value
-            self.read(self.step(batches, 0, 1e-3, False))
+            self.read(self.step(batches, 0, 1e-3))
             num_steps -= self.loss_scale.value >= used
         self.loss_scale.num_finite_steps = 0
         with self.evaluating() as net:

@@ -30,7 +30,7 @@ def test_warm_up_has_no_side_effects(tiny, tmp_path, options):
     cold, warm = tmp_path / '0', tmp_path / '3'
     for run_dir in (cold, warm):
         assert_aborted(call(*arguments(run_dir, tiny, EPOCH, f'--train.num_warmup_steps={run_dir.name}', *options)))
-    arrays, arrays_warm = (load(list_checkpoints(run_dir / 'checkpoints')[-1])[1] for run_dir in (cold, warm))
+    arrays, arrays_warm = (load(list_checkpoints(run_dir / 'checkpoints')[-1])[1].arrays for run_dir in (cold, warm))
     assert set(arrays) == set(arrays_warm)
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, arrays_warm[name], err_msg=name)

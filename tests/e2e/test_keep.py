@@ -47,7 +47,7 @@ def test_aborted_run_keeps_best_and_last_network(tiny, tmp_path, monkeypatch):
     assert (best.epoch, best.num_top1, best.is_last) == (2, 9, False)
     last, arrays = load_weights(tmp_path, 'last')
     assert (last.epoch, last.is_last, last.is_best, last.num_top1) == (4, True, False, 7)
-    _, checkpoint = load(list_checkpoints(tmp_path / 'checkpoints')[-1])
+    checkpoint = load(list_checkpoints(tmp_path / 'checkpoints')[-1])[1].arrays
     for name, array in arrays.items():
         # A checkpoint has running variances in float64.
         tolerance = 2e-7 if name.endswith('running_var') else 0

@@ -9,11 +9,11 @@ from e2e.training import arguments, assert_aborted, assert_one_line, metrics
 from helpers import call, wait_for
 
 from mlperf_rn50.runfolder.names import list_checkpoints
-from mlperf_rn50.train import events, loop
+from mlperf_rn50.train import events, run
 from mlperf_rn50.train.checkpoint.checkpoint import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('thin')]
-PHASES = {'start-up': lambda e: isinstance(e, events.InitStarted),
+PHASES = {'start-up': lambda e: isinstance(e, events.Opened),
           'training': lambda e: isinstance(e, events.StepDone) and e.step == 7,
           'evaluation': lambda e: isinstance(e, events.EvalStarted) and e.epoch == 1,
           'checkpoint': lambda e: isinstance(e, events.Saving)}
@@ -39,14 +39,13 @@ class FaultInjector:
 def train(tiny, tmp_path, monkeypatch):
     """Function that runs a training with a fault in some phases; returns the result and the run folder."""
     def run_with(phases, inject, *options, run_dir=tmp_path / 'run'):
-        real = loop.open_sinks
+        real = run.open_sinks
 
         def open_sinks(*args):
-            sinks = real(*args)
-            return events.Sinks([*sinks._sinks, FaultInjector(phases, lambda: inject(run_dir))])
-        monkeypatch.setattr(loop, 'open_sinks', open_sinks)
+            return [*real(*args), FaultInjector(phases, lambda: inject(run_dir))]
+        monkeypatch.setattr(run, 'open_sinks', open_sinks)
         done = call(*arguments(run_dir, tiny, *TWO_EPOCHS, *options))
-        monkeypatch.setattr(loop, 'open_sinks', real)
+        monkeypatch.setattr(run, 'open_sinks', real)
         return done, run_dir
     return run_with
 

@@ -22,10 +22,10 @@ def stuck(batches):
 def in_rank(program, *args, real=ranks.in_rank, **keys):
     def thin_program(heartbeat):  # runs after the watcher forks; heavy imports must follow the fork
         from mlperf_rn50.model import resnet
-        from mlperf_rn50.train import start
-        resnet.STAGE_CHANNELS, train_batches = CHANNELS, start.train_batches
+        from mlperf_rn50.train import build
+        resnet.STAGE_CHANNELS, train_batches = CHANNELS, build.train_batches
         if STUCK and launched_rank():
-            start.train_batches = lambda *a: stuck(train_batches(*a))
+            build.train_batches = lambda *a: stuck(train_batches(*a))
         return program(heartbeat)
     return real(thin_program, *args, **keys)
 

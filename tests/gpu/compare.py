@@ -15,6 +15,7 @@ from mlperf_rn50.data.batches import Batch, device_context
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import depth_of, units
+from mlperf_rn50.train.checkpoint.progress import TrainerState
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.options import OptimizerConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
@@ -156,7 +157,7 @@ def set_weights(trainer: Trainer, weights: Arrays, layout: str) -> None:
         source = weights.get(name) if name.startswith('model/') else \
             weights.get(name.replace('optimizer/master/', 'model/'))
         arrays[name] = np.zeros(shape, np.float32) if source is None else to_layout(source, layout)
-    trainer.restore(arrays)
+    trainer.load_state(TrainerState(arrays, loss_scale=trainer.loss_scale.value))
 
 
 def make_batch(config: Config, rounding: str, device_id: int | None) -> Batch:
@@ -179,7 +180,7 @@ def run_steps(config: Config, weights: Arrays, rounding: str, device_id: int | N
     batch, scale = make_batch(config, rounding, device_id), trainer.loss_scale.value
 
     def step(number: int) -> float:
-        return trainer.read(trainer.step(iter([batch]), number, 0.05, False))[0]
+        return trainer.read(trainer.step(iter([batch]), number, 0.05))[0]
 
     def vector(arrays: Arrays) -> np.ndarray:
         return np.concatenate([from_layout(a.astype(np.float64), layout).ravel() for _, a in sorted(arrays.items())])

@@ -50,7 +50,7 @@ def test_training_step_of_large_batch_in_chosen_layout(device_id):
     config = with_layout(replace(small, data=replace(small.data, num_train=208, image_size=224, resize_shorter=224),
                                  train=replace(small.train, local_batch_size=208)))
     trainer, shard = make_trainer(config, device_id), make_plan(config, 1).train_shard()
-    loss = trainer.read(trainer.step(synthetic_batches(config, shard, device_id), 0, 0.05, False))[0]
+    loss = trainer.read(trainer.step(synthetic_batches(config, shard, device_id), 0, 0.05))[0]
     assert np.isfinite(loss)
 
 
@@ -65,7 +65,7 @@ def test_overflow_changes_no_bit_and_halves_the_scale(device_id):
                 tensor.grad[:] = 0.01 if scale == 128 else np.inf
             pending = trainer.update(mx.nd.zeros((3,)), 0, 0.05)
         else:
-            pending = trainer.step(iter([make_batch(config, 'float16', device_id)]), 0, 0.05, False)
+            pending = trainer.step(iter([make_batch(config, 'float16', device_id)]), 0, 0.05)
         trainer.read(pending)
         is_same = all((a.asnumpy() == before[n]).all() for n, a in trainer.optimizer.owners().items())
         assert (is_same, trainer.loss_scale.value) == ((False, 128) if scale == 128 else (True, scale / 2))

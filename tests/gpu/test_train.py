@@ -101,8 +101,8 @@ def test_killed_run_resumes(tmp_path, device_options, figure):
     assert done.returncode == 1, done.stderr  # the target is unreachable
     resumed_at = metrics(tmp_path / 'run', 'resumed')[0]['step']
     assert resumed_at >= 8 and resumed_at % 4 == 0
-    progress, arrays = load(list_checkpoints(tmp_path / 'run/checkpoints')[-1])
-    assert progress.step == 20 and all(abs(a).max() < 1e6 for a in arrays.values())
+    progress, trainer = load(list_checkpoints(tmp_path / 'run/checkpoints')[-1])
+    assert progress.step == 20 and all(abs(a).max() < 1e6 for a in trainer.arrays.values())
     evaluated = [m['epoch'] for m in metrics(tmp_path / 'run', 'eval')]
     # A run that is killed after an evaluation and before the next checkpoint repeats the evaluation.
     assert evaluated == sorted(evaluated) and set(evaluated) == {1, 2, 3, 4}

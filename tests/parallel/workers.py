@@ -20,6 +20,7 @@ from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.model import resnet
 from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.train.checkpoint.progress import TrainerState
 from mlperf_rn50.train.comm.horovod import open_comm
 from mlperf_rn50.train.comm.rank_checks import check_agreement
 from mlperf_rn50.train.optimizer import Optimizer
@@ -104,7 +105,7 @@ def steps(comm, data_dir, optimizer, micro, first_step):
     batches = train_batches(plan.config, plan.train_shard(comm.rank), 5, first, None)
     losses = []
     for step in range(first, first + 3):
-        pulse = trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step), False)
+        pulse = trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step))
         losses.append(float(pulse.sums.asnumpy()[0]))
     params = trainer.net.collect_params()
     names = ('conv0_weight', 'stage3_unit1_conv1_weight', 'bn0_gamma', 'fc1_weight', 'fc1_bias')
@@ -127,7 +128,7 @@ def _trainer(comm, data_dir):
 
 def _run_steps(trainer, batches, num_steps):
     for step in range(num_steps):
-        trainer.step(batches, step, 0.01, False)
+        trainer.step(batches, step, 0.01)
     trainer.settle()
 
 
@@ -150,7 +151,7 @@ def statistics(comm, data_dir):
     _run_steps(trainer, batches, 2)
     trainer.average_statistics()
     twice = trainer.snapshot()
-    trainer.restore(middle if comm.rank == 0 else None)
+    trainer.load_state(TrainerState(middle if comm.rank == 0 else {}))
     back = trainer.snapshot()
     learned = [n for n in once if 'running' not in n]
     return {'local': local.tolist(), 'middle': _statistics_of(middle).tolist(), 'once': _statistics_of(once).tolist(),

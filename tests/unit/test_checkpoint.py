@@ -9,7 +9,7 @@ import threading
 import tracemalloc
 import zipfile
 from concurrent.futures import wait
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,31 +22,48 @@ from mlperf_rn50.train import loop
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 from mlperf_rn50.train.checkpoint.checkpoint import load, load_newest, save
-from mlperf_rn50.train.checkpoint.progress import Progress, parse_progress
+from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState, dump_state, parse_state
 
 ARRAYS = {'model/a': np.arange(6, dtype=np.float32).reshape(2, 3), 'optimizer/a': np.ones(3, np.float16)}
+STATE = TrainerState(ARRAYS, 0.3, 512.0, 7)
 
 
 def progress(step=5, **keys):
     return Progress(**{**dict(step=step, seed=1, world_size=2, best_top1=0.5, clock_s=1.5, global_batch_size=8,
                               lr_batch_size=8, num_train=100, result_index=0, nodes=[0, 0],
-                              num_resumes=0, last_lr=0.3, config={'schedule': {'base_lr': 0.3}}), **keys})
+                              num_resumes=0, config={'schedule': {'base_lr': 0.3}}), **keys})
 
 
 def test_round_trip_of_numeric_arrays(tmp_path):
     given = {**ARRAYS, 'a/b': np.asfortranarray(np.arange(6.0).reshape(2, 3)), 'c': np.float32(3),
              'd': np.zeros((0, 3)), 'e': np.arange(3) > 1, 'f': np.arange(5, dtype='>i2')}
-    got, arrays = load(save(tmp_path, progress(), given, keep=2))
-    assert got == progress() and set(arrays) == set(given)
-    for name, array in arrays.items():
+    got, trainer = load(save(tmp_path, progress(), replace(STATE, arrays=given), keep=2))
+    assert (got, replace(trainer, arrays=ARRAYS)) == (progress(), STATE) and set(trainer.arrays) == set(given)
+    for name, array in trainer.arrays.items():
         assert (array.dtype, array.shape) == (given[name].dtype, given[name].shape) and (array == given[name]).all()
 
 
 def test_state_of_an_earlier_version_has_no_digest_of_the_images():
-    tree = asdict(progress())
-    assert parse_progress({k: v for k, v in tree.items() if k != 'data_sha256'}) == progress(data_sha256='')
+    tree = dump_state(progress(), STATE)
+    assert parse_state({k: v for k, v in tree.items() if k != 'data_sha256'})[0] == progress(data_sha256='')
     with pytest.raises(ValueError, match='the state lacks keys'):
-        parse_progress({k: v for k, v in tree.items() if k != 'seed'})
+        parse_state({k: v for k, v in tree.items() if k != 'seed'})
+
+
+def test_checkpoint_of_version_0_5_is_read(tmp_path):
+    path = save(tmp_path, progress(), STATE, keep=2)
+    (path / 'state.json').write_text(checkpoint._seal({'format': 4, 'state': {
+        'step': 40, 'seed': 3, 'world_size': 2, 'best_top1': 0.25, 'clock_s': 12.5, 'global_batch_size': 64,
+        'lr_batch_size': 128, 'num_train': 1437, 'result_index': 1, 'nodes': [0, 1], 'num_resumes': 2, 'last_lr': 0.02,
+        'loss_scale': 1024.0, 'num_finite_steps': 17, 'images': 640, 'train_s': 6.25,
+        'config': {'run': {'seed': 3}, 'schedule': {'base_lr': 0.02, 'step_epochs': [30.0]}}, 'data_sha256': 'ab'},
+        'arrays_sha256': hashlib.sha256((path / 'arrays.npz').read_bytes()).hexdigest()}))
+    read, trainer = load(path)
+    assert read == Progress(
+        step=40, seed=3, world_size=2, best_top1=0.25, clock_s=12.5, global_batch_size=64, lr_batch_size=128,
+        num_train=1437, result_index=1, nodes=[0, 1], num_resumes=2, images=640, train_s=6.25,
+        config={'run': {'seed': 3}, 'schedule': {'base_lr': 0.02, 'step_epochs': [30.0]}}, data_sha256='ab')
+    assert replace(trainer, arrays={}) == TrainerState({}, last_lr=0.02, loss_scale=1024.0, num_finite_steps=17)
 
 
 def test_entries_of_new_folders_are_synced_by_the_first_checkpoint(tmp_path, monkeypatch):
@@ -57,16 +74,16 @@ def test_entries_of_new_folders_are_synced_by_the_first_checkpoint(tmp_path, mon
         sync(fd)
     monkeypatch.setattr(os, 'fsync', recording)
     run = new_run(tmp_path / 'logs/run')
-    save(run.checkpoints, progress(1), ARRAYS, keep=2)
+    save(run.checkpoints, progress(1), STATE, keep=2)
     assert {tmp_path, tmp_path / 'logs', run.dir, run.checkpoints} < set(synced)
     synced.clear()
-    save(run.checkpoints, progress(2), ARRAYS, keep=2)
+    save(run.checkpoints, progress(2), STATE, keep=2)
     assert run.checkpoints in synced and run.dir not in synced
 
 
 def test_newest_checkpoints_by_step_are_kept(tmp_path):
     for step in (9, 10, 100_000_000, 11):
-        save(tmp_path, progress(step), ARRAYS, keep=3)
+        save(tmp_path, progress(step), STATE, keep=3)
     assert [load(p)[0].step for p in list_checkpoints(tmp_path)] == [10, 11, 100_000_000]
 
 
@@ -82,7 +99,7 @@ def test_unfinished_checkpoints_and_other_names_are_ignored(tmp_path):
 
 @pytest.mark.parametrize('name', ['state.json', 'arrays.npz'])
 def test_named_pipe_in_a_checkpoint_does_not_block(tmp_path, name):
-    path = save(tmp_path, progress(), ARRAYS, keep=2)
+    path = save(tmp_path, progress(), STATE, keep=2)
     (path / name).unlink()
     os.mkfifo(path / name)
     with pytest.raises(CheckpointError, match='got a named pipe, expected a file'):
@@ -96,8 +113,8 @@ def test_named_pipe_in_a_checkpoint_does_not_block(tmp_path, name):
     ('state.json', lambda b: b' ' * (1 << 25), 'is larger than'),
 ])
 def test_damaged_checkpoint_is_refused_and_the_previous_one_suggested(tmp_path, name, damage, message):
-    first = save(tmp_path, progress(5), ARRAYS, keep=2)
-    second = save(tmp_path, progress(6), ARRAYS, keep=2)
+    first = save(tmp_path, progress(5), STATE, keep=2)
+    second = save(tmp_path, progress(6), STATE, keep=2)
     (second / name).write_bytes(damage((second / name).read_bytes()))
     with pytest.raises(CheckpointError, match=message) as e:
         load(second)
@@ -106,7 +123,7 @@ def test_damaged_checkpoint_is_refused_and_the_previous_one_suggested(tmp_path, 
 
 def test_any_changed_bit_is_detected(tmp_path):
     """Flip bits at strides that reach every bit of a byte and every part of both files."""
-    path = save(tmp_path, progress(), {'a': np.arange(4, dtype=np.float32)}, keep=2)
+    path = save(tmp_path, progress(), TrainerState({'a': np.arange(4, dtype=np.float32)}), keep=2)
     for name, stride in (('state.json', 13), ('arrays.npz', 29)):
         whole = (path / name).read_bytes()
         for bit in range(0, 8 * len(whole), stride):
@@ -134,7 +151,7 @@ def seal(path, **state):
     ({'global_batch_size': 0}, '>= 1'), ({'nodes': [0]}, 'nodes: got 1, expected one for each of 2 ranks'),
     ({'config': {'a': 1}}, 'at `$.config[...]`'), ({'sead': 1}, 'keys other than')])
 def test_invalid_state_with_a_valid_checksum_is_refused(tmp_path, state, message):
-    path = save(tmp_path, progress(), ARRAYS, keep=2)
+    path = save(tmp_path, progress(), STATE, keep=2)
     seal(path, **state)
     with pytest.raises(DamagedCheckpoint) as e:
         load(path)
@@ -142,10 +159,10 @@ def test_invalid_state_with_a_valid_checksum_is_refused(tmp_path, state, message
 
 
 def test_checkpoint_of_different_format_is_refused_and_not_skipped(tmp_path):
-    save(tmp_path, progress(5), ARRAYS, keep=3)
+    save(tmp_path, progress(5), STATE, keep=3)
     for number, content in ((6, {'format': 3, 'state': {}, 'sha256': 'x'}),
                             (7, json.loads(checkpoint._seal({'format': 5})))):
-        path = save(tmp_path, progress(number), ARRAYS, keep=3)
+        path = save(tmp_path, progress(number), STATE, keep=3)
         (path / 'state.json').write_text(json.dumps(content, indent=1))
         for read in (lambda: load(path), lambda: load_newest(tmp_path)):  # noqa: B023
             with pytest.raises(CheckpointError, match=f'{path.name}: got format {content["format"]}, expected 4') as e:
@@ -154,12 +171,12 @@ def test_checkpoint_of_different_format_is_refused_and_not_skipped(tmp_path):
 
 
 def test_newest_intact_checkpoint_is_loaded(tmp_path):
-    paths = [save(tmp_path, progress(step), ARRAYS, keep=4) for step in (5, 6, 7, 8)]
+    paths = [save(tmp_path, progress(step), STATE, keep=4) for step in (5, 6, 7, 8)]
     (paths[1] / 'state.json').write_bytes(b'x')
     (paths[2] / 'arrays.npz').unlink()
     (paths[3] / 'state.json').unlink()
     loaded = load_newest(tmp_path)
-    assert (loaded.path, loaded.progress.step, set(loaded.arrays)) == (paths[0], 5, set(ARRAYS))
+    assert (loaded.path, loaded.progress.step, set(loaded.trainer.arrays)) == (paths[0], 5, set(ARRAYS))
     assert [p for p, _ in loaded.damaged] == paths[:0:-1]
     reasons = [reason for _, reason in loaded.damaged]
     assert 'state.json is missing' in reasons[0] and 'arrays.npz is missing' in reasons[1]
@@ -172,7 +189,7 @@ def test_newest_intact_checkpoint_is_loaded(tmp_path):
 
 def test_checkpoint_without_read_permission_is_not_skipped(tmp_path, monkeypatch):
     for step in (5, 6):
-        save(tmp_path, progress(step), ARRAYS, keep=2)
+        save(tmp_path, progress(step), STATE, keep=2)
 
     def refuse(path, *_):
         raise PermissionError(13, 'Permission denied', str(path))
@@ -182,7 +199,7 @@ def test_checkpoint_without_read_permission_is_not_skipped(tmp_path, monkeypatch
 
 
 def test_damaged_checkpoints_put_aside_do_not_displace_intact_ones(tmp_path):
-    whole, *damaged = [save(tmp_path, progress(step), ARRAYS, keep=3) for step in (5, 6, 7)]
+    whole, *damaged = [save(tmp_path, progress(step), STATE, keep=3) for step in (5, 6, 7)]
     for _ in range(2):  # the second round replaces the first
         checkpoint.put_aside(damaged)
         assert list_checkpoints(tmp_path) == [whole]
@@ -191,7 +208,7 @@ def test_damaged_checkpoints_put_aside_do_not_displace_intact_ones(tmp_path):
             (path / 'state.json').write_text('again')
     checkpoint.put_aside(damaged)
     assert (tmp_path / 'damaged_step_00000007/state.json').read_text() == 'again'
-    save(tmp_path, progress(6), ARRAYS, keep=2)
+    save(tmp_path, progress(6), STATE, keep=2)
     assert [checkpoint.step_of(p) for p in list_checkpoints(tmp_path)] == [5, 6]
 
 
@@ -224,7 +241,7 @@ HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s,), }"
     (lambda p: zip_of(p, b'no array'), 'magic'),
 ])
 def test_hostile_arrays_are_refused_in_one_line_with_little_memory(tmp_path, write, message):
-    path = save(tmp_path, progress(), ARRAYS, keep=2)
+    path = save(tmp_path, progress(), STATE, keep=2)
     write(path / 'arrays.npz')
     seal(path)
     tracemalloc.start()
@@ -238,7 +255,7 @@ def test_hostile_arrays_are_refused_in_one_line_with_little_memory(tmp_path, wri
 
 
 def test_archive_with_overlapping_members_is_refused(tmp_path):
-    path = save(tmp_path, progress(), ARRAYS, keep=2)
+    path = save(tmp_path, progress(), STATE, keep=2)
     zip_of(path / 'arrays.npz', npy(HUGE % 1000, bytes(4000)))
     content = (path / 'arrays.npz').read_bytes()
     start = content.index(b'PK\x01\x02')
@@ -252,8 +269,9 @@ def test_archive_with_overlapping_members_is_refused(tmp_path):
 
 
 def test_non_finite_array_is_named_and_the_previous_checkpoint_loaded(tmp_path):
-    older = save(tmp_path, progress(4), ARRAYS, keep=2)
-    bad = save(tmp_path, progress(5), {**ARRAYS, 'model/b': np.array([1, np.nan, np.inf], np.float32)}, keep=2)
+    older = save(tmp_path, progress(4), STATE, keep=2)
+    arrays = {**ARRAYS, 'model/b': np.array([1, np.nan, np.inf], np.float32)}
+    bad = save(tmp_path, progress(5), replace(STATE, arrays=arrays), keep=2)
     with pytest.raises(DamagedCheckpoint, match='model/b: got 2 non-finite of 3 values'):
         load(bad)
     loaded = load_newest(tmp_path)
@@ -272,14 +290,14 @@ def test_arrays_of_different_model_are_refused(tmp_path):
 
 
 def test_failed_write_keeps_the_existing_checkpoint(tmp_path):
-    first = save(tmp_path, progress(5), ARRAYS, keep=2)
+    first = save(tmp_path, progress(5), STATE, keep=2)
     with pytest.raises(CheckpointError, match='cannot write the checkpoint'):
-        save(tmp_path / 'step_00000005' / 'state.json', progress(6), ARRAYS, keep=2)  # a file in the way
+        save(tmp_path / 'step_00000005' / 'state.json', progress(6), STATE, keep=2)  # a file in the way
     assert load(first)[0].step == 5
 
 
 def test_full_disk_at_the_removal_of_an_old_checkpoint_is_one_line(tmp_path, monkeypatch):
-    save(tmp_path, progress(5), ARRAYS, keep=1)
+    save(tmp_path, progress(5), STATE, keep=1)
     rename = Path.rename
 
     def fail_aside(self, target):
@@ -290,7 +308,7 @@ def test_full_disk_at_the_removal_of_an_old_checkpoint_is_one_line(tmp_path, mon
     for step in (6, 5):  # the next checkpoint, and the same one again
         with pytest.raises(StorageError, match='step_00000005: cannot write: No space left on device; the disk at .* '
                                                'bytes free; free space or repair the disk, and resume'):
-            save(tmp_path, progress(step), ARRAYS, keep=1)
+            save(tmp_path, progress(step), STATE, keep=1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ['step_00000005', 'step_00000006']
     assert load_newest(tmp_path).progress.step == 6 and load(tmp_path / 'step_00000005')[0].step == 5
 
@@ -301,13 +319,13 @@ from pathlib import Path
 from functools import partial
 import numpy as np
 from mlperf_rn50.train.checkpoint.checkpoint import save
-from mlperf_rn50.train.checkpoint.progress import Progress
+from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState
 from mlperf_rn50.runfolder.names import new_run
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 saver, folder = BackgroundWriter(), Path(sys.argv[1])
 for step in range(1, 10**6):
     progress = Progress(step, 1, 1, 0.5, 1.0, 8, 8, 100, 0, [0])
-    saver.submit(partial(save, folder, progress, {'a': np.full(500_000, step, np.float32)}, 2))
+    saver.submit(partial(save, folder, progress, TrainerState({'a': np.full(500_000, step, np.float32)}), 2))
     if step == 3:
         print('started', flush=True)
 '''
@@ -321,8 +339,8 @@ def test_kill_during_a_write_leaves_an_intact_checkpoint(tmp_path):
     kept = list_checkpoints(tmp_path)
     assert kept
     for path in kept:
-        state, arrays = load(path)
-        assert (arrays['a'] == state.step).all() and path.name == f'step_{state.step:08d}'
+        state, trainer = load(path)
+        assert (trainer.arrays['a'] == state.step).all() and path.name == f'step_{state.step:08d}'
     checkpoint.clear_unfinished(tmp_path)
     assert sorted(tmp_path.iterdir()) == kept
 
@@ -370,7 +388,7 @@ def test_checkpoint_error_takes_precedence_over_a_storage_error(monkeypatch):
     monkeypatch.setattr(loop, 'run_epochs', write_log)
     saver = BackgroundWriter()
     with pytest.raises(StorageError, match='result_0.txt'):
-        loop.train_to_target(SimpleNamespace(writer=saver))
+        loop.run_to_end(SimpleNamespace(writer=saver))
     saver.submit(fail)
     with pytest.raises(CheckpointError, match='the disk is full'):
-        loop.train_to_target(SimpleNamespace(writer=saver))
+        loop.run_to_end(SimpleNamespace(writer=saver))

@@ -204,7 +204,7 @@ def steps_of_two_passes() -> dict[str, bytes]:
     trainer = trainers.Trainer(plan, Comm(), 0, None)
     batches = synthetic_batches(config, plan.train_shard(), None)
     for _ in range(2):
-        trainer.read(trainer.step(batches, 0, 0.1, False))
+        trainer.read(trainer.step(batches, 0, 0.1))
     return {n: a.tobytes() for n, a in trainer.snapshot().items()}
 
 

@@ -12,7 +12,8 @@ from mlperf_rn50.data.shards import Shard, epoch_order
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.gpus import View, choose_gpus
 from mlperf_rn50.train.comm.horovod import HorovodComm
-from mlperf_rn50.train.session import RankPlace, nodes_of
+from mlperf_rn50.train.loop import RankPlace
+from mlperf_rn50.train.run import nodes_of
 
 NUM_HOSTS, RANKS_PER_HOST = 1250, 8
 NUM_RANKS = NUM_HOSTS * RANKS_PER_HOST

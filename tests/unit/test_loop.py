@@ -1,6 +1,7 @@
 """The training loop with a made-up trainer: stops, checkpoints, changes of the loss scale, bytes read by each host."""
 import math
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
@@ -19,11 +20,11 @@ from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.options import CheckpointConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.schedule import LossScale
-from mlperf_rn50.train.session import RankPlace, TrainingRun
+from mlperf_rn50.train.trainer import Flags
 
 
 class MadeUpTrainer:
-    """Trainer whose results contain a stop request from a step on, counted from 0; it lists the steps read."""
+    """Trainer that applies half the learning rate and gets a stop request from a step on; it lists the steps read."""
 
     def __init__(self, stops_at, overflows_at):
         self.loss_scale, self._overflows_at = LossScale(1024.0), overflows_at
@@ -32,12 +33,13 @@ class MadeUpTrainer:
 
     def step(self, *arguments):
         self._num_pushed += 1
-        return SimpleNamespace(step=self._num_pushed - 1, norms=None, is_due=arguments[-1])
+        _, _, rate, requests, _ = arguments
+        return SimpleNamespace(step=self._num_pushed - 1, norms=None, learning_rate=rate / 2, requests=requests)
 
     def read(self, pending):
         self.read_steps.append(pending.step)
         self.loss_scale.read(self.loss_scale.value, pending.step != self._overflows_at)
-        return 1.0, pending.step >= self._stops_at, pending.is_due
+        return 1.0, replace(pending.requests, stop=pending.step >= self._stops_at)
 
     def settle(self):
         pass
@@ -52,8 +54,9 @@ def train_epoch(monkeypatch, stops_at, period_steps=0, period_s=0.0, overflows_a
     handled: list[events.Event] = []
     run: Any = SimpleNamespace(
         plan=make_plan(config, 1), progress=progress, trainer=MadeUpTrainer(stops_at, overflows_at), train_data=None,
-        sinks=SimpleNamespace(handle=handled.append), handled=handled, writer=SimpleNamespace(check=lambda: None),
+        emit=handled.append, handled=handled, writer=SimpleNamespace(check=lambda: None),
         heartbeat=SimpleNamespace(is_stop_requested=False), now_s=lambda: float(progress.step))
+    run.requests = partial(loop.TrainingRun.requests, run)
     saved: list[tuple[int, int]] = []
 
     def save(run):
@@ -74,13 +77,13 @@ def test_stop_within_an_epoch_saves_once_and_its_images_count(monkeypatch, stops
     assert run.progress.images == 8 * expected[-1] and run.progress.train_s > 0
 
 
-@pytest.mark.parametrize('last_batch, images, factor', [('weight', 76, 0.5), ('wrap', 80, 1)])
-def test_complete_epoch_counts_each_image_and_reports_applied_rates(monkeypatch, last_batch, images, factor):
+@pytest.mark.parametrize('last_batch, images', [('weight', 76), ('wrap', 80)])
+def test_complete_epoch_counts_each_image_and_reports_applied_rates(monkeypatch, last_batch, images):
     is_stopped, run, saved = train_epoch(monkeypatch, 99, 4, last_batch=last_batch)
     assert not is_stopped and saved == [(4, 4), (8, 8)] and run.trainer.read_steps == list(range(10))
     assert run.progress.images == images and run.progress.images_per_s > 0
     rates = [e.learning_rate for e in run.handled if isinstance(e, events.StepDone)]
-    assert rates == pytest.approx([run.plan.learning_rate(s) * (factor if s == 9 else 1) for s in range(10)])
+    assert rates == [run.plan.learning_rate(s) / 2 for s in range(10)]
 
 
 @pytest.mark.parametrize('problem', [None, 'differing ranks', 'a weight that is not finite'])
@@ -91,7 +94,7 @@ def test_clock_stops_when_the_target_is_detected_and_checks_still_decide(monkeyp
         if is_failing:
             raise RunFailed(problem)
     for name, function in {
-            'train_epoch': lambda *_, is_block_start: False, 'report_reads': check,
+            'train_epoch': lambda *_, is_block_start: False, 'report_reads': check, 'report_clock_steps': check,
             'evaluate': lambda *_: Accuracy(8, 8, 10), 'find_stragglers': lambda ranks: [],
             'check_agreement': partial(check, is_failing=problem == 'differing ranks'),
             'check_finite': partial(check, is_failing=bool(problem and 'finite' in problem)),
@@ -99,15 +102,15 @@ def test_clock_stops_when_the_target_is_detected_and_checks_still_decide(monkeyp
         monkeypatch.setattr(loop, name, function)
     config = Config(data=DataConfig(num_train=80, num_val=10), train=TrainConfig(local_batch_size=8))
     run: Any = Mock(plan=make_plan(config, 1), progress=Mock(step=0, best_top1=0.0, images_per_s=1.0),
-                    sinks=SimpleNamespace(handle=handled.append), now_s=lambda: float(next(clock_s)))
+                    emit=handled.append, now_s=lambda: float(next(clock_s)))
     run.trainer = MagicMock(timer=Mock(take=partial(LossScale, 1.0)))
     run.comm.rank, run.comm.gather_object.return_value = 0, []
     run.comparison.compare.side_effect = lambda *_: handled.append(run.now_s())
     if problem:
         with pytest.raises(RunFailed, match=problem):
-            loop.train_to_target(run)
+            loop.run_to_end(run)
     else:
-        loop.train_to_target(run)
+        loop.run_to_end(run)
     evaluated, = (e for e in handled if isinstance(e, events.Evaluated))
     ended = handled[-1]
     assert ended.status == ('failed' if problem else 'converged')
@@ -116,14 +119,14 @@ def test_clock_stops_when_the_target_is_detected_and_checks_still_decide(monkeyp
 
 def report_reads(rank, num_bytes, total):
     """Report the bytes read by a rank of three on two hosts; return what it adds to a sum, and its event."""
-    comm, sinks = Mock(rank=rank), Mock()
+    comm, emit = Mock(rank=rank), Mock()
     comm.sum.return_value = total
     run: Any = SimpleNamespace(
-        plan=make_plan(Config(train=TrainConfig(local_batch_size=8)), 1), comm=comm, sinks=sinks,
-        hosts=[RankPlace(name, 0, 1, '') for name in ('h2', 'h1', 'h2')],
+        plan=make_plan(Config(train=TrainConfig(local_batch_size=8)), 1), comm=comm, emit=emit,
+        hosts=[loop.RankPlace(name, 0, 1, '') for name in ('h2', 'h1', 'h2')],
         trainer=Mock(**{'take_bytes.return_value': num_bytes}))
     loop.report_reads(run, 3)
-    return comm.sum.call_args.args[0], sinks.handle.call_args.args[0]
+    return comm.sum.call_args.args[0], emit.call_args.args[0]
 
 
 def test_bytes_read_are_summed_by_host():
@@ -138,10 +141,10 @@ def test_bytes_read_are_summed_by_host():
      'train.loss_scale_policy to dynamic, lower train.loss_scale=2048, lower schedule.base_lr=0.1 or')])
 def test_lost_run_names_the_options_that_may_help(keys, named):
     config = Config(data=DataConfig(num_train=76), train=TrainConfig(local_batch_size=8, **keys))
-    trainer = SimpleNamespace(loss_scale=LossScale(1.0), read=lambda _: (math.nan, False, False), settle=lambda: None)
-    run: Any = SimpleNamespace(plan=make_plan(config, 1), trainer=trainer)
+    trainer = SimpleNamespace(loss_scale=LossScale(1.0), read=lambda _: (math.nan, Flags()), settle=lambda: None)
+    run: Any = SimpleNamespace(plan=make_plan(config, 1), trainer=trainer, progress=SimpleNamespace(step=12))
     with pytest.raises(RunFailed) as e:
-        loop.StepReporter(run).read(12, None)
+        loop.StepReporter(run).read(None)
     assert named in str(e.value) and '\n' not in str(e.value)
 
 
@@ -165,12 +168,12 @@ def test_jump_of_a_hosts_wall_clock_is_reported_once(monkeypatch):
     now_s = 1.6e9
     monkeypatch.setattr(time, 'time', lambda: now_s + time.monotonic())
     handled: list[events.Event] = []
-    hosts = [RankPlace(name, 0, 1, '0') for name in ('h0', 'h1')]
+    hosts = [loop.RankPlace(name, 0, 1, '0') for name in ('h0', 'h1')]
     run: Any = SimpleNamespace(
-        hosts=hosts, wall_clock=WallClock(), sinks=SimpleNamespace(handle=handled.append),
+        hosts=hosts, wall_clock=WallClock(), emit=handled.append,
         comm=SimpleNamespace(rank=0, gather_object=lambda own, only_on_rank_0: [own, ['h1', 0.9]]))
-    TrainingRun.report_clock_steps(run)
+    loop.report_clock_steps(run)
     now_s -= 3.0
     for _ in range(2):
-        TrainingRun.report_clock_steps(run)
+        loop.report_clock_steps(run)
     assert [(e.host, round(e.step_s, 3)) for e in handled if isinstance(e, events.ClockStepped)] == [('h0', -3.0)]

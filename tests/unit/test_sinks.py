@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import HANG_LIMIT_S
+from helpers import HANG_LIMIT_S, emit
 from msgspec.structs import replace
 from tensorboardX import record_writer
 
@@ -46,7 +46,7 @@ def test_configuration_on_a_full_disk(tmp_path, monkeypatch):
         raise OSError(28, 'No space left on device')
     monkeypatch.setattr('os.fsync', fail)
     run = RunFolder(tmp_path, 0)
-    assert_named(Metrics(run, ''), events.Opened(PLAN.config, [('h', 1)], False, ''), run.config)
+    assert_named(Metrics(run, ''), events.Opened(PLAN, 0, [('h', 1)], False, ''), run.config)
     assert [p.name for p in tmp_path.iterdir()] == ['metrics.jsonl'] and not run.metrics.read_text()
 
 
@@ -87,10 +87,8 @@ def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeyp
 
 def test_change_of_the_loss_scale_is_in_every_output(tmp_path):
     run = RunFolder(tmp_path, 0)
-    sinks = events.Sinks([Metrics(run, ''), Terminal(run, PLAN.config), MlperfLog(RunLog(run.result, run.result_v06))])
-    for step in (0, 7):
-        sinks.handle(events.LossScaleChanged(step, 65536.0, 32768.0))
-    sinks.close()
+    sinks = [Metrics(run, ''), Terminal(run, PLAN.config), MlperfLog(RunLog(run.result, run.result_v06))]
+    emit(sinks, *(events.LossScaleChanged(step, 65536.0, 32768.0) for step in (0, 7)))
     assert [json.loads(line) for line in run.metrics.read_text().splitlines()] == [
         {'event': 'loss_scale', 'step': step, 'before': 65536.0, 'now': 32768.0} for step in (0, 7)]
     text = run.train_log.read_text()
@@ -102,10 +100,8 @@ def test_change_of_the_loss_scale_is_in_every_output(tmp_path):
 def test_changes_of_a_resumed_run_are_in_every_output(tmp_path, capsys):
     run = RunFolder(tmp_path, 0)
     run.metrics.write_text('{"event": "train", "step": 40}\n{"event": "tra')
-    sinks = events.Sinks([Metrics(run, ''), Terminal(run, PLAN.config), MlperfLog(RunLog(run.result, run.result_v06))])
-    sinks.handle(RESUMED)
-    sinks.handle(replace(RESUMED, changes=CHANGES))
-    sinks.close()
+    sinks = [Metrics(run, ''), Terminal(run, PLAN.config), MlperfLog(RunLog(run.result, run.result_v06))]
+    emit(sinks, RESUMED, replace(RESUMED, changes=CHANGES))
     same, other = [json.loads(line) for line in run.metrics.read_text().splitlines()][1:]
     changed = {'schedule.base_lr': [0.02, 0.5], 'train.max_epochs': [None, 9]}
     assert 'changed' not in same and other['changed'] == changed

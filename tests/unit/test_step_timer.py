@@ -8,7 +8,7 @@ from helpers import HANG_LIMIT_S, ROOT
 
 from mlperf_rn50.train.comm.device import wait_for
 from mlperf_rn50.train.comm.rank_checks import describe_divergence, device_digests, find_stragglers
-from mlperf_rn50.train.step_timer import StepTimer
+from mlperf_rn50.train.comm.step_timer import StepTimer
 
 
 def test_parts_of_a_step():

@@ -17,13 +17,15 @@ from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.weights import set_weights
 from mlperf_rn50.model.zoo import restore_model
+from mlperf_rn50.train.build import DETERMINISM, device_notes
+from mlperf_rn50.train.checkpoint.progress import TrainerState
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import check_finite
 from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.schedule import LossScale
-from mlperf_rn50.train.trainer import DETERMINISM, SmoothedCrossEntropy, Trainer, device_notes
+from mlperf_rn50.train.trainer import Flags, SmoothedCrossEntropy, Trainer
 
 ENFORCED, AUTOTUNE = 'MXNET_ENFORCE_DETERMINISM', 'MXNET_CUDNN_AUTOTUNE_DEFAULT'
 GPU = Config(model=ModelConfig(layout='NCHW'), train=TrainConfig(local_batch_size=4, device='gpu'))
@@ -76,16 +78,16 @@ def test_broadcast_covers_a_checkpoint_with_arrays_that_share_no_memory(small_tr
 def test_learning_rate_of_partial_last_step_is_scaled_by_its_images(small_training, monkeypatch):
     trainer, batches = small_training
     taken = []
-    monkeypatch.setattr(trainer.optimizer, 'step', lambda *a: taken.append(a))
-    for step in (0, 2):
-        trainer.step(batches, step, 0.4, False)
+    update = trainer.optimizer.step
+    monkeypatch.setattr(trainer.optimizer, 'step', lambda *a: taken.append(a) or update(*a))
+    assert [trainer.step(batches, step, 0.4).learning_rate for step in (0, 2)] == [0.4, 0.2]
     assert taken == [(0.4, 1.0, 1.0, None), (0.4, 0.5, 2.0, None)]
 
 
 @pytest.mark.parametrize('device', ['cpu', 'gpu'])
 def test_non_finite_array_is_found_at_evaluation(small_training, monkeypatch, device):
     trainer, batches = small_training
-    trainer.read(trainer.step(batches, 0, 0.01, False))
+    trainer.read(trainer.step(batches, 0, 0.01))
     monkeypatch.setattr(trainer, 'context', SimpleNamespace(device_type=device))  # the arrays stay where they are
     assert trainer.find_non_finite() is None
     check_finite(None, 3)
@@ -109,9 +111,9 @@ def test_results_of_step_are_mean_loss_over_its_images_and_flags(small_training)
     trainer, batches = small_training
     batch = replace(next(batches), num_valid=4)
     expected = trainer.forward(batch).asnumpy().sum() * 8 / 4
-    for flags in ((True, False), (False, True)):
-        loss, *received = trainer.read(trainer.step(iter([batch]), 2, 1e-9, flags[0], checkpoint_due=flags[1]))
-        assert loss == pytest.approx(expected, rel=1e-5) and tuple(received) == flags
+    for flags in (Flags(stop=True), Flags(checkpoint=True)):
+        loss, received = trainer.read(trainer.step(iter([batch]), 2, 1e-9, flags))
+        assert loss == pytest.approx(expected, rel=1e-5) and received == flags
 
 
 def test_warm_up_keeps_the_loss_scale_that_fits_and_restores_the_rest(small_training, monkeypatch):
@@ -163,7 +165,7 @@ def test_running_variances_follow_the_unbiased_rule(thin_resnets, kind):
     num_steps = make_plan(config, 1).steps_per_epoch
     expected = follow_variances(trainer.net, config.model.bn_momentum)
     for step in range(3):
-        trainer.read(trainer.step(batches, step % num_steps, 0.01, False))
+        trainer.read(trainer.step(batches, step % num_steps, 0.01))
     stored = trainer.copy_network()
     for arrays in (stored, trainer.snapshot()):
         variances = variances_of(arrays)
@@ -179,7 +181,7 @@ def test_running_variances_follow_the_unbiased_rule(thin_resnets, kind):
 def test_network_that_is_not_folded_is_evaluated_with_the_stored_variances(thin_resnets):
     trainer, batches, config = make_normed(num_images=2)
     trainer._folded = None
-    trainer.read(trainer.step(batches, 0, 0.01, False))
+    trainer.read(trainer.step(batches, 0, 0.01))
     stored, kept = variances_of(trainer.copy_network()), variances_of(trainer._live_arrays())
     with trainer.evaluating() as net:
         used = variances_of({n: p.data() for n, p in net.collect_params().items()})
@@ -190,15 +192,15 @@ def test_network_that_is_not_folded_is_evaluated_with_the_stored_variances(thin_
 
 def test_restored_variances_continue_to_the_bit_and_keep_their_values_at_another_batch(thin_resnets):
     trainer, batches, _ = make_normed()
-    trainer.read(trainer.step(batches, 0, 0.01, False))
+    trainer.read(trainer.step(batches, 0, 0.01))
     before, saved = variances_of(trainer._live_arrays()), trainer.snapshot()
-    trainer.step(batches, 1, 0.01, False)
-    trainer.restore(saved)
+    trainer.step(batches, 1, 0.01)
+    trainer.load_state(TrainerState(saved))
     for name, values in variances_of(trainer._live_arrays()).items():
         assert (values == before[name]).all(), name
     other, *_ = make_normed(num_images=2)
     older = {n: a.astype(np.float32) for n, a in saved.items()}  # as in a checkpoint of an earlier version
-    other.restore(older)
+    other.load_state(TrainerState(older))
     for name, values in variances_of(other.snapshot()).items():
         np.testing.assert_allclose(values, variances_of(saved)[name], rtol=1e-6)
     loaded = {n.removeprefix('model/'): a for n, a in older.items() if n.startswith('model/')}
@@ -283,7 +285,7 @@ def test_warm_up_covers_every_shape_of_the_run(thin_resnets, train):
     trained.clear(), evaluated.clear()
     batches = train_batches(config, plan.train_shard(), 0, 0, None)
     for step in range(plan.steps_per_epoch):
-        trainer.read(trainer.step(batches, step, 0.01, False))
+        trainer.read(trainer.step(batches, step, 0.01))
     with trainer.evaluating() as net:
         evaluate(net, eval_batches(config, plan.eval_shard(), None)(), data.num_val, comm)
     assert (trained, evaluated) == in_warm_up

@@ -8,7 +8,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint
 from mlperf_rn50.files import read_bytes, read_text, temporary_of
 from mlperf_rn50.npz import read_arrays
 from mlperf_rn50.runfolder.names import CHECKPOINT_PREFIX, is_checkpoint_name, list_checkpoints, step_of
-from mlperf_rn50.train.checkpoint.progress import Progress, parse_progress
+from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState, dump_state, parse_state
 
 FORMAT = 4
 _ASIDE = 'damaged_'
@@ -29,11 +29,11 @@ _MAX_STATE_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint with its read-only arrays; damaged: newer checkpoints that are unusable, newest first, and why."""
+    """A checkpoint with read-only arrays; damaged: newer checkpoints that are unusable, newest first, and why."""
 
     path: Path
     progress: Progress
-    arrays: dict[str, np.ndarray]
+    trainer: TrainerState
     damaged: Sequence[tuple[Path, str]] = ()
 
 
@@ -46,16 +46,16 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
     return hashed.hexdigest()
 
 
-def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], keep: int) -> Path:
+def save(folder: Path, progress: Progress, trainer: TrainerState, keep: int) -> Path:
     """Write a checkpoint, then remove all but the newest `keep`; raise CheckpointError or StorageError on failure."""
     final = folder / f'{CHECKPOINT_PREFIX}{progress.step:08d}'
     temporary = temporary_of(final)
     try:
         files.make_folder(folder)
         temporary.mkdir()
-        digest = _write_arrays(temporary / 'arrays.npz', arrays)
+        digest = _write_arrays(temporary / 'arrays.npz', trainer.arrays)
         files.write_atomically(temporary / 'state.json', _seal(
-            {'format': FORMAT, 'state': asdict(progress), 'arrays_sha256': digest}))
+            {'format': FORMAT, 'state': dump_state(progress, trainer), 'arrays_sha256': digest}))
         files.sync_folder(temporary)
         if final.exists():  # the run wrote it before a resume
             _remove(final)
@@ -109,13 +109,13 @@ def put_aside(paths: Sequence[Path]) -> None:
             path.rename(aside)
 
 
-def rewind(folder: Path, path: Path, progress: Progress, arrays: Mapping[str, np.ndarray]) -> None:
+def rewind(folder: Path, path: Path, progress: Progress, trainer: TrainerState) -> None:
     """Make the state of a resumed run the newest checkpoint of a folder; raise as save() does.
 
     The resumed step may precede the newest checkpoint, if the batch is larger now or an older checkpoint was resumed.
     """
     if not is_checkpoint_name(path.name) or progress.step < step_of(path):
-        save(folder, progress, arrays, keep=len(list_checkpoints(folder)) + 1)
+        save(folder, progress, trainer, keep=len(list_checkpoints(folder)) + 1)
     for other in list_checkpoints(folder):
         if step_of(other) > progress.step:
             _remove(other)
@@ -127,8 +127,8 @@ def clear_unfinished(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
-    """Read and verify a checkpoint; return its progress and its read-only arrays.
+def load(path: Path) -> tuple[Progress, TrainerState]:
+    """Read and verify a checkpoint; return its progress and the trainer's state, with read-only arrays.
 
     Raise DamagedCheckpoint, which names the previous checkpoint, or CheckpointError (other version, failed read).
     """
@@ -154,15 +154,15 @@ def load_newest(folder: Path) -> LoadedCheckpoint:
     raise CheckpointError(f'{folder}: none of its {len(damaged)} checkpoints is intact; the newest: {damaged[0][1]}')
 
 
-def _load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
+def _load(path: Path) -> tuple[Progress, TrainerState]:
     try:
         described = _unseal(read_text(path / 'state.json', _MAX_STATE_BYTES))
-        progress = parse_progress(described['state'])
+        progress, trainer = parse_state(described['state'])
         data, expected = read_bytes(path / 'arrays.npz'), str(described['arrays_sha256'])
         got = hashlib.sha256(data).hexdigest()
         if expected != got:
             raise ValueError(f'arrays.npz is damaged: got SHA-256 {got[:12]}…, expected {expected[:12]}…')
-        return progress, read_arrays(data)
+        return progress, replace(trainer, arrays=read_arrays(data))
     except CheckpointError as e:
         raise CheckpointError(f'{path}: {e}') from e
     except OSError as e:

@@ -1,5 +1,5 @@
-"""Progress of a run, stored in a checkpoint together with the arrays."""
-from dataclasses import dataclass, field, fields
+"""State of a run, stored in a checkpoint: what the run has counted, and what its trainer needs to continue."""
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
 import msgspec
@@ -12,7 +12,7 @@ _Number = Annotated[float, Meta(ge=0, lt=2.0**63)]  # rejects NaN
 
 @dataclass
 class Progress:
-    """The mutable record of a run, equal on every rank."""
+    """What a run counts, equal on every rank."""
 
     step: _From0
     seed: _From0
@@ -25,9 +25,6 @@ class Progress:
     result_index: _From0
     nodes: list[Annotated[int, Meta(ge=0, lt=2**31)]]  # node number of every rank
     num_resumes: _From0 = 0
-    last_lr: _Number = 0.0  # 0 before the first step
-    loss_scale: _Number = 1.0
-    num_finite_steps: _From0 = 0
     images: _From0 = 0  # images and train_s count from the start or the last resume
     train_s: _Number = 0.0
     config: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -43,12 +40,27 @@ class Progress:
         self.images, self.train_s = self.images + num_images, self.train_s + seconds
 
 
-def parse_progress(tree: Any) -> Progress:
-    """Return the progress in a JSON value; raise ValueError for wrong keys, types or values."""
-    keys = [f.name for f in fields(Progress)]
+@dataclass(frozen=True)
+class TrainerState:
+    """State of a trainer: its arrays by name, only on rank 0, and numbers, which are equal on every rank."""
+
+    arrays: dict[str, Any]
+    last_lr: _Number = 0.0  # scheduled learning rate of the last step; 0 before the first step
+    loss_scale: _Number = 1.0
+    num_finite_steps: _From0 = 0
+
+
+def dump_state(progress: Progress, trainer: TrainerState) -> dict[str, Any]:
+    """Return both states without the arrays, as a JSON value."""
+    return {**asdict(progress), **{name: value for name, value in vars(trainer).items() if name != 'arrays'}}
+
+
+def parse_state(tree: Any) -> tuple[Progress, TrainerState]:
+    """Return the states in a value of dump_state; raise ValueError for wrong keys, types or values."""
+    keys = [f.name for f in (*fields(Progress), *fields(TrainerState)) if f.name != 'arrays']
     if not isinstance(tree, dict) or {*tree, 'data_sha256'} != set(keys):
         raise ValueError(f'the state lacks keys, or has keys other than {", ".join(keys)}')
     progress = msgspec.convert(tree, Progress)
     if len(progress.nodes) != progress.world_size:
         raise ValueError(f'nodes: got {len(progress.nodes)}, expected one for each of {progress.world_size} ranks')
-    return progress
+    return progress, msgspec.convert({**tree, 'arrays': {}}, TrainerState)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from itertools import cycle
-from typing import Any
+from typing import Any, TypeVar
 
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.system.launcher_env import launched_size
 from mlperf_rn50.train.comm.sharing import check_places, find_sets, find_stages
 
@@ -25,6 +25,7 @@ _MAX_IN_BACKGROUND = 16
 # It turns a gradient of 8 into 2**15, half of the largest float16; larger gradients are clipped.
 _FP16_SCALE, _FP16_LIMIT = 2.0**12, 2.0**15
 Exchange = Callable[[], AbstractContextManager[None]]
+T = TypeVar('T')
 
 
 class Comm:
@@ -52,6 +53,22 @@ class Comm:
     def gather_object(self, value: Any, only_on_rank_0: bool = False) -> list[Any]:
         """Return the JSON values of all ranks, in rank order; with only_on_rank_0, an empty list on other ranks."""
         return [json.loads(json.dumps(value))]
+
+    def on_rank_0(self, make: Callable[[], T]) -> T | None:
+        """Call a function on rank 0; return its result, None on other ranks. Raise its UserError on every rank."""
+        made, problem = None, None
+        if self.rank == 0:
+            try:
+                made = make()
+            except UserError as e:
+                problem = str(e)
+        if problem := self.gather_object(problem)[0]:
+            raise UserError(problem)
+        return made
+
+    def from_rank_0(self, make: Callable[[], Any]) -> Any:
+        """Call a function on rank 0; return its result, a JSON value, on all ranks. Raise errors as on_rank_0 does."""
+        return self.gather_object(self.on_rank_0(make))[0]
 
     def barrier(self) -> None:
         """Wait for all ranks."""

@@ -24,7 +24,7 @@ class Metrics:
         match event:
             case events.Opened():
                 with writing(self._run.config):
-                    write_atomically(self._run.config, render_yaml(event.config))
+                    write_atomically(self._run.config, render_yaml(event.plan.config))
                 with writing(self._run.env):
                     dump_environment(self._run.env, list(event.hosts))
             case events.Resumed():

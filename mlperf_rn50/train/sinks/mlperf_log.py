@@ -15,10 +15,9 @@ class MlperfLog:
         log = self._log
         match event:
             case events.Opened():
-                log.submission(event.config)
-                log.cache_clear(event.is_cache_clear, event.cache_reason)
-            case events.InitStarted():
                 plan = event.plan
+                log.submission(plan.config)
+                log.cache_clear(event.is_cache_clear, event.cache_reason)
                 log.init_start()
                 log.seed(event.seed)
                 log.hyperparameters(plan.config, plan.global_batch_size, plan.local_batch_size, plan.decay_steps,

@@ -3,8 +3,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlperf_rn50.analysis.recipe import band
-from mlperf_rn50.analysis.recipe import reference as reference_runs
+from mlperf_rn50.analysis.recipe import band, reference
 from mlperf_rn50.analysis.recipe.band import Band
 from mlperf_rn50.analysis.recipe.differences import global_batch_size, is_imagenet
 from mlperf_rn50.analysis.recipe.reference import Reference
@@ -21,7 +20,7 @@ from mlperf_rn50.train.plan import Plan
 
 
 def _recipe_of(config: Config, world_size: int) -> Recipe:
-    return reference_runs.recipe_of(config, global_batch_size(config, world_size) or world_size)
+    return reference.recipe_of(config, global_batch_size(config, world_size) or world_size)
 
 
 def _named_sets(paths: Sequence[str]) -> list[RunSet]:
@@ -38,9 +37,9 @@ def find_reference(config: Config, world_size: int) -> Reference | None:
     """Return the reference runs for a run, or None if there are none; raise UserError if run.reference is unusable."""
     recipe = _recipe_of(config, world_size)
     if config.run.reference:
-        return reference_runs.find_named(recipe, reference_runs.dataset_of(config), config.data.num_val,
-                                     _named_sets(config.run.reference), load_published())
-    return reference_runs.find_published(recipe, load_published()) if is_imagenet(config) else None
+        return reference.find_named(recipe, reference.dataset_of(config), config.data.num_val,
+                                    _named_sets(config.run.reference), load_published())
+    return reference.find_published(recipe, load_published()) if is_imagenet(config) else None
 
 
 @dataclass
@@ -62,14 +61,14 @@ class ReferenceComparison:
         return events.Compared(standing, standing.behind and not was_behind)
 
 
-def open_comparison(reference: Reference | None, plan: Plan, metrics: Path, num_epochs: int) -> ReferenceComparison:
+def open_comparison(found: Reference | None, plan: Plan, metrics: Path, num_epochs: int) -> ReferenceComparison:
     """Return the comparison of a run after num_epochs, which includes the earlier evaluations in its metrics.jsonl."""
-    if reference is None:
+    if found is None:
         return ReferenceComparison(None)
     curve = [(epoch, accuracy) for epoch, accuracy in read_curve(metrics) if epoch <= num_epochs]
     planned = [e + 1 for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
-    bands = band.band(reference, sorted({*planned, *(epoch for epoch, _ in curve)}))
-    return ReferenceComparison(reference, bands, curve, band.is_behind(bands, curve))
+    bands = band.band(found, sorted({*planned, *(epoch for epoch, _ in curve)}))
+    return ReferenceComparison(found, bands, curve, band.is_behind(bands, curve))
 
 
 def reference_event(comparison: ReferenceComparison, config: Config, world_size: int) -> events.ReferenceFound | None:
@@ -78,15 +77,14 @@ def reference_event(comparison: ReferenceComparison, config: Config, world_size:
         return events.ReferenceFound(_reference_record(comparison.reference, list(comparison.bands.values())))
     if not is_imagenet(config):
         return None
-    recipe = reference_runs.describe_recipe(_recipe_of(config, world_size))
+    recipe = reference.describe_recipe(_recipe_of(config, world_size))
     text = f'no reference: no published set has this recipe ({recipe}) or a similar one; use --run.reference PATH'
     return events.ReferenceFound(ReferenceRecord(text=text))
 
 
-def _reference_record(reference: Reference, bands: Sequence[Band]) -> ReferenceRecord:
-    ends = band.target_epochs(reference)
+def _reference_record(found: Reference, bands: Sequence[Band]) -> ReferenceRecord:
+    ends = band.target_epochs(found)
     return ReferenceRecord(
-        reference.how, reference.num_runs, [reference_runs.set_name(s) for s in reference.sets],
-        reference.recipe.target_accuracy, (ends[0], ends[-1]) if ends else None,
-        [BandRecord(b.epoch, b.point, b.mean, b.low, b.high, len(b.values)) for b in bands],
-        reference_runs.introduce(reference))
+        found.how, found.num_runs, [reference.set_name(s) for s in found.sets], found.recipe.target_accuracy,
+        (ends[0], ends[-1]) if ends else None,
+        [BandRecord(b.epoch, b.point, b.mean, b.low, b.high, len(b.values)) for b in bands], reference.introduce(found))

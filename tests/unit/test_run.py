@@ -3,8 +3,10 @@ import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,17 +17,19 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import temporary_of
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.runfolder.names import RunFolder, new_run
-from mlperf_rn50.train import session
+from mlperf_rn50.train import run as runs
 from mlperf_rn50.train.checkpoint import checkpoint
-from mlperf_rn50.train.checkpoint.changes import FREE, find_changes, parse_allowed
-from mlperf_rn50.train.checkpoint.progress import Progress
+from mlperf_rn50.train.checkpoint.changes import find_changes, free_keys, parse_allowed
+from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState, dump_state
 from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.loop import RankPlace
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.resume import load_resumption, plan_resumed, restore
+from mlperf_rn50.train.run import hold_run, nodes_of, plan_new
 from mlperf_rn50.train.schedule import LossScale
-from mlperf_rn50.train.session import RankPlace, hold_run, load_resumption, nodes_of, plan_new, plan_resumed
-from mlperf_rn50.train.start import _restore
+from mlperf_rn50.train.trainer import Trainer
 
 
 def make_config(folder, **train) -> Config:
@@ -38,8 +42,7 @@ def progress_of(config, num_ranks, step):
     """Return the progress of a run after a step."""
     plan = make_plan(config, num_ranks)
     batch = plan.global_batch_size
-    return Progress(step, 5, num_ranks, 0.5, 9.0, batch, batch, 640, 0, [0] * num_ranks,
-                    last_lr=plan.learning_rate(step - 1))
+    return Progress(step, 5, num_ranks, 0.5, 9.0, batch, batch, 640, 0, [0] * num_ranks)
 
 
 def test_nodes_are_counted_in_the_order_of_their_first_rank():
@@ -53,17 +56,17 @@ def test_new_run_draws_a_seed_and_has_its_nodes(tmp_path):
     plan, progress = plan_new(make_config(tmp_path), comm, [0, 0, 1, 1])
     assert plan_new(make_config(tmp_path), comm, [0, 0, 1, 1])[1].seed != progress.seed
     assert plan.nodes == (0, 0, 1, 1) and plan.config.run.seed == progress.seed
-    assert (progress.step, progress.global_batch_size, progress.lr_batch_size, progress.last_lr) == (0, 32, 32, 0.0)
+    assert (progress.step, progress.global_batch_size, progress.lr_batch_size) == (0, 32, 32)
 
 
 def test_all_ranks_of_a_new_run_have_the_layout_of_rank_0(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, 'from_rank_0', lambda comm, make: ['', 5, 'NHWC', make()[-1]])
+    monkeypatch.setattr(Comm, 'from_rank_0', lambda self, make: ['', 5, 'NHWC', make()[-1]])
     plan, progress = plan_new(make_config(tmp_path), Comm(), [0])
     assert plan.config.model.layout == progress.config['model']['layout'] == 'NHWC'
 
 
-def loaded_from(before):
-    return checkpoint.LoadedCheckpoint(Path('none/step_00000010'), before, {})
+def loaded_from(before, **trainer):
+    return checkpoint.LoadedCheckpoint(Path('none/step_00000010'), before, TrainerState({}, **trainer))
 
 
 def resume(before, now, num_ranks, *, is_elastic=False, allowed=(), nodes=None):
@@ -88,12 +91,13 @@ def test_resume_accepts_the_same_images_in_any_folder_and_no_others(tmp_path):
 
 def restored(loaded, progress, optimizer='sgd', policy='dynamic'):
     """Return the trainer of a run restored from a checkpoint."""
-    shapes = {n: a.shape for n, a in loaded.arrays.items()}
-    trainer = SimpleNamespace(restore=lambda arrays: None, array_shapes=lambda: shapes, loss_scale=LossScale(1.0),
-                              optimizer=SimpleNamespace(_config=OptimizerConfig(optimizer), last_lr=None,
-                                                        is_batch_new=False))
+    shapes = {n: a.shape for n, a in loaded.trainer.arrays.items()}
     plan = SimpleNamespace(config=Config(train=TrainConfig(loss_scale_policy=policy)))
-    _restore(SimpleNamespace(comm=Comm(), progress=progress, plan=plan), trainer, loaded)
+    trainer = SimpleNamespace(_plan=plan, _comm=Comm(), settle=Mock(), broadcast=Mock(), _set=Mock(),
+                              array_shapes=lambda: shapes, loss_scale=LossScale(1.0),
+                              optimizer=SimpleNamespace(_config=OptimizerConfig(optimizer)))
+    trainer.load_state = partial(Trainer.load_state, trainer)
+    restore(SimpleNamespace(comm=Comm(), progress=progress, trainer=trainer), loaded)
     return trainer
 
 
@@ -103,20 +107,22 @@ def test_momentum_with_half_the_ranks_follows_the_last_applied_rate(tmp_path, na
     before = progress_of(config, 4, 10)  # half an epoch
     plan, progress = resume(before, config, 2, is_elastic=True)
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size) == (20, 16, 32)
-    assert (progress.last_lr, progress.num_resumes, plan.lr_scale) == (before.last_lr, 1, 0.5)
-    optimizer = restored(loaded_from(before), progress, name).optimizer
+    assert (progress.num_resumes, plan.lr_scale) == (1, 0.5)
+    last_lr = make_plan(config, 4).learning_rate(9)
+    optimizer = restored(loaded_from(before, last_lr=last_lr), progress, name).optimizer
     factor = Optimizer._correction(optimizer, plan.learning_rate(progress.step))
     assert factor == pytest.approx(0.5, abs=2e-3) and factor != 0.5  # the schedule is also one step further
 
 
 def test_sgd_with_the_same_ranks_resumes_unchanged(tmp_path):
     config = make_config(tmp_path)
-    before = replace(progress_of(config, 4, 10), loss_scale=512.0, num_finite_steps=7)
-    trainer = restored(loaded_from(before), resume(before, config, 4)[1])
+    loaded = loaded_from(progress_of(config, 4, 10), last_lr=0.2, loss_scale=512.0, num_finite_steps=7)
+    progress = resume(loaded.progress, config, 4)[1]
+    trainer = restored(loaded, progress)
     assert Optimizer._correction(trainer.optimizer, 0.1) == 1
     assert trainer.loss_scale == LossScale(512.0, 7)
     # A static scale is that of the configuration, which --allow-changed may have changed.
-    assert restored(loaded_from(before), resume(before, config, 4)[1], policy='static').loss_scale == LossScale(1.0)
+    assert restored(loaded, progress, policy='static').loss_scale == LossScale(1.0)
 
 
 def test_epoch_restarts_if_the_nodes_of_a_shuffle_by_node_change(tmp_path):
@@ -144,17 +150,19 @@ def run(tmp_path):
     folder = new_run(tmp_path)
     folder.result.touch()
     for step in (3, 6):
-        checkpoint.save(folder.checkpoints, progress_of(make_config(tmp_path), 1, step), {'a': np.ones(2)}, 2)
+        checkpoint.save(folder.checkpoints, progress_of(make_config(tmp_path), 1, step),
+                        TrainerState({'a': np.ones(2)}, 0.4), 2)
     return folder
 
 
 def test_only_rank_0_reads_a_checkpoint_and_shares_it(run, monkeypatch):
     older, newer = checkpoint.list_checkpoints(run.checkpoints)
     read = load_resumption(Comm(), run, run.checkpoints)
-    assert (read.path, read.progress.step, set(read.arrays)) == (newer, 6, {'a'})
+    assert (read.path, read.progress.step, set(read.trainer.arrays)) == (newer, 6, {'a'})
     monkeypatch.setattr(checkpoint, '_load', None)  # a rank that reads fails
-    other = load_resumption(OtherRank(None, [str(older), vars(read.progress)]), run, run.checkpoints)
-    assert (other.path, other.progress, other.arrays) == (older, read.progress, {})
+    shared = [str(older), dump_state(read.progress, read.trainer)]
+    other = load_resumption(OtherRank(None, shared), run, run.checkpoints)
+    assert (other.path, other.progress, other.trainer) == (older, read.progress, replace(read.trainer, arrays={}))
     with pytest.raises(UserError, match='it is damaged'):
         load_resumption(OtherRank('it is damaged'), run, run.checkpoints)
 
@@ -178,7 +186,7 @@ def test_newest_intact_checkpoint_is_resumed_and_a_damaged_named_one_is_refused(
         load_resumption(Comm(), run, newer)
     assert checkpoint.list_checkpoints(run.checkpoints) == [older, newer]  # nothing is changed yet
     restored(loaded, loaded.progress)
-    assert checkpoint.list_checkpoints(run.checkpoints) == [older] and not loaded.arrays
+    assert checkpoint.list_checkpoints(run.checkpoints) == [older] and not loaded.trainer.arrays
     assert (run.checkpoints / f'damaged_{newer.name}' / 'state.json').exists()
 
 
@@ -215,7 +223,8 @@ def test_resumed_run_keeps_seed_data_ranks_and_batch(tmp_path):
 
 def test_keys_that_may_change_must_exist():
     known = {f'{name}.{key}' for name, keys in to_tree(Config()).items() for key in keys}
-    assert FREE < known
+    assert {'run.seed', 'checkpoint.keep', 'data.dir', 'comm.num_buckets', 'train.max_epochs'} < free_keys() < known
+    assert not free_keys() & {'data.crop', 'optimizer.momentum', 'schedule.base_lr', 'train.precision'}
     assert parse_allowed('') == () and parse_allowed('data.crop,run.dir') == ('data.crop', 'run.dir')
     with pytest.raises(UserError, match='got schedule.base_lrr, .* did you mean schedule.base_lr?'):
         parse_allowed('data.crop,schedule.base_lrr')
@@ -235,8 +244,8 @@ def test_writer_locks_a_run_and_removes_leftovers_of_a_killed_one(run, capsys, m
     others = [temporary_of(RunFolder(run.dir, 1).config), run.dir / '.config.yaml', run.checkpoints / 'step_x']
     for path in (*leftovers[2:], *others):
         path.write_text('half')
-    monkeypatch.setattr(session, '_LOCK_LIMIT_S', 0.0)
-    monkeypatch.setattr(session, '_LOCK_PERIOD_S', 0.01)
+    monkeypatch.setattr(runs, '_LOCK_LIMIT_S', 0.0)
+    monkeypatch.setattr(runs, '_LOCK_PERIOD_S', 0.01)
     with open(run.lock, 'a') as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         other.write('process 7 on h9')
@@ -266,7 +275,7 @@ def test_new_run_removes_leftovers_of_a_killed_one(run, tmp_path):
 
 
 def test_lock_is_awaited_until_the_other_writer_ends(run, monkeypatch):
-    monkeypatch.setattr(session, '_LOCK_PERIOD_S', 0.0)
+    monkeypatch.setattr(runs, '_LOCK_PERIOD_S', 0.0)
     other = open(run.lock, 'a')
     fcntl.flock(other, fcntl.LOCK_EX)
     beats = []
@@ -303,9 +312,9 @@ def test_run_numbers_are_unique(tmp_path):
 def test_checkpoints_of_a_resumed_run_are_the_newest(tmp_path, step, kept):
     before = progress_of(make_config(tmp_path), 1, 200)
     for number in (40, 200, 300):
-        checkpoint.save(tmp_path, replace(before, step=number), {}, 9)
+        checkpoint.save(tmp_path, replace(before, step=number), TrainerState({}), 9)
     origin = tmp_path / ('step_00000040' if step == 40 else 'step_00000200')
-    checkpoint.rewind(tmp_path, origin, replace(before, step=step), {})
+    checkpoint.rewind(tmp_path, origin, replace(before, step=step), TrainerState({}))
     paths = checkpoint.list_checkpoints(tmp_path)
     assert [checkpoint.load(p)[0].step for p in paths] == kept
 

@@ -1,9 +1,10 @@
-"""Comparison of a run with its references, and the alarm before and after a resume."""
+"""Comparison of a run with reference runs, its alarm, before and after a resume."""
 import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from helpers import emit
 from lines import write_set
 
 from mlperf_rn50.analysis.recipe.band import band
@@ -12,10 +13,9 @@ from mlperf_rn50.config_file import _join_paths
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve
-from mlperf_rn50.train import events
+from mlperf_rn50.train.compare import ReferenceComparison, find_reference, open_comparison, reference_event
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
-from mlperf_rn50.train.reference import ReferenceComparison, find_reference, open_comparison, reference_event
 from mlperf_rn50.train.sinks.metrics import Metrics
 from mlperf_rn50.train.sinks.terminal import Terminal
 
@@ -75,11 +75,8 @@ def test_resumed_run_keeps_earlier_evaluations(config, tmp_path):
 def test_metrics_and_terminal_output(config, tmp_path, capsys):
     course = opened(config, tmp_path)
     run = SimpleNamespace(metrics=tmp_path / 'metrics.jsonl', train_log=tmp_path / 'train.log', result='r')
-    sinks = events.Sinks([Metrics(run, 'digits'), Terminal(run, config)])
-    sinks.handle(reference_event(course, config, 1))
-    for epoch, accuracy in [(1, 0.1), (2, 0.2), (5, 0.5)]:
-        sinks.handle(course.compare(epoch, accuracy, 10.0 * epoch))
-    sinks.close()
+    compared = (course.compare(epoch, accuracy, 10.0 * epoch) for epoch, accuracy in [(1, 0.1), (2, 0.2), (5, 0.5)])
+    emit([Metrics(run, 'digits'), Terminal(run, config)], reference_event(course, config, 1), *compared)
     reference, *records = map(json.loads, run.metrics.read_text().splitlines())
     assert (reference['event'], reference['how'], reference['num_reference']) == ('reference', 'same', 3)
     assert reference['text'].startswith('reference: 3 runs of 1 set (')

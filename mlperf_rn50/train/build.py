@@ -1,0 +1,127 @@
+"""Build of a run, up to the start of its clock: network, data pipelines and warm-up."""
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batches
+from mlperf_rn50.data.records import class_names
+from mlperf_rn50.model.fused import fusion_text
+from mlperf_rn50.model.weights import load_weights, set_weights
+from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
+from mlperf_rn50.system.environment import git_commit
+from mlperf_rn50.system.processor import leave_openmp_to_engine
+from mlperf_rn50.text import plural
+from mlperf_rn50.train import events
+from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
+from mlperf_rn50.train.comm.device import device_id_of
+from mlperf_rn50.train.comm.rank_checks import WallClock
+from mlperf_rn50.train.compare import reference_event
+from mlperf_rn50.train.loop import TrainingRun
+from mlperf_rn50.train.resume import report_resumption, restore
+from mlperf_rn50.train.trainer import Trainer
+
+_DROP_CACHES = Path('/proc/sys/vm/drop_caches')
+# Variables for bit-identical results on a GPU: deterministic algorithms only, none chosen by measured times.
+DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': '0'}
+
+
+def build(run: TrainingRun) -> None:
+    """Build and warm up the network and the data pipelines; raise UserError for unusable inputs."""
+    plan, progress, comm, config = run.plan, run.progress, run.comm, run.plan.config
+    if not run.resumption:
+        run.emit(events.Opened(plan, progress.seed, run.nodes, *_clear_caches(run)))
+    device_id = device_id_of(config, comm)
+    leave_openmp_to_engine()
+    run.trainer = trainer = Trainer(plan, comm, progress.seed, device_id, run.heartbeat.mark_exchange)
+    source, notes = _initial_weights(run) if not run.resumption else ('', [])
+    trainer.broadcast()
+    train_shard, eval_shard = plan.train_shard(comm.rank), plan.eval_shard(comm.rank)
+    run.train_data = run.heartbeat.track_reading(
+        train_batches(config, train_shard, progress.seed, progress.step, device_id))
+    eval_data = eval_batches(config, eval_shard, device_id)
+    run.eval_data = lambda: run.heartbeat.track_reading(eval_data())
+    trainer.warm_up(synthetic_batches(config, train_shard, device_id),
+                    next(synthetic_batches(config, eval_shard, device_id)), config.train.num_warmup_steps)
+    if run.resumption:
+        restore(run, run.resumption)
+    else:
+        if config.train.precision == 'float16' and trainer.loss_scale.value != config.train.loss_scale:
+            run.emit(events.LossScaleChanged(0, config.train.loss_scale, trainer.loss_scale.value))
+        run.emit(events.Built(plan, progress.seed, sorted(t.name for t in trainer.optimizer.tensors),
+                              count_parameters(trainer.net), count_flops(trainer.net, image_shape(config)), source,
+                              notes))
+    if comm.rank == 0 and (reason := git_commit().get('git_commit_missing')):
+        run.emit(events.Noted(f'the commit of the program is unknown: {reason}; keep a copy of the code'))
+    for text in device_notes(config, os.environ):
+        run.emit(events.Noted(text))
+    mx.nd.waitall()
+    mx.random.seed(progress.seed)  # gives dropout the same masks with and without a warm-up
+    if comm.rank == 0 and (event := reference_event(run.comparison, config, comm.world_size)):
+        run.emit(event)
+    run.best_weights = BestWeights(run.folder, plan, class_names(config.data) if comm.rank == 0 else [],
+                                   progress.data_sha256)
+    run.writer = BackgroundWriter(run.heartbeat.beat)
+    if not run.resumption:
+        run.emit(events.InitStopped())
+
+
+def start_clock(run: TrainingRun) -> None:
+    """Start the clock of a new run, or continue that of a resumed one, on all ranks together."""
+    run.comm.barrier()
+    run.clock_start, run.wall_clock = time.monotonic() - run.progress.clock_s, WallClock()
+    if run.resumption:
+        report_resumption(run, run.resumption)
+    else:
+        run.emit(events.RunStarted(run.plan, len(run.nodes)))
+
+
+def _clear_caches(run: TrainingRun) -> tuple[bool, str]:
+    """Flush the page cache of every node if configured; return True and the command, or False and the reason."""
+    if not run.plan.config.run.clear_caches:
+        return False, 'not requested (run.clear_caches)'
+    problem = None
+    if run.comm.local_rank == 0:
+        try:
+            os.sync()
+            _DROP_CACHES.write_text('3\n')
+        except OSError as e:
+            problem = f'{_DROP_CACHES}: {e.strerror} (needs root)'
+    num_failed = run.comm.sum([problem is not None])[0]
+    if num_failed:
+        text = problem or f'{plural(num_failed, "node")} failed (needs root)'
+        run.emit(events.Warned(f'the page cache was not flushed: {text}'))
+        return False, text
+    return True, 'sync; echo 3 > /proc/sys/vm/drop_caches on every node'
+
+
+def _initial_weights(run: TrainingRun) -> tuple[str, list[str]]:
+    """Load train.init_weights, if set, into rank 0's network; return a description of the weights, and notes."""
+    path = run.plan.config.train.init_weights
+    if path is None:
+        return '', []
+
+    def take() -> list[Any]:
+        description, arrays = load_weights(Path(path))
+        data = run.plan.config.data
+        is_other = not data.synthetic and list(description.classes) != class_names(data)
+        notes = set_weights(run.trainer.net, run.trainer.corrected(arrays, -1), is_other)
+        run.trainer.optimizer.reset_masters()
+        return [f'{path} ({description.model["name"]}, {description.epoch} epochs on '
+                f'{description.data["dataset"]}, SHA-256 {description.sha256[:12]}…)', notes]
+    source, notes = run.comm.from_rank_0(take)
+    return source, notes
+
+
+def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
+    """Return notes for the log of a GPU run: fused operators, and missing settings for bit-identical results."""
+    if config.train.device == 'cpu':
+        return []
+    notes = [fusion_text(config, environ)] if config.model.name.startswith('resnet') else []
+    if missing := [f'{name}={value}' for name, value in DETERMINISM.items() if environ.get(name) != value]:
+        notes.append(f'results are not reproducible to the bit; on a GPU this requires {" and ".join(missing)}')
+    return notes

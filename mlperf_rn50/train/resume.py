@@ -1,0 +1,84 @@
+"""Resumption of a run: checkpoint, plan, check of the configuration, and state of the trainer."""
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mlperf_rn50.config import Config, to_tree
+from mlperf_rn50.errors import CheckpointError, ConfigError
+from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.train import events
+from mlperf_rn50.train.checkpoint import checkpoint
+from mlperf_rn50.train.checkpoint.changes import check_changes, find_changes
+from mlperf_rn50.train.checkpoint.checkpoint import LoadedCheckpoint
+from mlperf_rn50.train.checkpoint.progress import Progress, dump_state, parse_state
+from mlperf_rn50.train.checkpoint.resumable import check_unfinished, is_checkpoint
+from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.loop import TrainingRun
+from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
+
+
+def load_resumption(comm: Comm, run: RunFolder, path: Path) -> LoadedCheckpoint:
+    """Load a checkpoint, or the newest intact one of a folder, on rank 0; send all ranks its state or UserError."""
+    def load() -> LoadedCheckpoint:
+        check_unfinished(run)
+        return LoadedCheckpoint(path, *checkpoint.load(path)) if is_checkpoint(path) else checkpoint.load_newest(path)
+    loaded = comm.on_rank_0(load)
+    name, state = comm.gather_object(loaded and [str(loaded.path), dump_state(loaded.progress, loaded.trainer)])[0]
+    return loaded or LoadedCheckpoint(Path(name), *parse_state(state))
+
+
+def plan_resumed(config: Config, world_size: int, nodes: Sequence[int], resumption: LoadedCheckpoint,
+                 is_elastic: bool, allowed: Sequence[str] = (), digest: str = '') -> tuple[Plan, Progress]:
+    """Return plan and progress of a resumed run; raise UserError if configuration, ranks or checkpoint do not match."""
+    before = resumption.progress
+    plan = make_elastic_plan(config, world_size, before.lr_batch_size) if is_elastic else make_plan(config, world_size)
+    _check(resumption, plan, is_elastic, digest)
+    step = resumed_step(plan, before.step, before.global_batch_size, before.nodes == list(nodes))
+    if step >= plan.max_epochs * plan.steps_per_epoch:
+        raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the run has already completed all of them; '
+                          'increase it to resume')
+    check_changes(find_changes(before.config, config), allowed, str(resumption.path))
+    plan = replace(plan, config=replace(config, run=replace(config.run, seed=before.seed)), nodes=tuple(nodes))
+    return plan, replace(
+        before, step=step, world_size=plan.world_size, global_batch_size=plan.global_batch_size, data_sha256=digest,
+        nodes=list(nodes), num_resumes=before.num_resumes + 1, images=0, train_s=0.0, config=to_tree(plan.config))
+
+
+def _check(resumption: LoadedCheckpoint, plan: Plan, is_elastic: bool, digest: str) -> None:
+    before = resumption.progress
+    seed = plan.config.run.seed
+    facts = [('data.num_train', plan.config.data.num_train, before.num_train, 'use the same data'),
+             (f'images and classes in {plan.config.data.dir}', f'SHA-256 {digest:.12}…',
+              f'SHA-256 {before.data_sha256 or digest:.12}…', 'use the same data'),
+             ('run.seed', before.seed if seed is None else seed, before.seed, 'omit run.seed')]
+    if not is_elastic:
+        facts += [('ranks', plan.world_size, before.world_size,
+                   f'start {before.world_size} ranks, or resume with {plan.world_size} and --elastic'),
+                  ('train.global_batch_size', plan.global_batch_size, before.global_batch_size, 'keep the batch size')]
+    for name, got, expected, fix in facts:
+        if got != expected:
+            raise CheckpointError(f'{resumption.path}: {name}: got {got}, the checkpoint has {expected}; {fix}')
+
+
+def restore(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
+    """Give all ranks the state of a trainer that rank 0 has read, and free its arrays."""
+    def check() -> None:
+        checkpoint.check_arrays(loaded.path, loaded.trainer.arrays, run.trainer.array_shapes())
+        checkpoint.put_aside([p for p, _ in loaded.damaged])
+        checkpoint.rewind(loaded.path.parent, loaded.path, run.progress, loaded.trainer)
+    run.comm.on_rank_0(check)
+    run.trainer.load_state(loaded.trainer, loaded.progress.global_batch_size != run.progress.global_batch_size)
+    loaded.trainer.arrays.clear()
+
+
+def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
+    """Report from where the run resumes, and what differs from before."""
+    if loaded.damaged:
+        reasons = '; '.join(reason for _, reason in loaded.damaged)
+        run.emit(events.Warned(f'{reasons}; renamed to damaged_step_*; the run resumes from {loaded.path}'))
+    before = loaded.progress
+    if run.progress.data_sha256 and not before.data_sha256:
+        run.emit(events.Noted('the images were not compared, because the checkpoint has no digest of them'))
+    run.emit(events.Resumed(
+        run.plan, len(run.nodes), run.progress.step, run.progress.clock_s, str(loaded.path), before.world_size,
+        before.global_batch_size, find_changes(before.config, run.plan.config)))

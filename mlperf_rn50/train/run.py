@@ -1,0 +1,186 @@
+"""A training run: open it (ranks, plan, folder, sinks), build it (build.py), and train to its end (loop.py).
+
+resume.py has what only a resumed run needs. The docstring of events.py is an outline of a run.
+"""
+import os
+import platform
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import mxnet as mx
+
+from mlperf_rn50.config import Config, check_values, to_tree
+from mlperf_rn50.data.records import data_digest
+from mlperf_rn50.errors import RankLost, UserError
+from mlperf_rn50.files import writing
+from mlperf_rn50.mllog.writer import RunLog
+from mlperf_rn50.model.fused import layout_warnings, with_layout
+from mlperf_rn50.runfolder.locks import FileLock
+from mlperf_rn50.runfolder.names import RunFolder, new_run
+from mlperf_rn50.system.cgroup import render_cpu_list
+from mlperf_rn50.system.launcher_env import print_stderr
+from mlperf_rn50.system.signals import catch
+from mlperf_rn50.system.telemetry import Telemetry
+from mlperf_rn50.train import events
+from mlperf_rn50.train.build import build, start_clock
+from mlperf_rn50.train.checkpoint.progress import Progress
+from mlperf_rn50.train.checkpoint.resumable import clear_abandoned, clear_run
+from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.compare import find_reference, open_comparison
+from mlperf_rn50.train.loop import RankPlace, TrainingRun, run_to_end
+from mlperf_rn50.train.plan import Plan, make_plan
+from mlperf_rn50.train.resume import load_resumption, plan_resumed
+from mlperf_rn50.train.sinks.metrics import Metrics
+from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
+from mlperf_rn50.train.sinks.terminal import Terminal
+from mlperf_rn50.train.sinks.watched import Sampled, Watched
+from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
+
+_LOCK_PERIOD_S = 0.5  # time between two attempts to take the lock
+# A run that is being killed may still write its checkpoint, for which watcher and launcher together allow 35 s.
+_LOCK_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the command line asks a rank to train.
+
+    Args:
+        config: the configuration, not yet checked; that of a resumed run was read from its run folder.
+        resume: the run to resume, with its checkpoints folder or a single checkpoint; None starts a new run.
+        is_elastic: True if a resumed run may have a different number of ranks.
+        allowed: configuration keys that may change on resume, in addition to those declared with free_option.
+        warnings: warnings about the configuration, which the run reports.
+    """
+
+    config: Config
+    comm: Comm
+    heartbeat: Heartbeat
+    resume: tuple[RunFolder, Path] | None = None
+    is_elastic: bool = False
+    allowed: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+
+def train(job: Job) -> tuple[events.Ended, RunFolder]:
+    """Train until the target is reached, the epochs are used up or a stop is requested; raise UserError on failure.
+
+    Return the end of the run (converged, aborted or interrupted) and its files.
+    """
+    check_values(job.config)
+    catch(job.heartbeat.request_stop)
+    job.heartbeat.beat('start-up')
+    with open_run(job) as run:
+        try:
+            for text in [*job.warnings, *layout_warnings(run.plan.config)]:
+                run.emit(events.Warned(text))
+            build(run)
+            start_clock(run)
+            return run_to_end(run), run.folder
+        except mx.MXNetError as e:
+            if 'Horovod has been shut down' not in str(e):
+                raise
+            raise RankLost('the connection to another rank was lost') from e
+
+
+@contextmanager
+def open_run(job: Job) -> Iterator[TrainingRun]:
+    """Plan a run and hold its folder, with open sinks; raise UserError if the job does not fit data or checkpoint."""
+    config, comm = job.config, job.comm
+    with ExitStack() as cleanup:
+        if job.resume:
+            folder, path = job.resume
+            cleanup.enter_context(hold_run(comm, folder, job.heartbeat))
+        resumption = load_resumption(comm, folder, path) if job.resume else None
+        reference = comm.on_rank_0(lambda: find_reference(config, comm.world_size))
+        own = [platform.node(), comm.local_rank, comm.local_size, render_cpu_list(os.sched_getaffinity(0))]
+        hosts = [RankPlace(*row) for row in comm.gather_object(own)]
+        if resumption:
+            digest = comm.from_rank_0(lambda: data_digest(config.data))
+            plan, progress = plan_resumed(config, comm.world_size, nodes_of(hosts), resumption, job.is_elastic,
+                                          job.allowed, digest)
+        else:
+            plan, progress = plan_new(config, comm, nodes_of(hosts))
+            folder = RunFolder(Path(config.run.dir), progress.result_index)
+            cleanup.enter_context(hold_run(comm, folder, job.heartbeat))
+        comparison = open_comparison(reference, plan, folder.metrics, progress.step // plan.steps_per_epoch)
+        run = TrainingRun(plan, progress, comm, hosts, job.heartbeat, folder, comparison, resumption)
+        run.sinks = open_sinks(run)
+        for sink in run.sinks:
+            cleanup.callback(sink.close)
+        yield run
+
+
+def nodes_of(hosts: Sequence[RankPlace]) -> list[int]:
+    """Return the node number of every rank; nodes count from 0, in the order of their first ranks."""
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(h.name for h in hosts))}
+    return [numbers[h.name] for h in hosts]
+
+
+def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Progress]:
+    """Return plan and progress of a new run; rank 0 claims the run number and chooses a seed or layout that is null."""
+    plan = make_plan(config, comm.world_size)
+    drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
+    digest, seed, layout, index = comm.from_rank_0(lambda: [
+        data_digest(config.data), drawn, with_layout(config).model.layout, new_run(Path(config.run.dir)).index])
+    config = replace(config, model=replace(config.model, layout=layout), run=replace(config.run, seed=seed))
+    plan, batch = replace(plan, config=config, nodes=tuple(nodes)), plan.global_batch_size
+    return plan, Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index, list(nodes),
+                          config=to_tree(config), data_sha256=digest)
+
+
+@contextmanager
+def hold_run(comm: Comm, run: RunFolder, heartbeat: Heartbeat) -> Iterator[None]:
+    """Hold a run's lock and remove unfinished files; raise UserError on all ranks if another program keeps the lock."""
+    lock, attempts = FileLock(run.lock), count()
+    try:
+        while not comm.from_rank_0(lambda: _take(lock, next(attempts) * _LOCK_PERIOD_S)):
+            heartbeat.beat()
+            time.sleep(_LOCK_PERIOD_S)
+        if lock.is_held:
+            clear_run(run)
+            clear_abandoned(run)
+        yield
+    finally:
+        lock.close()
+
+
+def _take(lock: FileLock, waited_s: float) -> bool:
+    """Take the lock of a run; return False while another program holds it."""
+    with writing(lock.path):
+        if lock.take():
+            return True
+    if waited_s > _LOCK_LIMIT_S:
+        raise UserError(f'{lock.path}: {lock.holder()} writes this run and has not ended within {_LOCK_LIMIT_S:.0f} s; '
+                        'wait for it or stop it')
+    if not waited_s:
+        print_stderr(f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at most '
+                     f'{_LOCK_LIMIT_S:.0f} s')
+    return False
+
+
+def open_sinks(run: TrainingRun) -> list[events.Sink]:
+    """Open this rank's sinks for events; most of them exist only on rank 0."""
+    config, folder = run.plan.config, run.folder
+    sinks: list[events.Sink] = [Watched(run.heartbeat), Sampled(open_telemetry(config, run.comm, folder))]
+    if run.comm.rank == 0:
+        log = RunLog(folder.result, folder.result_v06 if config.run.log_v06 else None, run.resumption is not None)
+        sinks += [MlperfLog(log), Metrics(folder, config.data.dataset), Terminal(folder, config)]
+        if config.run.tensorboard:
+            from mlperf_rn50.train.sinks.tensorboard import TensorBoard
+            sinks.append(TensorBoard(folder.tensorboard, run.progress.step, config))
+    return sinks
+
+
+def open_telemetry(config: Config, comm: Comm, run: RunFolder) -> Telemetry:
+    """Return this node's telemetry; it records only if configured, and only on the node's first rank."""
+    if not config.run.telemetry or comm.local_rank:
+        return Telemetry(None)
+    run.dir.mkdir(parents=True, exist_ok=True)  # the run folder may be on a local disk of each node
+    num_gpus = -(-comm.local_size // config.run.ranks_per_device) if config.train.device == 'gpu' else 0
+    return Telemetry(run.telemetry(platform.node()), num_gpus)
