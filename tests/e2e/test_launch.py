@@ -7,17 +7,15 @@ import sys
 
 import pytest
 from e2e.training import pack_tiny
-from helpers import ROOT, own_signals, run, write_files
+from helpers import ROOT, call, run, write_files
 
-from mlperf_rn50.launch.__main__ import main
 from mlperf_rn50.mllog.read.reader import read_run
 
 
-@pytest.mark.parametrize('arguments', [['2'], ['0', 'true'], []])
-def test_ranks_sh_usage(arguments, capsys):
-    with own_signals():
-        assert main([str(ROOT / 'launch/ranks.sh'), *arguments]) == 2
-    assert 'Usage: launch/ranks.sh RANKS' in capsys.readouterr().err
+@pytest.mark.parametrize('arguments', [['2'], []])
+def test_usage_of_ranks(arguments):
+    done = call('launch', 'ranks', *arguments)
+    assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'PROGRAM: missing' in done.stderr
 
 
 def test_ranks_inside_a_slurm_job_have_numbers_and_cores_and_return_their_exit_code():
@@ -65,12 +63,12 @@ def test_setting_that_keeps_open_mpi_from_starting_ranks_is_named(tmp_path, vari
     start_mpi = [sys.executable, ROOT / 'launch/engines/try_mpi.py']
     done = run([ROOT / 'launch/ranks.sh', 2, *(start_mpi if expected else ['false'])],
                env={**env, 'HOME': str(tmp_path), **variables})
-    lines = [line for line in done.stderr.splitlines() if line.startswith('launch/ranks.sh: ')]
+    lines = [line for line in done.stderr.splitlines() if line.startswith('mlperf-rn50')]
     assert done.returncode == (2 if expected else 1)
     if not expected:
         assert lines == []  # the program failed, not Open MPI
         return
-    assert len(lines) == 1 and lines[0].startswith(f'launch/ranks.sh: {expected[0]}'), done.stderr
+    assert len(lines) == 1 and lines[0].startswith(f'mlperf-rn50: {expected[0]}'), done.stderr
     assert expected[1] in lines[0].partition('this setting: ')[2] and lines[0].endswith('; correct or remove it')
 
 
