@@ -6,6 +6,7 @@ signals one after another. It forwards a stop request and then gives the ranks t
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -127,3 +128,10 @@ def processes_of(job: str) -> list[int]:
             if wanted in path.read_bytes().split(b'\0'):
                 found.append(int(path.parent.name))
     return found
+
+
+if __name__ == '__main__':
+    # Execute mpirun or orted of a Slurm job with SIGTERM blocked: scancel sends it to both too, and they would kill the
+    # ranks. Open MPI unblocks all signals in the ranks.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    os.execv(sys.argv[1], sys.argv[1:])
