@@ -18,11 +18,12 @@ def test_usage_of_ranks(arguments):
     assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'PROGRAM: missing' in done.stderr
 
 
-def test_ranks_inside_a_slurm_job_have_numbers_and_cores_and_return_their_exit_code():
+def test_ranks_inside_a_slurm_job_have_numbers_and_cores_and_return_their_exit_code(tmp_path):
     job = {'SLURM_JOB_ID': '1', 'SLURM_JOBID': '1', 'SLURM_NODELIST': 'n1', 'SLURM_JOB_NODELIST': 'n1',
            'SLURM_NNODES': '1', 'SLURM_TASKS_PER_NODE': '1', 'SLURM_PROCID': '0', 'SLURM_NTASKS': '1'}
     done = run([ROOT / 'launch/ranks.sh', 2, 'sh', '-c', 'echo $OMPI_COMM_WORLD_RANK $OMPI_COMM_WORLD_SIZE '
-                '$OMP_NUM_THREADS $DALI_AFFINITY_MASK; exit 75'], env={**os.environ, **job})
+                '$OMP_NUM_THREADS $DALI_AFFINITY_MASK; >$OMPI_COMM_WORLD_RANK; until [ -e 0 ] && [ -e 1 ]; '
+                'do sleep 0.05; done; exit 75'], env={**os.environ, **job}, cwd=tmp_path)
     assert done.returncode == 75
     ranks = sorted(line.split() for line in done.stdout.splitlines())
     assert [rank[:2] for rank in ranks] == [['0', '2'], ['1', '2']], done.stderr
