@@ -7,7 +7,7 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-from mlperf_rn50.analysis.recipe.choose import families, frontier, group_recipes
+from mlperf_rn50.analysis.recipe.choose import families, frontier, group
 from mlperf_rn50.analysis.report.overview import CARDS, card_of, draw_overview
 from mlperf_rn50.analysis.sets.published import load_published, load_table
 
@@ -49,7 +49,7 @@ def table(head, rows):
 
 def best_recipes():
     """Return the best recipe of each batch since v0.7 with LARS."""
-    known = group_recipes(load_published(), 'lars', 0.759)
+    known = group(load_published(), 'lars', 0.759)
     return next(edge for family in families(known) if (edge := frontier(family)))
 
 

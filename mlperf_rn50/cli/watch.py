@@ -133,7 +133,7 @@ def _show_live(states: Iterator[list[LiveRun]], every_s: float, price: float | N
 
 
 def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> None:
-    """Print a line for a run on each of its events, and every _LINE_PERIOD_S seconds while its steps progress."""
+    """Print a line for a run when something changes, and otherwise every _LINE_PERIOD_S seconds while it trains."""
     from mlperf_rn50.analysis.watch.facts import line_of
     printed: dict[int, tuple[object, object, float]] = {}
     for runs in states:

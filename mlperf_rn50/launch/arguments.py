@@ -51,7 +51,7 @@ def announce(command: str, text: str) -> None:
         print_stderr(f'mlperf-rn50 {command}: {printable(text)}')
 
 
-def at_least(least: int) -> Callable[[str], int]:
+def whole_number(least: int) -> Callable[[str], int]:
     """Return the argparse type of a whole number with a minimum."""
     def parse(text: str) -> int:
         if not re.fullmatch(r'[0-9]{1,6}', text) or int(text) < least:
@@ -60,7 +60,7 @@ def at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
-count = at_least(1)
+count = whole_number(1)
 
 
 def launch_parser(name: str, description: str, has_hosts: bool, image_option: str | None) -> Parser:

@@ -7,7 +7,7 @@ V05 = 'v0.5'
 RULESETS = (V05, '0.6.0', '0.7.0', '1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
 DIVISIONS = ('open', 'closed')
 ROUNDS = {V05: V05, **{f'v{r[:3]}': r for r in RULESETS[1:]}}  # ruleset of the checkers, by round
-PACKAGED = tuple(name for name in ROUNDS if name >= 'v1.0')  # earlier rounds no longer accept submissions
+PACKAGED = tuple(name for name in ROUNDS if name >= 'v1.0')  # the package layout of earlier rounds is not supported
 WRITTEN = ', '.join([V05, *(f'{ruleset} or {name}' for name, ruleset in ROUNDS.items() if ruleset != V05)])
 
 

@@ -1,11 +1,11 @@
 """A run as read from its log, with the sources of its facts and the findings about it."""
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.findings import Finding
 
 # aborted: ended below the target; interrupted: ended by a stop request; failed: the run gave up, or its log has no
 # run_stop or contradicts itself; running: no run_stop yet, and the log is still being written; unreadable: not a log.
@@ -13,11 +13,6 @@ RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'running', 
 
 V05_TARGET, TARGET = 0.749, 0.759  # Top-1 required in the closed division of v0.5, and of later rounds
 IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
-MAX_FINDINGS = 50  # maximum number of findings of each grade
-
-# error: a number does not count; warning: a number may be wrong; note: a property of a log.
-Grade = Literal['error', 'warning', 'note']
-GRADES: tuple[Grade, ...] = ('error', 'warning', 'note')
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,62 +24,6 @@ class FactSource:
     line: int | None = None  # line number in `path` or, if that is None, in the log
     path: Path | None = None  # file of the description; None for the log
     numbers: tuple[int, ...] = ()  # of a count, the values from all sources
-
-
-class Finding(NamedTuple):
-    """A finding about a line, a log or a run set, and a summary to use for several such lines."""
-
-    line: int | None  # None for the whole file
-    text: str
-    summary: str = ''
-    grade: Grade = 'warning'
-    file: Path | None = None  # None for several logs
-
-
-def note(text: str) -> Finding:
-    """Return a note about a run set or a comparison."""
-    return Finding(None, text, grade='note')
-
-
-def most_severe(findings: Iterable[Finding]) -> list[Finding]:
-    """Return errors, then warnings, then notes, each in the given order."""
-    return sorted(findings, key=lambda f: GRADES.index(f.grade))
-
-
-class Findings:
-    """Collects the first finding of each kind, and counts its lines, so that the memory does not grow with the log."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[Grade, str], Finding] = {}  # the first finding by grade and summary
-        self._counts: Counter[tuple[Grade, str]] = Counter()
-
-    def add(self, finding: Finding) -> None:
-        """Add a finding; of several with the same grade and summary, only the first is kept."""
-        grade, kind = finding.grade, (finding.grade, finding.summary or finding.text)
-        if kind not in self._kept and sum(key[0] == grade for key in self._kept) >= MAX_FINDINGS:
-            omitted = Finding(finding.line, f'further {grade}s are omitted', grade=grade)
-            self._kept.setdefault((grade, ''), omitted)
-            return
-        self._kept.setdefault(kind, finding)
-        self._counts[kind] += 1
-
-    def error(self, line: int | None, text: str, summary: str = '') -> None:
-        self.add(Finding(line, text, summary, 'error'))
-
-    def warn(self, line: int | None, text: str, summary: str = '') -> None:
-        self.add(Finding(line, text, summary))
-
-    def note(self, line: int | None, text: str, summary: str = '') -> None:
-        self.add(Finding(line, text, summary, 'note'))
-
-    def include(self, other: 'Findings') -> None:
-        """Insert the findings of another collector before those of this one."""
-        self._kept, self._counts = {**other._kept, **self._kept}, other._counts + self._counts
-
-    def of(self, path: Path) -> tuple[Finding, ...]:
-        """Return errors, warnings and notes about a file, each in the order of the log."""
-        return tuple(most_severe(f._replace(file=path) if (count := self._counts[kind]) < 2 else f._replace(
-            file=path, text=f'{count} lines from line {f.line} on: {kind[1]}') for kind, f in self._kept.items()))
 
 
 class Evaluation(NamedTuple):

@@ -147,7 +147,7 @@ class _Layers:
                     in_channels=in_channels, layout=self.config.layout, weight_initializer=init, prefix=f'{name}_')
 
     def norm(self, name: str, layer: Layer, is_last: bool = False) -> list[nn.HybridBlock]:
-        """Return a layer's BatchNorm, unless folded, and ReLU, if any. is_last: this layer ends a unit (zero_gamma)."""
+        """Return a layer's BatchNorm, unless it is folded, and its ReLU, if any. is_last: the layer ends a unit."""
         relu = [nn.Activation('relu')] if layer.has_relu else []
         if self.is_folded:
             return relu

@@ -102,13 +102,13 @@ def run_epochs(run: TrainingRun) -> Outcome:
             if evaluated.accuracy.top1 >= plan.config.train.target_accuracy:
                 return end(run, 'converged', epoch + 1, evaluated.time_s)
             if plan.config.run.stop_when_behind and run.comm.sum([run.comparison.is_behind])[0] > 0:
-                save(run)
+                save_checkpoint(run)
                 return end(run, 'aborted')
             first_epoch = epoch + 1
         num_stops, num_due = run.comm.sum([run.heartbeat.is_stop_requested, is_time_checkpoint_due(run)])
         is_stop_requested = num_stops > 0
         if is_stop_requested or num_due > 0 or is_checkpoint_due(run):
-            save(run)
+            save_checkpoint(run)
         if is_stop_requested and epoch + 1 < plan.max_epochs:
             return end(run, 'interrupted')
     return end(run, 'aborted')
@@ -139,7 +139,7 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
             is_stop_requested = any(is_stop for is_stop, _ in requests)
             if is_stop_requested:
                 progress.add_training((step + 1 - first) * plan.global_batch_size, reporter.elapsed_s())
-            save(run)
+            save_checkpoint(run)
             if is_stop_requested:
                 return True
     trainer.settle()  # so that the clock is read when the work is done, not when it is queued
@@ -206,7 +206,7 @@ def is_checkpoint_due(run: TrainingRun) -> bool:
     return bool(period) and epochs % period == 0 or is_step_checkpoint_due(run)
 
 
-def save(run: TrainingRun) -> None:
+def save_checkpoint(run: TrainingRun) -> None:
     """Take a checkpoint; training waits only until the arrays have been copied in memory."""
     run.sinks.handle(events.Saving())
     trainer, progress = run.trainer, run.progress

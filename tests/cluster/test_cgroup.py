@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster.conftest import run_metrics
 from helpers import CLI, HANG_LIMIT_S, ROOT, run, skip_for, wait_for
-from unit.test_watch import start as start_watched
+from unit.test_watchdog import start as start_watched
 
 GROUPS = Path('/sys/fs/cgroup')
 IS_V2 = (GROUPS / 'cgroup.controllers').exists()

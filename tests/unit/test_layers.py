@@ -1,4 +1,4 @@
-"""Structure of the package: direction and cycles of imports, sizes of folders and modules, unique class names."""
+"""Structure of the package: direction and cycles of imports, sizes of folders and modules, unique names."""
 import ast
 import sys
 from collections import Counter
@@ -88,10 +88,20 @@ def test_folders_and_modules_are_small():
     assert {name: n for name, n in num_lines.items() if n < MIN_LINES and users[name] == 1} == {}
 
 
-def test_class_names_are_defined_once():
-    names = Counter(node.name for path in PACKAGE.rglob('*.py') for node in ast.walk(ast.parse(path.read_text()))
-                    if isinstance(node, ast.ClassDef))
+def test_classes_and_public_functions_have_different_names():
+    trees = [ast.parse(path.read_text()) for path in PACKAGE.rglob('*.py')]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    names += Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)
+                     and node.name[0] != '_' and node.name not in ('make_parser', 'run', 'main'))
     assert [name for name, n in names.items() if n > 1] == []
+
+
+def test_unit_tests_are_named_after_a_module_folder_or_script():
+    """The name may continue with the aspect that is tested, as in test_predict_cli.py."""
+    tested = [*PACKAGE.rglob('*'), *ROOT.glob('launch/*.sh'), *ROOT.glob('tests/gpu/*.py')]
+    names = {path.stem for path in tested} | {'layers', 'log_corpus'}  # all modules, and the logs in tests/logs
+    tests = [path.stem.removeprefix('test_') for path in (ROOT / 'tests/unit').glob('test_*.py')]
+    assert [t for t in tests if not any(f'{t}_'.startswith(f'{name}_') for name in names)] == []
 
 
 @pytest.mark.parametrize('module', LIGHT + [f'{room.replace("/", ".")}.{p.relative_to(PACKAGE / room).with_suffix("")}'

@@ -21,9 +21,10 @@ from lines import START_S, mllog, run_lines, write_lines
 from mlperf_rn50.analysis.sets.findings import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mllog.findings import Findings
 from mlperf_rn50.mllog.read.description import _count, load_object
 from mlperf_rn50.mllog.read.reader import read_run
-from mlperf_rn50.mllog.run import Findings, Run
+from mlperf_rn50.mllog.run import Run
 
 LOGS = Path(__file__).parents[1] / 'logs'
 BASE = json.loads((LOGS / 'base.json').read_text())
@@ -31,11 +32,11 @@ CASES = sorted(p for p in LOGS.iterdir() if p.is_dir())
 
 
 def facts_of_run(run: Run) -> dict:
-    """Return the known facts of a run; findings are reduced to their line and grade."""
+    """Return the known facts of a run; findings are reduced to their line and id."""
     facts = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)} | {
         'path': run.path.name, 'age_s': None, 'optimizer': dict(run.optimizer), 'lines': dict(run.lines),
         'sources': {k: [s.basis, s.line] for k, s in run.sources.items()},
-        'findings': [[f.line, f.grade] for f in run.findings]}
+        'findings': [[f.line, f.kind] for f in run.findings]}
     return {k: v for k, v in facts.items() if v not in (None, (), {}, [])}
 
 
@@ -115,10 +116,11 @@ def test_memory_does_not_grow_with_the_log(tmp_path):
 def test_findings_of_a_log_and_size_of_a_description_are_bounded(tmp_path):
     findings = Findings()
     for k in range(60):
-        findings.note(k, str(k))
-        findings.error(k, str(k))
-    found = findings.of(tmp_path)
-    assert [f.grade for f in found] == ['error'] * 51 + ['note'] * 51 and found[-1].text == 'further notes are omitted'
+        findings.flag('not_imagenet', k, k)
+        findings.flag('unreadable', k, k)
+    found = findings.in_file(tmp_path)
+    assert [f.kind for f in found] == ['unreadable'] * 50 + ['omitted'] + ['not_imagenet'] * 50 + ['omitted']
+    assert [f.grade for f in found] == ['error'] * 51 + ['note'] * 51 and {f.file for f in found} == {tmp_path}
     (tmp_path / 'env.json').write_text(' ' * (1 << 20) + '{}')
     with pytest.raises(ValueError, match='is larger than 1048576 bytes'):
         load_object(tmp_path / 'env.json')
@@ -160,7 +162,7 @@ def test_only_a_running_run_has_an_age(unended, tmp_path):
     assert (run.epochs_to_converge, run.time_to_train_s, run.findings) == (None, None, ())
     run = read_run(unended(), now_s=START_S + 22 + 601)
     assert run.age_s is None
-    assert [(f.grade, f.text) for f in run.findings] == [('error', 'no run_stop; the log ends here')]
+    assert [f.kind for f in run.findings] == ['no_run_stop']
     run = read_run(write_lines(tmp_path / 'result_0.txt', run_lines()), now_s=START_S + 22)
     assert (run.status, run.age_s) == ('converged', None)
 

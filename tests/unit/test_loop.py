@@ -59,7 +59,7 @@ def train_epoch(monkeypatch, stops_at, period_steps=0, period_s=0.0, overflows_a
     def save(run):
         saved.append((progress.step, len(run.trainer.read_steps)))
         progress.clock_s = run.now_s()
-    monkeypatch.setattr(loop, 'save', save)
+    monkeypatch.setattr(loop, 'save_checkpoint', save)
     return loop.train_epoch(run, 0, is_block_start=True), run, saved
 
 

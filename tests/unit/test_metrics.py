@@ -74,6 +74,6 @@ def test_stragglers_are_listed_once_with_their_frequency(run_of):
     invalid = [json.dumps({'event': 'ranks', 'stragglers': s}) for s in (5, None, {'a': 1}, [5], ['x' * 5000], [None])]
     run = run_of(*invalid, ranks(), ranks('rank 1 on h2 is slow: 9 ms'),
                  ranks('rank 1 on h2 is slow: 8 ms', 'rank 0 on h1 is slow'))
-    assert read_stragglers(run) == ['rank 1 on h2 is slow: 8 ms (at 2 of 3 evaluations)',
+    assert [f.text for f in read_stragglers(run)] == ['rank 1 on h2 is slow: 8 ms (at 2 of 3 evaluations)',
                                     'rank 0 on h1 is slow (at 1 of 3 evaluations)']
     assert 'result_0.txt: rank 1 on h2 is slow: 8 ms (at 2 of 3' in render_table(studies_of(run.path))

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 from lines import write_set
-from made_systems import changed, refused, studies_of, study_of
+from made_systems import changed, studies_of, study_of
 
 from mlperf_rn50.analysis.report.detail_tables import runs_table
 from mlperf_rn50.analysis.report.page import dump_report, render_html
@@ -66,19 +66,6 @@ def sweep(tmp_path_factory):
 
 def texts_of(table):
     return {row[0].text: dict(zip(table.head, (cell.text for cell in row))) for row in table.whole_rows}
-
-
-def test_refused_set_is_a_row_with_its_reason_and_no_number(sweep):
-    systems = load_run_sets([sweep])
-    studies = make_studies([systems[0], refused(systems[1], 'num_nodes is 1 in <a>|and 2 in b')])
-    row = answer_table(studies[0]).rows[1]
-    text = Elements(bare_page_of(studies)).text
-    assert [c.text for c in row] == ['2x4', 'refused: num_nodes is 1 in <a>|and 2 in b']
-    assert sum(c.span for c in row) == len(answer_table(studies[0]).head)
-    assert 'refused: num_nodes is 1 in <a>|and 2 in b' in text
-    assert '2x4: refused: num_nodes is 1 in &lt;a>\\|and 2 in b' in render_table(studies, MARKDOWN)
-    lines = [line for line in render_table(studies).splitlines() if line.startswith('2x4')]
-    assert set(lines[0].split()) == {'2x4', '-'} and lines[1].startswith('2x4: refused: num_nodes')
 
 
 def test_official_score_has_a_column_only_if_it_differs(sweep, monkeypatch):

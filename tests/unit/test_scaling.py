@@ -11,6 +11,7 @@ from mlperf_rn50.analysis.report.text import render_table
 from mlperf_rn50.analysis.sets import scaling
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mllog.findings import make_finding
 
 # Epochs and speed-ups of study 1 with 4 V100 per node, from which all times follow if the time of one node is given.
 STUDY_1 = {1: (61, 1.0), 2: (62, 1.8), 4: (65, 3.3), 8: (81, 4.9)}
@@ -58,9 +59,9 @@ def test_difference_below_the_evaluation_period_is_weak(tmp_path):
     write_set(tmp_path / 'a', 3, accuracies=(0.5, 0.76), period=4)
     write_set(tmp_path / 'b', 3, accuracies=lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76), period=4, nodes=2,
               ranks=8)
-    text = 'weak evidence, because the mean epochs differ from a by 1.3, less than the 4 epochs between evaluations'
     study = study_of(tmp_path)
-    assert ('note', text) in [(f.grade, f.text) for f in study.findings[study.run_sets[1]]]
+    assert make_finding('evidence_weak', None, 'a', 4 / 3, '4 epochs').text in [
+        f.text for f in study.findings[study.run_sets[1]]]
 
 
 def test_different_targets_and_data_are_different_studies(tmp_path):
@@ -106,10 +107,9 @@ def test_efficiency_of_unknown_accelerators_has_a_warning(tmp_path, names, is_al
         write_set(tmp_path / f's/{nodes}n', 1, nodes=nodes, ranks=4 * nodes, platform=name, number_of_nodes=nodes)
     study = study_of(tmp_path)
     assert [s.num_nodes for s in study.run_sets] == [1, 2] and study.comparisons[1].efficiency
-    warning = 'the accelerator of 1n, 2n is unknown; efficiency assumes that all accelerators are the same model'
-    texts = [(f.grade, f.text) for f in study.findings[study.baseline]]
-    assert texts == [*([] if is_alike else [('warning', warning)]),
-                     *([('note', 'all systems ran on platform box')] if has_note else [])]
+    assert study.findings[study.baseline] == [
+        *([] if is_alike else [make_finding('accelerator_unknown', None, '1n, 2n')]),
+        *([make_finding('platform_equal', None, 'box')] if has_note else [])]
 
 
 def test_number_of_accelerators_in_the_platform_is_no_number_of_nodes(tmp_path):
@@ -120,8 +120,8 @@ def test_number_of_accelerators_in_the_platform_is_no_number_of_nodes(tmp_path):
     for per_node in (8, 4):
         description.write_text(json.dumps({'number_of_nodes': 1, 'accelerators_per_node': per_node}))
         found = load_run_sets([folder])[0].runs[0].findings
-        warnings.append([f.text for f in found if 'nodes (submission_platform)' in f.text])
-    assert warnings == [[], ['8 nodes (submission_platform), but 1 (box.json); 1 is used']]
+        warnings += [f.text for f in found if f.kind == 'counts_differ' and ' nodes ' in f.text]
+    assert warnings == [make_finding('counts_differ', None, 8, 'nodes', 'submission_platform', 1, 'box.json').text]
 
 
 def test_only_widest_of_many_splits_is_shown_with_a_note(tmp_path):
@@ -135,8 +135,7 @@ def test_only_widest_of_many_splits_is_shown_with_a_note(tmp_path):
     fastest = max(many.run_sets, key=lambda s: s.images_per_s)
     slowest = min(s.images_per_s for s in many.run_sets if s.num_nodes != fastest.num_nodes)
     assert [x.difference for x in many.splits] == [fastest.images_per_s / slowest - 1]
-    assert ('of 16 systems with 16 accelerators, only the fastest is compared with the slowest on another number of '
-            'nodes') in [f.text for f in many.findings[many.baseline]]
+    assert make_finding('splits_hidden', None, 16, '16 accelerators') in many.findings[many.baseline]
 
 
 def systems_of(*studies):
@@ -154,18 +153,15 @@ def submission(home, models, **keys):
     return home
 
 
-DIFFERENCE = 'A100, not V100 as in 1n; the speed-up compares different hardware and has no efficiency'
-
-
-@pytest.mark.parametrize('models, efficiency, differences', [
-    (('V100', 'A100'), None, [DIFFERENCE]), (('A100', 'A100'), 1, []), (('A100', ''), 1, []), (('', ''), 1, [])])
-def test_different_accelerator_models_have_no_efficiency(tmp_path, models, efficiency, differences):
+@pytest.mark.parametrize('models, efficiency', [
+    (('V100', 'A100'), None), (('A100', 'A100'), 1), (('A100', ''), 1), (('', ''), 1)])
+def test_different_accelerator_models_have_no_efficiency(tmp_path, models, efficiency):
     study = study_of(submission(tmp_path / 'v1.0/us', dict(zip((1, 2), models))), baseline='1n')
     last = study.comparisons[1]
     assert last.speedup == pytest.approx(2) and last.efficiency == last.hardware_efficiency == (
         efficiency and pytest.approx(efficiency))
-    found = [f for f in systems_of(study)['2n']['findings'] if 'A100, not' in f['text']]
-    assert found == [{'grade': 'note', 'text': text, 'file': None, 'line': None} for text in differences]
+    assert [f for f in study.findings[study.run_sets[1]] if f.kind == 'hardware_differs'] == (
+        [] if efficiency else [make_finding('hardware_differs', None, 'A100', 'V100', '1n')])
 
 
 def test_node_splits_compare_the_same_accelerator_model(tmp_path):
@@ -177,14 +173,14 @@ def test_different_rules_are_findings(tmp_path):
     write_set(tmp_path / 'v1.0/us/results/a/resnet', 1)
     write_set(tmp_path / 'v2.0/us/results/b/resnet', 1, nodes=2, ranks=8, division='open', target=0.759)
     study = study_of(tmp_path, baseline='a')
-    assert [(f.grade, f.text) for f in study.findings[study.run_sets[1]]] == [
-        ('note', 'rules of v2.0, not v1.0 as in a'), ('warning', 'open division, not closed as in a')]
+    assert study.findings[study.run_sets[1]] == [make_finding('rounds_differ', None, 'v2.0', 'v1.0', 'a'),
+                                                 make_finding('divisions_differ', None, 'open', 'closed', 'a')]
     assert study.comparisons[1].speedup == pytest.approx(1)
 
 
 @pytest.mark.needs_published
 def test_speedups_and_inconsistencies_of_published_rounds():
-    """Check speed-ups; test_known checks the values of each system."""
+    """Check speed-ups; test_published checks the values of each system."""
     systems = systems_of(*studies_of(PUBLISHED))
     assert len(systems) == 6
     n2 = systems['dgxa100_n2_ngc20.06_mxnet']

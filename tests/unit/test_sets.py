@@ -19,7 +19,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet, score_minutes
 from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.duplicates import find_duplicates
-from mlperf_rn50.mllog.run import Finding, note
+from mlperf_rn50.mllog.findings import make_finding
 
 MINUTES = 60.0
 REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt, expected one value in a run set; report '
@@ -40,10 +40,6 @@ def test_score_drops_fastest_and_slowest_of_five(times, score):
     assert got == (None if score is None else pytest.approx(score))
 
 
-def graded(system):
-    return [(f.grade, f.text) for f in set_findings(system)]
-
-
 def test_set_of_five(tmp_path):
     system = load_set(write_set(tmp_path / 'study/box', epoch_s=lambda k: 10.0 + k, nodes=2, ranks=8))
     assert (system.name, system.study_name, len(system.converged)) == ('box', 'study', 5)
@@ -60,7 +56,7 @@ def test_one_aborted_run_counts_as_the_slowest_and_two_make_the_set_invalid(tmp_
                              status=lambda k: 'aborted' if k == 0 else 'success'))
     # 24, 26, 28, 30 and the aborted run, which was fast but counts as the slowest; 26, 28 and 30 remain.
     assert one.score_minutes == pytest.approx(28 / 60) and [r.status for r in one.runs].count('aborted') == 1
-    assert ('note', '1 of 5 runs did not converge') in graded(one)
+    assert make_finding('runs_unconverged', None, 1, 5, grade='note') in set_findings(one)
     two = load_set(write_set(tmp_path / 'two', epoch_s=lambda k: 10.0 + k,
                              status=lambda k: None if k < 2 else 'success'))
     assert two.score_minutes is None and two.time_s == pytest.approx(28)
@@ -74,18 +70,16 @@ def test_fewer_than_five_runs_have_a_mean_and_a_spread(tmp_path):
 
 
 @pytest.mark.parametrize('num_runs, keys, expected', [
-    (3, {}, [('note', 'no MLPerf score: got 3 runs, expected 5')]),
-    (1, {}, [('note', 'no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown')]),
-    (5, {'seed': 9}, [('warning', '5 runs have the same seed 9')]),
-    (5, {'seed': None}, [('note', 'no log contains a seed; the runs may have the same seed')]),
-    (5, {'period': 4, 'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76)},
-     [('note', 'the runs differ by at most one evaluation; a smaller eval_period gives better resolution')]),
+    (3, {}, [('runs_not_five', None, '3 runs', 5, '')]),
+    (1, {}, [('runs_not_five', None, '1 run', 5, '; the spread of a single run is unknown')]),
+    (5, {'seed': 9}, [('seeds_equal', None, 5, 9)]), (5, {'seed': None}, [('seeds_missing',)]),
+    (5, {'period': 4, 'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76)}, [('resolution_low',)]),
     (5, {'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.5, 0.6, 0.76)}, []),
-    (5, {'status': lambda k: 'success' if k > 1 else 'aborted'}, [
-        ('error', 'no MLPerf score: two or more runs without convergence make the set invalid'),
-        ('warning', '2 of 5 runs did not converge')])])
+    (5, {'status': lambda k: 'success' if k > 1 else 'aborted'},
+     [('score_invalid',), ('runs_unconverged', None, 2, 5)])])
 def test_findings_of_weak_sets(tmp_path, num_runs, keys, expected):
-    assert graded(load_set(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys))) == expected
+    system = load_set(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys))
+    assert set_findings(system) == [make_finding(*each) for each in expected]
 
 
 def test_unreadable_log_counts_as_unconverged_run(tmp_path):
@@ -123,7 +117,7 @@ def test_runs_that_count_may_differ_in_settings_and_are_named(tmp_path):
     assert system.refusal is None and system.score_minutes == pytest.approx(26 / 60)
     parts = ('sgd_opt_base_learning_rate 7.6 in result_0.txt; sgd_opt_base_learning_rate 7.26 in result_1.txt, '
              'result_2.txt, result_3.txt, result_4.txt')
-    assert note(f'the runs have different settings: {parts}') in set_findings(system)
+    assert make_finding('settings_differ', None, parts) in set_findings(system)
 
 
 def test_run_that_does_not_count_may_have_another_batch(tmp_path):
@@ -155,7 +149,7 @@ def test_set_submitted_again_in_a_later_round_is_one_set(tmp_path):
     first, other = load_run_sets([tmp_path])
     assert (first.round, first.rounds, first.findings) == ('v2.0', ('v2.0', 'v3.0', 'v4.0'), ())
     assert (other.name, other.rounds) == ('other', ('v3.0',))
-    assert note(f'submitted again in v3.0: {tmp_path}/v3.0/us/results/box/resnet') in set_findings(first)
+    assert make_finding('submitted_again', None, 'v3.0', tmp_path / 'v3.0/us/results/box/resnet') in set_findings(first)
 
 
 def test_folders_of_other_benchmarks_are_left_out(tmp_path):
@@ -218,9 +212,9 @@ def test_duplicate_with_different_seed_is_not_counted(tmp_path):
     (tmp_path / 'result_3.txt').write_text(copied)
     system = load_set(tmp_path)
     assert (len(system.runs), len(system.counted), len(system.converged), system.score_minutes) == (5, 4, 4, None)
-    found = graded(system)
-    assert system.runs[3].seed == 77 and found[0][1].startswith('result_3.txt is a duplicate of result_1.txt')
-    assert found[0][0] == 'warning' and ('note', 'no MLPerf score: got 4 runs, expected 5') in found
+    found = set_findings(system)
+    assert system.runs[3].seed == 77 and (found[0].kind, found[0].file) == ('duplicate', tmp_path / 'result_3.txt')
+    assert make_finding('runs_not_five', None, '4 runs', 5, '') in found
     assert system.time_s == pytest.approx(2 * (10.123 + (0 + 1 + 2 + 4) / 4 + 1.01))
     row = json.loads(call('report', tmp_path, '--format', 'json').stdout)['systems'][0]
     assert (row['num_runs'], row['num_converged'], row['score_minutes']) == (5, 4, None)
@@ -250,7 +244,8 @@ def test_unreadable_folder_is_refused(tree, monkeypatch):
 def test_description_in_an_inaccessible_folder_is_ignored(tmp_path, monkeypatch):
     folder = write_set(tmp_path / 'us/results/box/resnet', 1)
     deny(monkeypatch, 'stat', 'systems')
-    assert ('warning', 'box.json cannot be read: Permission denied; ignored') in graded(load_set(folder))
+    found = make_finding('description_unreadable', None, 'box.json', 'Permission denied', file=folder / 'result_0.txt')
+    assert found in set_findings(load_set(folder))
 
 
 def test_findings_are_sorted_by_grade_and_those_of_all_logs_are_merged(tmp_path):
@@ -258,17 +253,17 @@ def test_findings_are_sorted_by_grade_and_those_of_all_logs_are_merged(tmp_path)
     (tmp_path / 'result_4.txt').write_text((tmp_path / 'result_2.txt').read_text())
     refused = load_set(tmp_path)
     run = refused.runs[0]
-    runs = [replace(run, path=path, findings=(Finding(1, 'odd', '', 'note', path), Finding(k, 'no', file=path),
-                                              Finding(k, str(k), '', 'error', path)))
+    runs = [replace(run, path=path, findings=(
+        make_finding('line_torn', 1, 'odd', file=path), make_finding('epoch_missing', k, 'no', file=path),
+        make_finding('unreadable', k, k, file=path)))
             for k, path in enumerate([tmp_path / 'result_0.txt', tmp_path / 'result_1.txt'])]
     system = RunSet('box', tmp_path, tmp_path, tuple(runs))
-    assert list(map(render_finding, set_findings(system))) == [
-        'error: result_0.txt:0: 0', 'error: result_1.txt:1: 1',
-        'warning: result_1.txt is a duplicate of result_0.txt: all 10 times of epochs and evaluations are equal to '
-        'the millisecond; counted once', 'warning: all 2 logs: no',
-        'note: no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown',
-        'note: the data set is unnamed, not ImageNet', 'note: all 2 logs: odd']
-    assert graded(refused)[0] == ('error', refused.refusal) and 'is a duplicate of' in graded(refused)[1][1]
+    found = set_findings(system)
+    assert [f.kind for f in found] == ['unreadable', 'unreadable', 'duplicate', 'epoch_missing', 'runs_not_five',
+                                       'not_imagenet', 'line_torn']
+    assert [*map(render_finding, (found[1], found[3]))] == [
+        'error: result_1.txt:1: 1', 'warning: all 2 logs: no has no epoch number; ignored']
+    assert [f.kind for f in set_findings(refused)][:2] == ['refused', 'duplicate']
 
 
 def test_set_has_no_score_while_a_run_is_running(tmp_path):
@@ -276,7 +271,7 @@ def test_set_has_no_score_while_a_run_is_running(tmp_path):
     found = load_set(write_set(tmp_path, accuracies=[0.1] * 20 + [0.76]))
     system = replace(found, runs=(replace(found.runs[0], status='running'), *found.runs[1:]))
     assert found.score_minutes and system.score_minutes is None and len(system.converged) == 4
-    assert graded(system) == [('note', 'no MLPerf score yet: 1 of 5 runs are still running')]
+    assert set_findings(system) == [make_finding('runs_unfinished', None, 1, 5)]
 
 
 def make_socket(path):
@@ -331,9 +326,9 @@ def test_duplicates_of_other_system_are_reported(tmp_path):
     for path in (tmp_path / 's/a').iterdir():
         write_lines(tmp_path / 's/b' / path.name, [path.read_text().replace('"seed", "value": ', '"seed", "value": 9')])
     study = study_of(tmp_path)
-    doubt = 'all 5 logs have the same times as logs of a; they are duplicates, not runs of a different system'
-    assert {s.name: s.findings for s in study.run_sets} == {'a': (), 'b': (Finding(None, doubt),), 'c': ()}
-    assert f'- b: warning: {doubt}' in render_table([study])
+    doubt = make_finding('duplicates_elsewhere', None, 'all', 5, 'a')
+    assert {s.name: s.findings for s in study.run_sets} == {'a': (), 'b': (doubt,), 'c': ()}
+    assert f'- b: warning: {doubt.text}' in render_table([study])
     assert {s.name for s, c in zip(study.run_sets, study.comparisons) if c} == {'a', 'c'}  # a ratio is meaningless
 
 
@@ -344,8 +339,8 @@ def test_single_duplicate_log_of_other_system_is_named(tmp_path):
     first, second = load_run_sets([tmp_path])
     copied = next(s for s in (first, second) if s.findings)
     assert [len(s.findings) for s in (first, second)] == [0, 1]
-    text = f'result_1.txt has the same times as result_3.txt of {first.folder}; one is a duplicate'
-    assert copied.findings == (Finding(None, text, file=copied.folder / 'result_1.txt'),)
+    assert copied.findings == (make_finding('duplicate_elsewhere', None, 'result_1.txt', 'result_3.txt', first.folder,
+                                            file=copied.folder / 'result_1.txt'),)
 
 
 @pytest.mark.parametrize('numbers, missing', [
@@ -354,8 +349,8 @@ def test_single_duplicate_log_of_other_system_is_named(tmp_path):
 def test_gaps_in_run_numbers_are_reported(tmp_path, numbers, missing):
     for k, number in enumerate(numbers):
         write_lines(tmp_path / f'result_{number}.txt', run_lines(seed=k, epoch_s=10.123 + k))
-    text = f'result_<k>.txt is missing for k = {missing}; the numbering has a gap'
-    assert [t for t in graded(load_set(tmp_path)) if 'missing' in t[1]] == ([('warning', text)] if missing else [])
+    assert [f for f in set_findings(load_set(tmp_path)) if f.kind == 'numbers_missing'] == (
+        [make_finding('numbers_missing', None, missing)] if missing else [])
 
 
 def test_run_with_a_contradictory_clock_is_not_counted(tmp_path):
@@ -363,4 +358,4 @@ def test_run_with_a_contradictory_clock_is_not_counted(tmp_path):
     path.write_text(path.read_text().replace(mllog('run_start', 0), mllog('run_start', 60)))
     found = load_set(tmp_path)
     assert found.runs[4].status == 'failed'
-    assert ('error', '1 of 5 runs do not count because their logs contradict themselves') in graded(found)
+    assert make_finding('runs_contradictory', None, 1, 5) in set_findings(found)

@@ -61,7 +61,7 @@ class Answer:
 
     @property
     def best(self) -> dict[str, Prediction]:
-        """The fastest and the cheapest layout, and the knee, with the smallest product of time and node-hours."""
+        """The fastest, the cheapest and the knee layout. The knee has the smallest product of time and node-hours."""
         quantities = {'fastest': lambda r: r.minutes, 'cheapest': lambda r: r.node_hours,
                       'knee': lambda r: r.minutes * r.node_hours}
         return {name: min(self.timed, key=value) for name, value in quantities.items() if self.timed}

@@ -7,8 +7,8 @@ from typing import Literal
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
-# What a prediction on several nodes starts from: a one-node set of another machine; one of the same machine; the
-# latter and a measured step on several nodes. In this order, knowledge increases.
+# A prediction on several nodes starts from a one-node set of another machine (other) or of the same machine (own), or
+# from the latter and a measured step on several nodes (two). Knowledge increases in this order.
 Knowledge = Literal['other', 'own', 'two']
 KNOWLEDGE: tuple[Knowledge, ...] = ('other', 'own', 'two')
 

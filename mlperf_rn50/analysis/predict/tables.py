@@ -116,7 +116,7 @@ def _error_line(answer: Answer) -> str:
 
 
 def _inputs(answer: Answer) -> list[str]:
-    """Return lines on the values behind the predictions, their sources and the error of the model."""
+    """List the inputs of the predictions with their sources, and the error of the model."""
     base, data = answer.source.base, data_name(answer.source.base.dataset)
     return [f'Source: {base.name} ({base.source}), {plural(base.num_nodes, "node")}, '
             f'{plural(base.num_units, base.unit)}, batch {base.global_batch_size:,}, {1e3 * base.step_s:.1f} ms per '

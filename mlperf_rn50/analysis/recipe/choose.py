@@ -90,8 +90,7 @@ class RecipeGroup:
                 f'{len(self.epochs)} of {len(self.runs)} runs converged after {range_text(self.epochs)} epochs)')
 
 
-def group_recipes(sets: Sequence[RunSet], opt_name: str | None = None,
-                  target: float | None = None) -> list[RecipeGroup]:
+def group(sets: Sequence[RunSet], opt_name: str | None = None, target: float | None = None) -> list[RecipeGroup]:
     """Return the distinct recipes of converged ImageNet sets with at least this target, by batch, newest first."""
     groups: dict[tuple[Recipe, str, float], list[RunSet]] = {}
     for run_set in sets:
@@ -207,7 +206,7 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
     Raises:
         ConfigError: no published set has this batch, and none can be interpolated.
     """
-    recipes = group_recipes(load_published() if sets is None else sets, opt_name, target)
+    recipes = group(load_published() if sets is None else sets, opt_name, target)
     if best := _best(_recipes_at(recipes, batch), batch):
         recipe = replace(best.recipe, global_batch_size=batch, target_accuracy=best.target)
         return Choice(recipe, 'known', (best,), best.mean_epochs, best.target)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, RecipeGroup, group_recipes, is_within, range_text
+from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, RecipeGroup, group, is_within, range_text
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.config import Config
@@ -185,12 +185,12 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     batch = global_batch_size(config, num_ranks)
     if not is_imagenet(config) or batch is None:
         return []
-    known = group_recipes(load_published(), config.optimizer.name, config.train.target_accuracy)
+    known = group(load_published(), config.optimizer.name, config.train.target_accuracy)
     similar = [p for p in known if is_within(p.recipe.global_batch_size, batch, SIMILAR_BATCH)]
     if not similar:
         return [_incomparable(config, batch, known)]
     groups = [[p for p in similar if p.generation == g] for g in dict.fromkeys(p.generation for p in similar)]
-    differing = [_differing(config, group, batch) for group in groups]
+    differing = [_differing(config, alike, batch) for alike in groups]
     if not all(differing):
         return []
     always = [key for key in differing[0] if all(key in keys for keys in differing)]

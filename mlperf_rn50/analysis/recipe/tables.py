@@ -10,15 +10,7 @@ from tabulate import tabulate
 
 import mlperf_rn50
 from mlperf_rn50 import config as cfg
-from mlperf_rn50.analysis.recipe.choose import (
-    Choice,
-    RecipeGroup,
-    choose_recipe,
-    group_recipes,
-    range_text,
-    rank,
-    recipes_near,
-)
+from mlperf_rn50.analysis.recipe.choose import Choice, RecipeGroup, choose_recipe, group, range_text, rank, recipes_near
 from mlperf_rn50.analysis.recipe.differences import Row, find_deviations, is_imagenet, rows_of
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.config import Config
@@ -49,7 +41,7 @@ def find_recipes(batch: int, opt_name: str | None, target: float | None, config:
     """Return the recipes of a batch, with a choice or a comparison. Raise ConfigError if there are no recipes."""
     sets = load_published(division)
     choice = None if config else choose_recipe(batch, opt_name, target, sets)
-    known = group_recipes(sets, opt_name, target)
+    known = group(sets, opt_name, target)
     recipes, is_at_batch = recipes_near(known, batch)
     if not recipes:
         raise ConfigError(f'--compare: no published set reached {100 * (target or 0):.4g} %')

@@ -11,7 +11,8 @@ from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
-from mlperf_rn50.mllog.run import Finding, Run
+from mlperf_rn50.mllog.findings import Finding
+from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import printable
 
 FORMAT = 'mlperf-rn50 report 1'

@@ -5,6 +5,7 @@ from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, NO_COUNTERS, NO_TELEMETRY
 from mlperf_rn50.mllog.sidecar.metrics import read_node_reads
@@ -76,14 +77,14 @@ def energy_table(study: Study) -> Table:
                  'Energy is summed over all nodes, from run_start to run_stop.')
 
 
-def energy_notes(run_set: RunSet) -> list[str]:
+def energy_notes(run_set: RunSet) -> list[Finding]:
     """Return why energy was not measured for some runs or kinds of devices."""
     notes = []
     for kind in KINDS:
         missing = [(p.name, e.reasons[kind]) for p, e in run_set.energies.items() if kind in e.reasons]
         odd = [m for m in missing if m[1] not in (NO_TELEMETRY, NO_COUNTERS) or len(missing) < len(run_set.energies)]
-        notes += [f'{kind.upper()} energy was not measured in {len(odd)} of {len(run_set.runs)} runs; {name}: {reason}'
-                  for name, reason in odd[:1]]
+        notes += [make_finding('energy_missing', None, kind.upper(), len(odd), len(run_set.runs), name,
+                               reason) for name, reason in odd[:1]]
     return notes
 
 

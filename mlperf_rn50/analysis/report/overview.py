@@ -5,7 +5,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mlperf_rn50.analysis.recipe.choose import families, frontier, group_recipes
+from mlperf_rn50.analysis.recipe.choose import families, frontier, group
 from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.run_set import RunSet
@@ -52,7 +52,7 @@ def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Picture]:
         drawing.legend(times, time_axes.lines)
         picture, axes = _draw('epochs_over_batch', 'Epochs to converge over the global batch', epochs,
                               ('images per batch', 'mean epochs'))
-        if best := next(filter(None, map(frontier, families(group_recipes(shown, target=TARGET)))), []):
+        if best := next(filter(None, map(frontier, families(group(shown, target=TARGET)))), []):
             axes.plot([p.recipe.global_batch_size for p in best], [p.mean_epochs for p in best], color=drawing.INK,
                       linewidth=1, label='fewest epochs')
         if points := rcp.reference_points():

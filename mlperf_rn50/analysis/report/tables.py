@@ -10,7 +10,7 @@ from mlperf_rn50.analysis.sets.findings import render_finding, set_findings
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Study, has_other_units
 from mlperf_rn50.analysis.sets.series import Series
-from mlperf_rn50.mllog.run import Finding, most_severe, note
+from mlperf_rn50.mllog.findings import Finding, most_severe
 from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
 from mlperf_rn50.table import Cell, Ref, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, minutes, money, some
@@ -212,9 +212,8 @@ def tables_of(study: Study) -> list[Table]:
 
 def findings_of(study: Study, run_set: RunSet) -> list[Finding]:
     """Return the findings about a system, its logs, its metrics and its comparison, the most severe first."""
-    slow = [Finding(None, text, file=run.path) for run in run_set.runs for text in read_stragglers(run)]
-    energy = [note(text) for text in details.energy_notes(run_set)]
-    return most_severe([*set_findings(run_set), *study.findings[run_set], *slow, *energy])
+    slow = [f for run in run_set.runs for f in read_stragglers(run)]
+    return most_severe([*set_findings(run_set), *study.findings[run_set], *slow, *details.energy_notes(run_set)])
 
 
 def finding_lines(study: Study, has_all: bool = False, more: str = '--findings') -> list[str]:
@@ -226,7 +225,7 @@ def finding_lines(study: Study, has_all: bool = False, more: str = '--findings')
     """
     named: dict[str, list[str]] = {}
     for run_set in study.run_sets:
-        found = [f for f in findings_of(study, run_set) if f.text != run_set.refusal]  # the table contains the refusal
+        found = [f for f in findings_of(study, run_set) if f.kind != 'refused']  # the table contains the refusal
         shown = found if has_all else [f for f in found if f.grade != 'note']
         texts = [render_finding(f) for f in (shown if has_all else shown[:MAX_SHOWN])]
         texts += [] if len(texts) == len(shown) else [f'{len(shown) - len(texts)} more: {more}']

@@ -65,7 +65,7 @@ def render_section(title: str, points: Sequence[str], tables: Sequence[Table], n
 
 
 def _render_brief(studies: Sequence[Study], style: Style, has_all_findings: bool) -> str:
-    """Return the report on a large tree: sums, a row per series, and a row per other system."""
+    """Return the report on a large tree: totals, a row per series, and a row per other system."""
     each = [(s, f) for study in studies for s in study.run_sets for f in report.findings_of(study, s)]
     run_sets = [s for study in studies for s in study.run_sets]
     runs, converged = (sum(len(getattr(s, name)) for s in run_sets) for name in ('runs', 'converged'))

@@ -5,7 +5,8 @@ from itertools import islice
 
 from mlperf_rn50.analysis.sets.run_set import RUNS_OF_A_SCORE, RunSet
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.run import Finding, Grade, Run, most_severe, note
+from mlperf_rn50.mllog.findings import Finding, make_finding, most_severe
+from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.names import run_number
 from mlperf_rn50.text import plural
 
@@ -27,12 +28,10 @@ def _failures(run_set: RunSet) -> list[Finding]:
     unclear = sum(r.status == 'failed' and keys.RUN_STOP in r.lines and r.target_accuracy is not None
                   and (r.final_accuracy or 0.0) >= r.target_accuracy for r in runs)
     short = sum(r.status not in ('converged', 'running') for r in runs) - unread - unclear
-    short_grade: Grade = 'warning' if run_set.score_minutes is None else 'note'
-    texts: list[tuple[int, str, Grade]] = [
-        (unread, 'logs cannot be read and count as not converged', 'error'),
-        (unclear, 'runs do not count because their logs contradict themselves', 'error'),
-        (short, 'runs did not converge', short_grade)]
-    return [Finding(None, f'{count} of {len(runs)} {text}', grade=grade) for count, text, grade in texts if count]
+    found = [make_finding(kind, None, count, len(runs)) for kind, count in (
+        ('runs_unreadable', unread), ('runs_contradictory', unclear), ('runs_unconverged', short)) if count]
+    is_scored = run_set.score_minutes is not None
+    return [f._replace(grade='note') if is_scored and f.kind == 'runs_unconverged' else f for f in found]
 
 
 def _missing_numbers(runs: Sequence[Run]) -> list[Finding]:
@@ -44,8 +43,7 @@ def _missing_numbers(runs: Sequence[Run]) -> list[Finding]:
     count = len(wanted) - len(numbers)
     first = ', '.join(map(str, islice((k for k in wanted if k not in numbers), _MAX_MISSING)))
     more = f' and {count - _MAX_MISSING} more' if count > _MAX_MISSING else ''
-    text = f'result_<k>.txt is missing for k = {first}{more}; the numbering has a gap'
-    return [Finding(None, text)] if count else []
+    return [make_finding('numbers_missing', None, first + more)] if count else []
 
 
 def _weaknesses(run_set: RunSet) -> list[Finding]:
@@ -54,42 +52,41 @@ def _weaknesses(run_set: RunSet) -> list[Finding]:
     runs, num_running = run_set.counted, sum(r.status == 'running' for r in run_set.runs)
     result = _failures(run_set)
     if num_running:
-        result.append(note(f'no MLPerf score yet: {num_running} of {len(runs)} runs are still running'))
+        result.append(make_finding('runs_unfinished', None, num_running, len(runs)))
     elif len(runs) == RUNS_OF_A_SCORE and run_set.score_minutes is None:
-        result.append(Finding(None, 'no MLPerf score: two or more runs without convergence make the set invalid',
-                              grade='error'))
+        result.append(make_finding('score_invalid'))
     elif len(runs) != RUNS_OF_A_SCORE:
-        result.append(note(f'no MLPerf score: got {plural(len(runs), "run")}, expected {RUNS_OF_A_SCORE}'
-                           + ('; the spread of a single run is unknown' if len(runs) == 1 else '')))
+        result.append(make_finding('runs_not_five', None, plural(len(runs), 'run'), RUNS_OF_A_SCORE,
+                                   '; the spread of a single run is unknown' if len(runs) == 1 else ''))
     seeds = Counter(r.seed for r in runs if r.seed is not None)
-    result += [Finding(None, f'{count} runs have the same seed {seed}') for seed, count in seeds.items() if count > 1]
+    result += [make_finding('seeds_equal', None, count, seed) for seed, count in seeds.items() if count > 1]
     if not seeds and sum(r.status != 'unreadable' for r in runs) > 1:
-        result.append(note('no log contains a seed; the runs may have the same seed'))
+        result.append(make_finding('seeds_missing'))
     result += _missing_numbers(run_set.runs)
     period, epochs = run_set.eval_period, run_set.epochs
     if period and epochs and 0 < max(epochs) - min(epochs) <= period:
-        result.append(note('the runs differ by at most one evaluation; a smaller eval_period gives better resolution'))
+        result.append(make_finding('resolution_low'))
     if not run_set.is_imagenet:
-        result.append(note(f'the data set is {run_set.dataset or "unnamed"}, not ImageNet'))
+        result.append(make_finding('not_imagenet', None, run_set.dataset or 'unnamed'))
     return result
 
 
 def _log_findings(run_set: RunSet) -> list[Finding]:
     """Return findings about the logs; a finding that applies to all logs is returned only once."""
     found = [f for r in run_set.runs for f in r.findings]
-    counts = Counter(kind for kind, _ in dict.fromkeys(((f.grade, f.text), f.file) for f in found))
-    shared = {kind for kind, count in counts.items() if count == len(run_set.runs) > 1}
-    merged = dict.fromkeys((f.grade, f.text) for f in found if (f.grade, f.text) in shared)
-    return [*(Finding(None, f'all {len(run_set.runs)} logs: {text}', grade=grade) for grade, text in merged),
+    counts = Counter(key for key, _ in dict.fromkeys(((f.grade, f.text), f.file) for f in found))
+    shared = {key for key, count in counts.items() if count == len(run_set.runs) > 1}
+    merged = {(f.grade, f.text): f for f in found if (f.grade, f.text) in shared}.values()
+    return [*(f._replace(line=None, text=f'all {len(run_set.runs)} logs: {f.text}', file=None) for f in merged),
             *(f for f in found if (f.grade, f.text) not in shared)]
 
 
 def set_findings(run_set: RunSet) -> list[Finding]:
     """Return errors, then warnings, then notes; in each grade, those about the set precede those about its logs."""
-    refusal = [Finding(None, run_set.refusal, grade='error')] if run_set.refusal else []
-    doubt = [Finding(None, run_set.speed_doubt)] if run_set.speed_doubt else []
-    parts = [note(f'the runs have different settings: {run_set.parts_text}')] if run_set.parts_text else []
-    again = [note(f'submitted again in {s.round}: {s.folder}') for s in run_set.later]
-    duplicates = [Finding(None, f'{d.text}; counted once', file=d.run.path) for d in run_set.duplicates]
+    refusal = [make_finding('refused', None, run_set.refusal)] if run_set.refusal else []
+    doubt = [run_set.speed_doubt] if run_set.speed_doubt else []
+    parts = [make_finding('settings_differ', None, run_set.parts_text)] if run_set.parts_text else []
+    again = [make_finding('submitted_again', None, s.round, s.folder) for s in run_set.later]
+    duplicates = [make_finding('duplicate', None, d.text, file=d.run.path) for d in run_set.duplicates]
     return most_severe([*refusal, *run_set.findings, *duplicates, *doubt, *_weaknesses(run_set), *parts, *again,
                         *_log_findings(run_set)])

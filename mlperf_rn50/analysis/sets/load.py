@@ -15,8 +15,9 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
+from mlperf_rn50.mllog.findings import Finding, make_finding, most_severe
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, find_logs, no_logs, read_run
-from mlperf_rn50.mllog.run import Finding, Run, most_severe
+from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.names import LOG
 from mlperf_rn50.system.signals import end_with_parent
 from mlperf_rn50.text import some
@@ -56,7 +57,7 @@ def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSEr
 
 
 def _unreadable(path: Path, *reasons: str) -> Run:
-    found = tuple(Finding(None, text, grade='error', file=path) for text in reasons)
+    found = tuple(make_finding('unreadable', None, text, file=path) for text in reasons)
     return Run(path, 'unknown', 'unreadable', findings=found)
 
 
@@ -110,14 +111,15 @@ def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:
             source, value = run.sources.get(name), run.fact(name)
             if value not in (None, agreed) and source and source.basis != 'logged' and any(
                     n == agreed or name != 'num_nodes' and _MIN_KEPT * agreed < n < agreed for n in source.numbers):
-                text = f'{name} is {value} ({source.text}), but {agreed} in {known[agreed]} logs; {agreed} is used'
+                settling = make_finding('count_settled', source.line, name, value, source.text, agreed, known[agreed],
+                                        file=run.path)
                 found = [f._replace(text=f.text.removesuffix(f'; {value} is used')) for f in run.findings]
                 used = replace(source, basis='implied', text='other logs of the set', line=None, path=None)
                 batch_source = run.sources.get(keys.GLOBAL_BATCH_SIZE)
                 factor = agreed / value if batch_source and batch_source.text.endswith(f' x {name}') else 1
                 settled[k] = replace(run, **{name: agreed}, sources={**run.sources, name: used},
                                      global_batch_size=run.global_batch_size and round(run.global_batch_size * factor),
-                                     findings=tuple(most_severe([*found, Finding(source.line, text, file=run.path)])))
+                                     findings=tuple(most_severe([*found, settling])))
     return tuple(settled)
 
 
@@ -163,7 +165,7 @@ def _find_submitters(runs: Sequence[Run]) -> list[Finding]:
     if len(named) < 2:
         return []
     texts = [f'{str(r.org)[:_MAX_VALUE]!r} in {r.path.name}' for r in islice(named.values(), 3)]
-    return [Finding(None, f'the logs contain {len(named)} submitters, expected one: {", ".join(texts)}')]
+    return [make_finding('submitters_differ', None, len(named), ', '.join(texts))]
 
 
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
@@ -187,12 +189,12 @@ def _flag_duplicates(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplic
     name = other.name if other.name != run_set.name else str(other.folder)
     if len(duplicates) == 1:
         first = duplicates[0]
-        return Finding(None, f'{first.run.path.name} has the same times as {first.original.path.name} of {name}; one '
-                       'is a duplicate', file=first.run.path)
+        return make_finding('duplicate_elsewhere', None, first.run.path.name, first.original.path.name, name,
+                            file=first.run.path)
     is_again = len(duplicates) == len(run_set.runs) and run_set.round != other.round
     count = 'all' if len(duplicates) == len(run_set.runs) else f'{len(duplicates)} of'
-    return Finding(None, f'{count} {len(run_set.runs)} logs have the same times as logs of {name}; they are '
-                   'duplicates, not runs of a different system', grade='note' if is_again else 'warning')
+    return make_finding('duplicates_elsewhere', None, count, len(run_set.runs), name,
+                        grade='note' if is_again else None)
 
 
 def _make_run_set(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> RunSet:
@@ -241,6 +243,6 @@ def filter_sets(run_sets: Sequence[RunSet], options: Mapping[str, Any]) -> Seque
         chosen = {v for v in found if v == wanted or is_part and wanted.casefold() in v.casefold()}
         run_sets = [s for s, each in zip(run_sets, values) if chosen & set(each)]
         if not run_sets:
-            known = f'one of: {some(found, _MAX_CHOICES)}' if found else 'no such option, because no log has a value'
-            raise UserError(f'--{name}: got {wanted}, expected {known}')
+            known = f'expected one of: {some(found, _MAX_CHOICES)}' if found else 'but no log has a value; omit it'
+            raise UserError(f'--{name}: got {wanted}, {known}')
     return run_sets

@@ -32,8 +32,8 @@ def _published_set(entry: Mapping[str, Any]) -> RunSet:
                      epochs_to_converge=epochs if status == 'converged' else None,
                      evaluations=[Evaluation(epoch, accuracy, 0, None, None, None) for epoch, accuracy in curve],
                      **facts) for name, status, epochs, time_s, curve in entry['runs'])
-    logged = RunSet(entry['name'], folder, folder.parent / 'results', runs, entry.get('refusal'), (),
-                    entry.get('is_duplicate', False), is_published=True,
+    logged = RunSet(entry['name'], folder, folder.parent / 'results', runs, entry.get('refusal'),
+                    is_duplicate=entry.get('is_duplicate', False), is_published=True,
                     given_times=RunTimes(*entry['times']) if entry['times'] else None)
     return replace(logged, unlogged={name: tuple(value) if isinstance(value, list) else value for name, value
                                      in unlogged.items() if getattr(logged.recipe, name) is None})

@@ -15,7 +15,8 @@ from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import Parts, RunTimes, make_times, mean_parts, seconds_per_epoch, speed_doubt
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
-from mlperf_rn50.mllog.run import Finding, Run
+from mlperf_rn50.mllog.findings import Finding
+from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import Energy, read_energy
 from mlperf_rn50.runfolder.names import find_telemetry
 
@@ -182,7 +183,7 @@ class RunSet:
         return mean_parts(self.scored)
 
     @cached_property
-    def speed_doubt(self) -> str | None:
+    def speed_doubt(self) -> Finding | None:
         """Reason to doubt a speed computed from the logged epochs, or None."""
         return speed_doubt(self.scored)
 

@@ -9,7 +9,7 @@ from mlperf_rn50.analysis.sets.cost import cost_of
 from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
 from mlperf_rn50.analysis.sets.series import UNNAMED, Series, find_series, machine
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mllog.run import Finding, note
+from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.text import plural, some
 
 MAX_NAMES = 8  # maximum system names in a message
@@ -139,12 +139,11 @@ def _differences(run_set: RunSet, baseline: RunSet) -> list[Finding]:
     if has_other_units(run_set, baseline):
         kinds = [s.accelerator or ('accelerators' if s.num_accelerators else 'ranks on CPUs')
                  for s in (run_set, baseline)]
-        result.append(note(f'{kinds[0]}, not {kinds[1]} as in {baseline.name}; the speed-up compares different '
-                           'hardware and has no efficiency'))
+        result.append(make_finding('hardware_differs', None, kinds[0], kinds[1], baseline.name))
     if run_set.round != baseline.round:
-        result.append(note(f'rules of {run_set.round}, not {baseline.round} as in {baseline.name}'))
+        result.append(make_finding('rounds_differ', None, run_set.round, baseline.round, baseline.name))
     if run_set.division and baseline.division and run_set.division != baseline.division:
-        result.append(Finding(None, f'{run_set.division} division, not {baseline.division} as in {baseline.name}'))
+        result.append(make_finding('divisions_differ', None, run_set.division, baseline.division, baseline.name))
     return result
 
 
@@ -155,8 +154,7 @@ def _unknown_accelerators(comparisons: Sequence[Comparison | None]) -> list[Find
              and None in (c.run_set.accelerator, c.baseline.accelerator)
              and (not machine(c.run_set) or machine(c.run_set) != machine(c.baseline))]
     unknown = list(dict.fromkeys(s.name for pair in pairs for s in pair if s.accelerator is None))
-    return [Finding(None, f'the accelerator of {some(unknown, MAX_NAMES)} is unknown; efficiency assumes that all '
-                    'accelerators are the same model')] if unknown else []
+    return [make_finding('accelerator_unknown', None, some(unknown, MAX_NAMES))] if unknown else []
 
 
 def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparison | None],
@@ -171,27 +169,23 @@ def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparis
         period = max((s.eval_period or 0) for s in (c.run_set, c.baseline))
         difference = abs((c.run_set.epochs_mean or 0) - (c.baseline.epochs_mean or 0))
         if 0 < difference < period:
-            found[c.run_set].append(note(
-                f'weak evidence, because the mean epochs differ from {c.baseline.name} by {difference:.1f}, less than '
-                f'the {plural(period, "epoch")} between evaluations'))
+            found[c.run_set].append(make_finding('evidence_weak', None, c.baseline.name, difference,
+                                                 plural(period, 'epoch')))
     platforms = {s.platform for s in run_sets if s.platform}
     if len(platforms) == 1 and platforms != {UNNAMED} and len({s.num_nodes for s in run_sets} - {None}) > 1:
-        found[baseline].append(note(f'all systems ran on platform {platforms.pop()}'))
+        found[baseline].append(make_finding('platform_equal', None, platforms.pop()))
     found[baseline] += [
-        note(f'of {len(group)} systems with {units} {"accelerators" if group[0].num_accelerators else "ranks"}, only '
-             'the fastest is compared with the slowest on another number of nodes')
+        make_finding('splits_hidden', None, len(group),
+                     f'{units} {"accelerators" if group[0].num_accelerators else "ranks"}')
         for units, group in _by_units(run_sets).items()
         if len(group) > MAX_OF_SPLITS and len({s.num_nodes for s in group} - {None}) > 1]
     for run_set in run_sets:
         score, official = run_set.score_minutes, rcp.official_score_minutes(run_set)
         if score and official and official != score:
-            found[run_set].append(note(
-                f'the official score is {official:.2f} min = {score:.2f} min x {official / score:.4f} because the runs '
-                'took fewer epochs than the reference'
-                + ', by the numbers in the logs, which count from 0' * any(r.is_from_0 for r in run_set.runs)))
+            numbering = ', by the numbers in the logs, which count from 0' * any(r.is_from_0 for r in run_set.runs)
+            found[run_set].append(make_finding('score_scaled', None, official, score, official / score, numbering))
     if any(rcp.is_applicable(s) and rcp.check_rcp(s) is None for s in run_sets):
-        found[baseline].append(note("reference convergence points were not checked; run pip install '.[check]' in the "
-                                    'checkout'))
+        found[baseline].append(make_finding('reference_unchecked'))
     return found
 
 

@@ -3,6 +3,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.run import Run
 
 MAX_DIFFERENCE = 0.05  # tolerated relative difference between the speeds over the logged epochs and over all training
@@ -71,7 +72,7 @@ def _span_s(run: Run) -> float:
     return min(max(ends), run.time_to_train_s or 0.0) - run.segments[0].start_s
 
 
-def speed_doubt(runs: Sequence[Run]) -> str | None:
+def speed_doubt(runs: Sequence[Run]) -> Finding | None:
     """Return why the speed cannot be derived from the logged epochs, or None if it can, or if a time is unknown."""
     parts = mean_parts(runs)
     if parts is None or any(not r.last_epoch for r in runs):
@@ -81,8 +82,7 @@ def speed_doubt(runs: Sequence[Run]) -> str | None:
     actual_s = max(statistics.fmean(map(_span_s, runs)) - parts.evaluation_s, 0.0)
     if abs(logged * actual_s - trained * logged_s) <= MAX_DIFFERENCE * trained * logged_s:
         return None
-    return (f'images/s is unknown because the logged epochs ({logged:.3g} in {logged_s:.3g} s) differ from the time of '
-            f'training ({trained:.3g} in {actual_s:.3g} s)')
+    return make_finding('speed_unknown', None, logged, logged_s, trained, actual_s)
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str,
     ages = [n.age_s for n in state.nodes if n.age_s is not None] if run.status == 'running' else []
     quiet = [f'telemetry of {n.host}: nothing was written for {n.age_s:.0f} s' for n in state.nodes
              if ages and n.age_s is not None and n.age_s > _UNEXPECTEDLY_QUIET_S + min(ages)]
-    log = [text(w.text) for w in run.findings if w.line is None or not w.text.startswith('no run_stop')]
+    log = [text(w.text) for w in run.findings if w.kind != 'no_run_stop']
     return (*behind, *stragglers, *quiet, *log)[:MAX_ITEMS]
 
 

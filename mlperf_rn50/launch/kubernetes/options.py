@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.launch.arguments import at_least, count
+from mlperf_rn50.launch.arguments import count, whole_number
 from mlperf_rn50.launch.engines import CHECKOUT
 from mlperf_rn50.parser import Parser
 
@@ -116,7 +116,7 @@ def make_parser() -> Parser:
     add('--nodes', metavar='N', type=count, help='number of pods (default: run.num_nodes of the configuration, or 1)')
     add('--ranks-per-node', metavar='R', type=count,
         help='ranks in each pod (default: run.ranks_per_node of the configuration, or 1)')
-    add('--gpus-per-node', metavar='N', type=at_least(0),
+    add('--gpus-per-node', metavar='N', type=whole_number(0),
         help='GPUs of each pod (default: as many as its ranks use; 0 with train.device=cpu)')
     add('--name', metavar='NAME', default='mlperf-rn50', help='name of the job and its pods (default %(default)s)',
         type=_matching('[a-z]([a-z0-9-]*[a-z0-9])?', 'lower-case letters, digits and -, a letter first, no - last'))

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog, integer
-from mlperf_rn50.mllog.run import Evaluation, Finding, TrainSegment
+from mlperf_rn50.mllog.run import Evaluation, TrainSegment
 from mlperf_rn50.runfolder.jsonl import number
 
 SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; a matter of milliseconds in published logs
@@ -103,14 +104,14 @@ def contradictions(log: RawLog) -> list[Finding]:
         return list(_check_resumes(log))
     if keys.RUN_START not in log.single:
         return []
-    return [*_check_start(log), *_check_stop(log), *_check_order('epoch', log.epochs)]
+    return [*_check_start(log), *_check_stop(log), *_check_order('epoch_back', log.epochs)]
 
 
 def _check_resumes(log: RawLog) -> Iterator[Finding]:
     for part, (mark, event) in enumerate(log.resumes):
         clock_s = number(event.metadata.get('clock_s'), 0, 1e9)
         if clock_s is None:
-            yield Finding(mark.line, 'run_resumed has no clock_s, expected the seconds of the run before the resume')
+            yield make_finding('resume_without_clock', mark.line)
             continue
         epoch = integer(event.metadata.get('epoch_num'), 1)
         # An evaluation may come after the checkpoint of its epoch.
@@ -119,12 +120,10 @@ def _check_resumes(log: RawLog) -> Iterator[Finding]:
                 *((k + 2, accuracy) for k, (accuracy, _) in log.accuracies.items())]
         before_s = max([log.clock_s(m) or 0.0 for k, m in kept if epoch and k <= epoch and m.part <= part], default=0.0)
         if clock_s < before_s - SKEW_S:
-            yield Finding(mark.line, f'run_resumed has clock_s {clock_s:.1f}, less than the {before_s:.1f} s that '
-                          'its checkpoint covers', 'run_resumed has a clock_s below the time its checkpoint covers')
+            yield make_finding('resume_clock_low', mark.line, clock_s, before_s)
         now_s = log.clock_s(mark._replace(part=part))
         if now_s is not None and 0 <= now_s < clock_s - SKEW_S:
-            yield Finding(mark.line, f'run_resumed has clock_s {clock_s:.1f}, more than the {now_s:.1f} s since '
-                          'run_start', 'run_resumed has a clock_s above the time since run_start')
+            yield make_finding('resume_clock_high', mark.line, clock_s, now_s)
 
 
 def misplaced(log: RawLog) -> Iterator[Finding]:
@@ -133,28 +132,25 @@ def misplaced(log: RawLog) -> Iterator[Finding]:
         return
     start, init = log.single[keys.RUN_START][0], log.single.get(keys.INIT_STOP)
     if init and (early_s := init[0].time_s - start.time_s) > SKEW_S:
-        yield Finding(start.line, f'run_start is {early_s:.1f} s earlier than init_stop (line {init[0].line}), which '
-                      'may come from another clock')
+        yield make_finding('init_stop_late', start.line, early_s, init[0].line)
     for mark, name in _eval_moments(log) if log.epochs or log.blocks else []:
         if (early_s := start.time_s - mark.time_s) > SKEW_S:
-            yield Finding(mark.line, f'{name} is {early_s:.1f} s earlier than run_start (line {start.line})',
-                          'evaluation earlier than run_start')
-    yield from _check_order('accuracy', log.accuracies)
+            yield make_finding('evaluation_before_start', mark.line, name, early_s, start.line)
+    yield from _check_order('accuracy_back', log.accuracies)
     epochs, accuracies = ({k: mark for k, (mark, _) in marks.items()} for marks in (log.epochs, log.accuracies))
     for name, starts, ends in (('epoch', epochs, log.epoch_stops), ('evaluation', log.eval_starts, accuracies)):
         for epoch in sorted(starts.keys() & ends.keys()):
             if (back_s := starts[epoch].time_s - ends[epoch].time_s) > SKEW_S:
-                yield Finding(ends[epoch].line, f'{name} {epoch} ends {back_s:.1f} s before it starts (line '
-                              f'{starts[epoch].line})', f'{name} ends before it starts')
+                yield make_finding('end_before_start', ends[epoch].line, name, epoch, back_s, starts[epoch].line)
 
 
 def _check_start(log: RawLog) -> Iterator[Finding]:
     start = log.single[keys.RUN_START][0]
     first, name = min(_train_moments(log) or _eval_moments(log), key=lambda m: m[0].time_s, default=(start, ''))
     if (late_s := start.time_s - first.time_s) > SKEW_S:
-        yield Finding(start.line, f'run_start is {late_s:.1f} s later than {name} (line {first.line})')
+        yield make_finding('start_late', start.line, late_s, name, first.line)
     if start.time_s < _OLDEST_S:
-        yield Finding(start.line, 'run_start is in or near 1970, probably in seconds; expected milliseconds')
+        yield make_finding('start_1970', start.line)
 
 
 def _check_stop(log: RawLog) -> Iterator[Finding]:
@@ -167,9 +163,9 @@ def _check_stop(log: RawLog) -> Iterator[Finding]:
         ends.append((log.last_block_stop, 'the end of a block'))
     last, name = max([*_train_moments(log), *_eval_moments(log), *ends], key=lambda m: m[0].time_s, default=(stop, ''))
     if (early_s := last.time_s - stop.time_s) > SKEW_S:
-        yield Finding(stop.line, f'run_stop is {early_s:.1f} s earlier than {name} (line {last.line})')
+        yield make_finding('stop_early', stop.line, early_s, name, last.line)
     if final and (late_s := stop.time_s - final[0].time_s) > SKEW_S:
-        yield Finding(stop.line, f'run_stop is {late_s:.1f} s later than run_final (line {final[0].line})')
+        yield make_finding('stop_after_final', stop.line, late_s, final[0].line)
 
 
 def check_duration(log: RawLog, duration_s: float | None) -> Iterator[Finding]:
@@ -177,16 +173,14 @@ def check_duration(log: RawLog, duration_s: float | None) -> Iterator[Finding]:
     mark = log.single[keys.RUN_STOP][0] if keys.RUN_STOP in log.single else None
     logged_s = log.clock_s(mark)
     if mark and logged_s is not None and duration_s is not None and abs(logged_s - duration_s) > STEP_S:
-        yield Finding(mark.line, f'run_stop is {logged_s:.1f} s later than run_start, but the run took '
-                      f'{duration_s:.1f} s on its monotonic clock, so the wall clock was changed')
+        yield make_finding('clock_changed', mark.line, logged_s, duration_s)
 
 
-def _check_order(name: str, starts: Mapping[int, tuple[LinePosition, float]]) -> Iterator[Finding]:
+def _check_order(kind: str, starts: Mapping[int, tuple[LinePosition, float]]) -> Iterator[Finding]:
     pairs = sorted((epoch, mark) for epoch, (mark, _) in starts.items())
     for (before, earlier), (epoch, later) in zip(pairs, pairs[1:]):
         if (back_s := earlier.time_s - later.time_s) > SKEW_S:
-            yield Finding(later.line, f'{name} {epoch} is {back_s:.1f} s earlier than {name} {before} (line '
-                          f'{earlier.line})', f'{name} earlier than in the previous epoch')
+            yield make_finding(kind, later.line, epoch, back_s, before, earlier.line)
 
 
 def check_gap(log: RawLog, done: tuple[Evaluation, ...], segments: tuple[TrainSegment, ...]) -> Iterator[Finding]:
@@ -200,5 +194,4 @@ def check_gap(log: RawLog, done: tuple[Evaluation, ...], segments: tuple[TrainSe
         usual_s += max([(s.stop_s - s.start_s) / s.num_epochs for s in segments], default=0.0)
     limit_s = max(_GAP_S, usual_s)
     if (gap_s := (log.clock_s(stop) or 0.0) - max(ends)) > limit_s:
-        yield Finding(stop.line, f'run_stop is {gap_s:.1f} s later than the last evaluation, expected at most '
-                      f'{limit_s:.1f} s', grade='note')
+        yield make_finding('stop_late', stop.line, gap_s, limit_s)

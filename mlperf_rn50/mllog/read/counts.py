@@ -81,8 +81,8 @@ class CountReader:
         self._sources[name] = replace(used.source, numbers=tuple(v.number for v in known))
         for v in known[1:]:
             if v.number != used.number:
-                log.warn(None if v.source.path else v.source.line, f'{v.number} {unit} ({v.source.text}), but '
-                         f'{used.number} ({used.source.text}); {used.number} is used')
+                log.flag('counts_differ', None if v.source.path else v.source.line, v.number, unit, v.source.text,
+                         used.number, used.source.text)
         return used.number
 
     def _nodes(self, counts: list[Count | None]) -> int | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlperf_rn50.files import parse_json, regular_file
+from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.run import FactSource
 from mlperf_rn50.runfolder.names import run_of
 
@@ -31,7 +32,7 @@ class SystemDescription:
     accelerator: str | None = None
     framework: str | None = None
     node_gbit_s: float | None = None  # sum over the ports that connect a node to others
-    fault: str | None = None  # text of a finding about what cannot be read
+    fault: Finding | None = None  # about what cannot be read
 
 
 def _count(value: Any) -> int | None:
@@ -110,7 +111,7 @@ def object_at(env: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return the objects in the list at a path of names; an empty list if there is no such list."""
+    """Return the objects in the list at a path of names, such as a.b, or [] if there is no list."""
     value = value_at(env, *names)
     return [x for x in value if isinstance(x, dict)] if isinstance(value, list) else []
 
@@ -127,13 +128,14 @@ def find_description(log: Path) -> SystemDescription:
     try:
         path = next((p for p in places if p.is_file()), None)
     except OSError as e:  # no permission for a folder
-        return SystemDescription(fault=f'{Path(e.filename).name} cannot be read: {e.strerror}; ignored')
+        name = Path(e.filename).name
+        return SystemDescription(fault=make_finding('description_unreadable', None, name, e.strerror))
     if path is None:
         return SystemDescription()
     try:
         content, text = load_object(path)
     except ValueError as e:
-        return SystemDescription(fault=f'{path.name} cannot be read: {str(e)[:200]}; ignored')
+        return SystemDescription(fault=make_finding('description_unreadable', None, path.name, str(e)))
     return replace(_describe(path, content, text), fault=_check_numbers(path.name, content))
 
 
@@ -152,13 +154,13 @@ def round_of(folder: str) -> str | None:
     return m[1] if m else None
 
 
-def _check_numbers(name: str, content: dict[str, Any]) -> str | None:
+def _check_numbers(name: str, content: dict[str, Any]) -> Finding | None:
     """Return a warning about the first count of a description that is not a number."""
     places = [*((n, ('num_nodes', 'num_accelerators')) for n in objects_at(content, 'nodes')),
               (content, ('number_of_nodes', 'accelerators_per_node'))]
     bad = next(((key, d[key]) for d, keys in places for key in keys
                 if _name(str(d.get(key) or '')) and _count(d[key]) is None), None)
-    return f'{bad[0]} in {name} is {bad[1]!r:.80}, expected a number; ignored' if bad else None
+    return make_finding('description_not_a_number', None, bad[0], name, bad[1]) if bad else None
 
 
 def describe_entry(content: dict[str, Any], source: Callable[[str], FactSource]) -> SystemDescription:

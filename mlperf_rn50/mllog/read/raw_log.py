@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent
-from mlperf_rn50.mllog.run import FactSource, Findings
+from mlperf_rn50.mllog.findings import Findings
+from mlperf_rn50.mllog.run import FactSource
 from mlperf_rn50.runfolder.jsonl import number
 
 _MAX_KEPT = 10_000  # maximum number of evaluations, epochs and so on; a real log has about a hundred
 _MAX_KEYS = 64
 _SAME_EVENT_S = 2.0  # maximum time between the lines that several ranks write for one event
-_DUPLICATE = f'duplicates within {_SAME_EVENT_S:g} s, as written by several ranks; the first is used'
 _MAX_EPOCH = 10**6
 _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps')
 INPUT_BATCH_SIZE = 'input_batch_size'  # in v0.5: images per step of one accelerator
@@ -73,7 +73,7 @@ class RawLog:
         self.stats: dict[int, tuple[LinePosition, Mapping[str, Any]]] = {}
         self.rates: list[tuple[LinePosition, Any]] = []  # learning rates as logged
         self.findings = Findings()
-        self.error, self.warn, self.note = self.findings.error, self.findings.warn, self.findings.note
+        self.flag = self.findings.flag
         self.has_other_end = False  # whether a second run_stop has a different status
         self.longest_gap_s = 0.0  # between two events
         self.last_s: float | None = None  # time of the last event
@@ -141,8 +141,7 @@ class RawLog:
             if event.key == 'opt_learning_rate' and len(self.rates) < _MAX_KEPT:  # v0.5 repeats it on every change
                 self.rates.append((mark, event.value))
         elif key == events.CLOCK_STEP:
-            self.warn(line, f'the wall clock of {event.metadata.get("host")!r:.80} jumped by {event.value!r:.20} s '
-                      '(set, or the machine was suspended); the times of this log follow the monotonic clock')
+            self.flag('clock_jumped', line, event.metadata.get('host'), event.value)
         else:
             self._add_progress(mark, key, event)
 
@@ -158,13 +157,10 @@ class RawLog:
         if key == keys.RUN_STOP and self._is_other_end(mark, event):
             return
         if before.value != event.value:
-            self.warn(mark.line, f'{event.key} is {event.value!r:.80}, but {before.value!r:.80} on line '
-                      f'{first.line}; the first is used', f'{event.key} has several values; the first is used')
-        elif key in _ONCE and abs(gap_s) <= _SAME_EVENT_S:
-            self.note(mark.line, f'{key} repeats line {first.line}; the first is used', _DUPLICATE)
+            self.flag('values_differ', mark.line, event.key, event.value, before.value, first.line)
         elif key in _ONCE:
-            text = f'{key} repeats line {first.line} at a different time'
-            self.warn(mark.line, f'{text} ({gap_s:+.1f} s); the first is used', f'{text}; the first is used')
+            self.flag('line_repeated' if abs(gap_s) <= _SAME_EVENT_S else 'line_repeated_late', mark.line, key,
+                      first.line, gap_s)
 
     def _is_other_end(self, mark: LinePosition, event: LogEvent) -> bool:
         """Return whether a second run_stop has a different status; add an error if so."""
@@ -174,8 +170,7 @@ class RawLog:
         if ends[0] == ends[1]:
             return False
         self.has_other_end = True
-        self.error(mark.line, f'run_stop has status {ends[1]!r}, but {ends[0]!r} on line {first.line}; the first '
-                   'is used, but the run counts as failed')
+        self.flag('statuses_differ', mark.line, ends[1], ends[0], first.line)
         return True
 
     def _add_progress(self, mark: LinePosition, key: str, event: LogEvent) -> None:
@@ -222,12 +217,9 @@ class RawLog:
         accuracy = number(value, 0, 1)
         before = self.accuracies.get(epoch or 0)
         if accuracy is None:
-            self.warn(mark.line, f'eval_accuracy is {value!r:.80}, expected a fraction from 0 to 1; ignored',
-                      'eval_accuracy is not a fraction from 0 to 1; ignored')
+            self.flag('accuracy_invalid', mark.line, value)
         elif before and before[1] != accuracy:
-            self.warn(mark.line, f'eval_accuracy of epoch {epoch} is {accuracy}, but {before[1]} on line '
-                      f'{before[0].line}; the first is used',
-                      'eval_accuracy of an epoch has several values; the first is used')
+            self.flag('accuracies_differ', mark.line, epoch, accuracy, before[1], before[0].line)
         elif self._keep(self.accuracies, epoch, (mark, float(accuracy)), mark, event.key):
             self._evaluated = epoch or 0
             for marks, open_mark in zip((self.eval_starts, self.eval_stops), self._open_eval):
@@ -237,15 +229,14 @@ class RawLog:
     def _keep(self, kept: dict[int, Any], epoch: int | None, value: Any, mark: LinePosition, key: str) -> bool:
         """Keep a value if it is the first of its epoch, otherwise add a finding; return whether it was kept."""
         if epoch is None:
-            self.warn(mark.line, f'{key} has no epoch number; ignored')
+            self.flag('epoch_missing', mark.line, key)
         elif epoch in kept:
             if not self.resumes:  # a resumed run repeats the epochs after its checkpoint
                 first = kept[epoch] if isinstance(kept[epoch], LinePosition) else kept[epoch][0]
-                is_duplicate = abs(mark.time_s - first.time_s) <= _SAME_EVENT_S
-                self.note(mark.line, f'{key} of epoch {epoch} is repeated; the first is used',
-                          _DUPLICATE if is_duplicate else f'{key} of an epoch is repeated; the first is used')
+                is_at_once = abs(mark.time_s - first.time_s) <= _SAME_EVENT_S
+                self.flag('epoch_repeated_at_once' if is_at_once else 'epoch_repeated', mark.line, key, epoch)
         elif len(kept) >= _MAX_KEPT:
-            self.warn(mark.line, f'more than {_MAX_KEPT} lines of {key}; the rest are ignored')
+            self.flag('lines_too_many', mark.line, _MAX_KEPT, key)
         else:
             kept[epoch] = value
             return True

@@ -13,10 +13,11 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import numbered_lines, walk
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent, decode_events
+from mlperf_rn50.mllog.findings import Findings
 from mlperf_rn50.mllog.read.description import find_description
 from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
-from mlperf_rn50.mllog.run import Findings, Run
+from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.runfolder.records import EndRecord
@@ -67,8 +68,7 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
             reason, text = event.args
             undecoded = undecoded or f'line {last_line}: {reason[:200]}'
             vital = re.search(r'run_st\w*|eval_acc\w*', text)  # time and status depend on each such line
-            kind = f'torn {vital[0][:40] if vital else "line"}, ignored'
-            (torn.warn if vital else torn.note)(last_line, f'{kind}: {reason[:200]}', kind)
+            torn.flag('event_torn' if vital else 'line_torn', last_line, reason, vital and vital[0][:40])
             continue
         benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
         if event.line_format == 'MLPv0.5.0':

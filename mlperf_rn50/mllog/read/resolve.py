@@ -10,7 +10,7 @@ from mlperf_rn50.mllog.read import clock
 from mlperf_rn50.mllog.read.counts import CountReader, describe_in_log
 from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
 from mlperf_rn50.mllog.read.raw_log import RawLog, integer
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Finding, Run, RunStatus
+from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Run, RunStatus
 from mlperf_rn50.runfolder.jsonl import number
 from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import run_of
@@ -79,8 +79,7 @@ class RunResolver:
         self.sources['org'] = source
         name, logged_name = _normalized(org), _normalized(logged or org)
         if not name.startswith(logged_name) and not logged_name.startswith(name):
-            self.log.note(self.log.line(keys.SUBMISSION_ORG), f'submission_org is {logged!r:.80}, but '
-                          f'{org!r:.80} in {source.text}; the latter is used')
+            self.log.flag('submitter_differs', self.log.line(keys.SUBMISSION_ORG), logged, org, source.text)
         return org
 
     def _target(self, round_name: str, division: str | None) -> float | None:
@@ -98,26 +97,23 @@ class RunResolver:
         log = self.log
         num_train, num_val = integer(log.value(keys.TRAIN_SAMPLES), 1), integer(log.value(keys.EVAL_SAMPLES), 1)
         is_size_of_imagenet = num_train in (None, IMAGENET_TRAIN)
-        text = f'{num_train} training images, expected {IMAGENET_TRAIN} for ImageNet; this counts as other data'
         if events.DATASET in log.single:
             event = log.single[events.DATASET][1]
             is_imagenet = event.metadata.get('is_imagenet') is True
             if is_imagenet and not is_size_of_imagenet:
-                log.warn(log.line(keys.TRAIN_SAMPLES), f'{text}, although dataset has is_imagenet true')
+                log.flag('imagenet_of_other_size', log.line(keys.TRAIN_SAMPLES), num_train)
             return _text(event.value), is_imagenet and is_size_of_imagenet, num_train, num_val
         if not is_size_of_imagenet:
-            log.note(log.line(keys.TRAIN_SAMPLES), text)
+            log.flag('other_data', log.line(keys.TRAIN_SAMPLES), num_train)
             return None, False, num_train, num_val
         if num_val not in (None, IMAGENET_VAL):
-            log.note(log.line(keys.EVAL_SAMPLES), f'{num_val} evaluation images, expected {IMAGENET_VAL} for ImageNet')
+            log.flag('other_validation', log.line(keys.EVAL_SAMPLES), num_val)
         return None, True, num_train or IMAGENET_TRAIN, num_val or IMAGENET_VAL
 
     def _is_sound(self) -> bool:
         """Return whether the log's times give a valid time to train; add findings about inconsistent times."""
         contradictions = [*clock.contradictions(self.log), *clock.check_duration(self.log, self.duration_s)]
-        for line, text, summary, *_ in contradictions:
-            self.log.error(line, f'{text}; the run has no valid time to train', summary)
-        for finding in clock.misplaced(self.log):
+        for finding in [*contradictions, *clock.misplaced(self.log)]:
             self.log.findings.add(finding)
         return not contradictions
 
@@ -125,27 +121,25 @@ class RunResolver:
         """Return the status of the run; the evaluations must confirm a success."""
         log = self.log
         if keys.RUN_START not in log.single:
-            log.error(None, 'no run_start; the time to train is unknown')
+            log.flag('no_run_start', None)
         if keys.RUN_STOP not in log.single:
             if self._is_written():
                 return 'running'
-            log.error(self.last_line, 'no run_stop; the log ends here')
+            log.flag('no_run_stop', self.last_line)
             return 'failed'
         mark, stop = log.single[keys.RUN_STOP]
         reason, is_v05 = stop.metadata.get('reason'), log.format == 'MLPv0.5.0'
         last = self.evaluations[-1].accuracy if self.evaluations else 0.0
         if not log.is_success(stop):
             if not is_v05 and 'status' not in stop.metadata and target is not None and last >= target:
-                log.error(mark.line, f'run_stop has no status, although the last accuracy, {last:g}, reaches the '
-                          f'target, {target:g}; the run does not count as converged')
+                log.flag('status_missing', mark.line, last, target)
             return 'failed' if log.has_other_end else reason if reason in ('interrupted', 'failed') else 'aborted'
         if not self.evaluations or is_sound and (time_s is None or time_s <= 0):
-            log.error(mark.line, 'run_stop has status success, but ' + (
-                'is not later than run_start' if self.evaluations else 'no evaluation is logged'))
+            log.flag('success_without_time' if self.evaluations else 'success_without_evaluation', mark.line)
             return 'failed'
         if target is not None and last < target:
-            log.error(mark.line, f'{"" if is_v05 else "run_stop has status success, but "}the last accuracy, '
-                      f'{last:g}, is below the target, {target:g}')
+            log.flag('success_below_target', mark.line, '' if is_v05 else 'run_stop has status success, but ', last,
+                     target)
             return 'aborted'
         return 'converged' if is_sound and not log.has_other_end else 'failed'
 
@@ -166,7 +160,7 @@ class RunResolver:
             self.sources['round'] = FactSource('implied', 'the folder name')
             return named[-1]
         if named and named[-1] != name:
-            self.log.warn(None, f'the lines have the format of {name}, but the folder is {named[-1]}; {name} is used')
+            self.log.flag('round_differs', None, name, named[-1])
         self.sources['round'] = FactSource('implied', 'the line format')
         return name
 
@@ -177,8 +171,7 @@ class RunResolver:
         last = evaluations[-1]
         early = [e for e in evaluations[:-1] if target is not None and e.accuracy >= target]
         if early:
-            log.warn(early[0].line, f'the target was reached in epoch {early[0].epoch}, but training continued '
-                     f'to epoch {last.epoch}, which is used')
+            log.flag('trained_past_target', early[0].line, early[0].epoch, last.epoch)
         trained = max((k + count - 1 for starts in (log.epochs, log.blocks) for k, (_, count) in starts.items()),
                       default=last.epoch)
         period = max((b.epoch - a.epoch for a, b in zip(evaluations, evaluations[1:])), default=1)
@@ -186,29 +179,26 @@ class RunResolver:
         if not trained - max(2, period) <= last.epoch <= trained:
             # Some v0.5 logs have a line for the first epoch only, so that the number of trained epochs is unknown.
             is_doubtful = status == 'converged' and len(log.epochs) + len(log.blocks) > 1
-            log.findings.add(Finding(last.line, f'the last evaluation is of epoch {last.epoch}, but the last trained '
-                                     f'epoch is {trained}', grade='warning' if is_doubtful else 'note'))
+            log.flag('evaluation_not_last', last.line, last.epoch, trained, grade='warning' if is_doubtful else 'note')
         misfits = [e for e in evaluations if num_val and not _totals(e.accuracy, [num_val])]
         if misfits and num_val:
             fits = [*range(num_val - num_val // 20, num_val + num_val // 10)] if len(evaluations) <= 100 else []
             for e in evaluations:
                 fits = _totals(e.accuracy, fits)
-            log.note(misfits[0].line, f'{len(misfits)} of {len(evaluations)} accuracies are not multiples of '
-                     f'1/{num_val}, expected for {num_val} evaluation images'
-                     + (f', but all are multiples of 1/{fits[0]}' if len(fits) == 1 else ''))
+            log.flag('accuracies_uneven', misfits[0].line, len(misfits), len(evaluations), num_val,
+                     f', but all are multiples of 1/{fits[0]}' if len(fits) == 1 else '')
 
     def _flag_resumes(self) -> None:
         log = self.log
         if log.resumes:
-            log.note(log.resumes[0][0].line, f'the run was resumed {plural(len(log.resumes), "time")}; only a run '
-                     'without a resume can be submitted')
+            log.flag('resumed', log.resumes[0][0].line, plural(len(log.resumes), 'time'))
         for mark, event in log.resumes:
             changed = event.metadata.get('changed')
             pairs = list(changed.items())[:_MAX_CHANGES] if isinstance(changed, dict) else []
             texts = [f'{key[:60]} {str(values[0])[:40]} -> {str(values[1])[:40]}' for key, values in pairs
                      if isinstance(values, list) and len(values) == 2]
             if texts:
-                log.warn(mark.line, f'the run was resumed with a changed configuration: {", ".join(texts)}')
+                log.flag('resumed_with_changes', mark.line, ', '.join(texts))
 
     def _init_s(self) -> float | None:
         stop, start = self.log.single.get(keys.INIT_STOP), self.log.first_init
@@ -216,7 +206,7 @@ class RunResolver:
             return None
         seconds = stop[0].time_s - start.time_s
         if seconds < -clock.SKEW_S:
-            self.log.warn(stop[0].line, f'init_stop is {-seconds:.1f} s earlier than init_start (line {start.line})')
+            self.log.flag('init_stop_early', stop[0].line, -seconds, start.line)
             return None
         return max(seconds, 0.0)
 
@@ -239,7 +229,8 @@ class RunResolver:
         round_name, counts, is_sound = self._round(), CountReader(log, description, self.sources), self._is_sound()
         if description.fault:  # a readable description could change counts that the log does not state
             stated = {name for name, source in self.sources.items() if source.basis != 'implied'}
-            (log.note if stated >= {'num_nodes', 'num_accelerators'} else log.warn)(None, description.fault)
+            is_harmless = stated >= {'num_nodes', 'num_accelerators'}
+            log.findings.add(description.fault._replace(grade='note') if is_harmless else description.fault)
         times = self._times(is_sound)
         division = log.value(keys.SUBMISSION_DIVISION)
         division = division if division in (keys.OPEN, keys.CLOSED) else None
@@ -252,8 +243,7 @@ class RunResolver:
         self._flag_resumes()
         rule = V05_TARGET if round_name == 'v0.5' else TARGET
         if target is not None and target < rule and division == keys.CLOSED and is_imagenet:
-            log.warn(log.line(events.TARGET_ACCURACY), f'target_accuracy is {target:g}, expected at least '
-                     f'{rule:g} in the closed division of {round_name}')
+            log.flag('target_low', log.line(events.TARGET_ACCURACY), target, rule, round_name)
         if log.seed:
             self.sources['seed'] = FactSource('logged', keys.SEED, log.seed[0])
         return Run(
@@ -269,4 +259,4 @@ class RunResolver:
             epochs_to_converge=self.evaluations[-1].epoch if status == 'converged' else None,
             is_from_0=self.is_from_0, age_s=age_s(self.path, self.now_s) if status == 'running' else None,
             sources=self.sources, lines={key: mark.line for key, (mark, _) in log.single.items()},
-            findings=log.findings.of(self.path), **times)
+            findings=log.findings.in_file(self.path), **times)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import run_of
@@ -58,7 +59,7 @@ def read_node_reads(run: Run) -> list[NodeReads]:
     return result
 
 
-def read_stragglers(run: Run) -> list[str]:
+def read_stragglers(run: Run) -> list[Finding]:
     """Return the last message about each straggler, with the number of evaluations at which it was slow."""
     messages: dict[str, tuple[str, int]] = {}
     found = [r.stragglers for _, r in read_lines(run_of(run.path).metrics, RanksRecord, b'stragglers')]
@@ -66,4 +67,5 @@ def read_stragglers(run: Run) -> list[str]:
         rank = text.partition(' is slow')[0]
         if rank in messages or len(messages) < _MAX_NODES:
             messages[rank] = text, messages.get(rank, ('', 0))[1] + 1
-    return [f'{text} (at {count} of {len(found)} evaluations)' for text, count in messages.values()]
+    return [make_finding('straggler', None, text, count, len(found), file=run.path)
+            for text, count in messages.values()]

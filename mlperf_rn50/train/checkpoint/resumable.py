@@ -1,6 +1,5 @@
 """Runs to resume: their checkpoints, and the temporary files that killed writers left."""
 import fcntl
-import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.files import no_link, temporaries_in
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read.reader import read_events
-from mlperf_rn50.runfolder.names import RunFolder, is_checkpoint_name, list_checkpoints
+from mlperf_rn50.runfolder.names import RunFolder, is_checkpoint_name, list_checkpoints, run_numbers
 from mlperf_rn50.train.checkpoint import checkpoint
 
 
@@ -22,13 +21,10 @@ def clear_run(run: RunFolder) -> None:
 
 def clear_abandoned(run: RunFolder) -> None:
     """Remove temporary files that killed writers left in the folder's other runs; skip locked runs."""
-    for path in run.dir.glob('.run_*.lock'):
-        match = re.fullmatch(r'\.run_(\d+)\.lock', path.name)
-        if not match or path == run.lock:
-            continue
-        with suppress(OSError), open(path, 'r+b', opener=no_link) as f:
+    for other in (RunFolder(run.dir, k) for k in run_numbers(run.dir) if k != run.index):
+        with suppress(OSError), open(other.lock, 'r+b', opener=no_link) as f:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            clear_run(RunFolder(run.dir, int(match[1])))
+            clear_run(other)
 
 
 def find_run(path: Path) -> tuple[RunFolder, Path]:

@@ -55,7 +55,7 @@ def run_limited(limit_s: float, work: Callable[[], str]) -> str | None:
     return text.decode() if is_done and not status else None
 
 
-def note(folder: Path | None, reason: str, is_outside: bool) -> str:
+def note_failed(folder: Path | None, reason: str, is_outside: bool) -> str:
     """Add this rank and its host to the failures of the run, which a launcher counts to choose hosts; return ''."""
     if folder:
         note_failure(folder.parent.parent, Failure(os.environ.get('MLPERF_RN50_JOB', ''), platform.node(), reason,

@@ -195,8 +195,8 @@ class Watcher:
 
     def _report(self, reason: str, where: str | None = None, is_outside: bool = False) -> None:
         if self._health.orphaned_at is None:
-            stall_report.run_limited(_READ_LIMIT_S, partial(stall_report.note, self._folder, reason.partition(';')[0],
-                                                            is_outside))
+            stall_report.run_limited(_READ_LIMIT_S, partial(
+                stall_report.note_failed, self._folder, reason.partition(';')[0], is_outside))
         with suppress(OSError):  # the terminal may be gone
             print_stderr(f'mlperf-rn50: {rank_name()}, {where or self._heartbeat}: {reason}')
 
@@ -238,7 +238,7 @@ def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, floa
         text = str(e).strip() or type(e).__name__
         # The loss of another rank is not a failure of this one. Without can_stop, the program reports findings.
         if can_stop and not isinstance(e, RankLost) and 'Horovod has been shut down' not in text:
-            stall_report.note(folder, text.splitlines()[-1].strip(), is_outside=False)  # MXNet ends with the reason
+            stall_report.note_failed(folder, text.splitlines()[-1].strip(), is_outside=False)  # MXNet ends so
         raise
 
 
@@ -261,5 +261,5 @@ def _end_with_watcher(heartbeat: Heartbeat, reader: int, folder: Path | None) ->
         with suppress(OSError):  # the terminal may be gone
             os.write(2, f'mlperf-rn50: {rank_name()}, {heartbeat}: the watcher was killed (SIGKILL, or out of memory); '
                         'the rank ends with it\n'.encode())
-        stall_report.note(folder, 'the watcher was killed', is_outside=True)
+        stall_report.note_failed(folder, 'the watcher was killed', is_outside=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -46,7 +46,7 @@ def changed(**sections):
 
 
 def test_equal_recipes_are_folded_with_all_their_systems():
-    recipes = choose.group_recipes(load_published())
+    recipes = choose.group(load_published())
     assert sum(len(p.sets) for p in recipes) == len(load_published())
     assert len({(p.recipe, p.generation) for p in recipes}) == len(recipes)
     most = max(recipes, key=lambda p: len(p.sets))
@@ -59,12 +59,12 @@ def test_equal_recipes_are_folded_with_all_their_systems():
 def test_lower_target_counts_epochs_until_each_run_reached_it():
     run = SETS['dgx1_ngc19.05_mxnet'].runs[0]
     assert choose.reached_epoch(run, 0.759) == run.epochs_to_converge == 60 and choose.reached_epoch(run, 0.99) is None
-    low, high = (choose.group_recipes([SETS['dgx1_ngc19.05_mxnet']], target=t)[0] for t in (0.749, None))
+    low, high = (choose.group([SETS['dgx1_ngc19.05_mxnet']], target=t)[0] for t in (0.749, None))
     assert low.epochs == (52, 52, 56, 56, 56) and high.epochs == (56, 60, 60, 60, 60)
     old = [SETS['dgx1_ngc18.11_mxnet']]  # runs with target 74.9 % that ended above 75 %
-    assert choose.group_recipes(old, target=0.75) == [] != choose.group_recipes(old, target=0.749)
+    assert choose.group(old, target=0.75) == [] != choose.group(old, target=0.749)
     aborted = [SETS['nf5488a5_mxnet']]
-    assert [len(choose.group_recipes(aborted, target=t)[0].epochs) for t in (0.759, 0.749)] == [4, 5]
+    assert [len(choose.group(aborted, target=t)[0].epochs) for t in (0.759, 0.749)] == [4, 5]
 
 
 @pytest.mark.parametrize('batch, opt_name, target, lr, epochs, source_batch', [
@@ -136,7 +136,7 @@ def test_batch_outside_the_published_range_is_refused(batch, opt_name, target, s
 def test_interpolation_errors_match_the_documentation():
     """Compare each published recipe with an interpolation between its neighbours in the same family."""
     page, pairs = (ROOT / 'docs/recipes.md').read_text(), []
-    for family in choose.families(choose.group_recipes(load_published())):
+    for family in choose.families(choose.group(load_published())):
         edge = choose.frontier(family)
         pairs += [(p, choose.interpolate(low, high, p.recipe.global_batch_size))
                   for low, p, high in zip(edge, edge[1:], edge[2:])]
@@ -264,6 +264,6 @@ def test_command_reports_the_same_deviation_as_train(tmp_path):
 @pytest.mark.parametrize('config', [
     choose.make_config(choose.choose_recipe(b, 'lars', 0.759)) for b in (1750, 2500, 3500, 5000)] + [
     choose.make_config(choose.choose_recipe(p.recipe.global_batch_size, sets=p.sets))
-    for p in choose.group_recipes(load_published()) if p.is_whole])
+    for p in choose.group(load_published()) if p.is_whole])
 def test_published_and_interpolated_recipes_have_no_deviation(config):
     assert find_deviations(config, None) == []

@@ -96,7 +96,8 @@ def test_published_table_is_complete():
     sets = load_published()
     assert len({(s.round, s.org, s.name.casefold()) for s in load_table()}) == len(load_table()) > 330
     assert {s.division for s in sets} == {'closed'} < {s.division for s in load_published('open')}
-    assert not any(s.is_duplicate or s.refusal or 'tpu' in s.name for s in sets) and len(sets) > 240
+    assert not any(s.is_duplicate or s.refusal or 'tpu' in s.name for s in sets) and len(sets) == 230
+    assert sum(s.is_duplicate for s in load_table()) == 11 and not any(s.parts_text for s in load_table())
     for s in sets:
         base = base_of(s)
         assert base and base.num_units % base.num_nodes == 0, s.name

@@ -1,0 +1,67 @@
+"""Findings: errors, warnings and notes about logs, run sets and comparisons. findings.ini lists all that exist."""
+from collections import Counter
+from collections.abc import Iterable
+from configparser import ConfigParser
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+MAX_FINDINGS = 50  # maximum number of findings of each grade
+Grade = Literal['error', 'warning', 'note']
+GRADES: tuple[Grade, ...] = ('error', 'warning', 'note')
+_TEXTS = ConfigParser(interpolation=None)
+_TEXTS.read_string(resources.files(__package__).joinpath('findings.ini').read_text(encoding='utf-8'))
+_GRADE_OF = {kind: grade for grade in GRADES for kind in _TEXTS[grade]}
+
+
+class Finding(NamedTuple):
+    """A finding of the table about a line, a log or a run set."""
+
+    kind: str  # id in findings.ini
+    line: int | None  # None for the whole file
+    text: str
+    summary: str  # text for several such lines
+    grade: Grade
+    file: Path | None = None  # None for several logs
+
+
+def make_finding(kind: str, line: int | None = None, *values: Any, file: Path | None = None,
+                 grade: Grade | None = None) -> Finding:
+    """Return the finding of an id, with the values in its text; grade None means that of the table."""
+    text, _, summary = _TEXTS[_GRADE_OF[kind]][kind].partition(' | ')
+    return Finding(kind, line, text.format(*values), (summary or text).format(*values), grade or _GRADE_OF[kind], file)
+
+
+def most_severe(findings: Iterable[Finding]) -> list[Finding]:
+    """Return errors, then warnings, then notes, each in the given order."""
+    return sorted(findings, key=lambda f: GRADES.index(f.grade))
+
+
+class Findings:
+    """Collects the first finding of each kind, and counts its lines, so that the memory does not grow with the log."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Grade, str], Finding] = {}  # the first finding by grade and summary
+        self._counts: Counter[tuple[Grade, str]] = Counter()
+
+    def add(self, finding: Finding) -> None:
+        """Add a finding; of several with the same grade and summary, only the first is kept."""
+        grade, kind = finding.grade, (finding.grade, finding.summary)
+        if kind not in self._kept and sum(key[0] == grade for key in self._kept) >= MAX_FINDINGS:
+            self._kept.setdefault((grade, ''), make_finding('omitted', finding.line, f'{grade}s', grade=grade))
+            return
+        self._kept.setdefault(kind, finding)
+        self._counts[kind] += 1
+
+    def flag(self, kind: str, line: int | None, *values: Any, grade: Grade | None = None) -> None:
+        """Add the finding of an id, with the values in its text."""
+        self.add(make_finding(kind, line, *values, grade=grade))
+
+    def include(self, other: 'Findings') -> None:
+        """Insert the findings of another collector before those of this one."""
+        self._kept, self._counts = {**other._kept, **self._kept}, other._counts + self._counts
+
+    def in_file(self, path: Path) -> tuple[Finding, ...]:
+        """Return all findings, the most severe first, with `path` as their file."""
+        return tuple(most_severe(f._replace(file=path) if (count := self._counts[kind]) < 2 else f._replace(
+            file=path, text=f'{count} lines from line {f.line} on: {kind[1]}') for kind, f in self._kept.items()))
