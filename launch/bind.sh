@@ -22,4 +22,4 @@ if [ "${HOROVOD_CONTROLLER:-}" = gloo ]; then
         exit 2
     fi
 fi
-exec "$here/.venv/bin/python" "$here/mlperf_rn50/launch/safe_path.py" mlperf_rn50.system.topology "$@"
+exec "$here/.venv/bin/python" -I -m mlperf_rn50.system.topology "$@"

@@ -16,4 +16,4 @@ then
     echo 'launch/lint.sh: the lines above have words that CONTRIBUTING.md rules out; use plain technical English' >&2
     exit 1
 fi
-shellcheck -x launch/*.sh launch/engines/*.sh launch/*.sbatch benchmarks/*.sh tests/*.sh tests/gpu/*.sh .ci/run
+shellcheck -x -P SCRIPTDIR:. launch/*.sh launch/engines/*.sh launch/*.sbatch benchmarks/*.sh tests/*.sh tests/gpu/*.sh .ci/run

@@ -27,8 +27,8 @@ from mlperf_rn50.system.out_of_memory import explain_error
 from mlperf_rn50.system.signals import END_SIGNALS, catch, end_at_once
 from mlperf_rn50.text import printable
 
-COMMANDS = ('bench', 'check', 'classify', 'completion', 'doctor', 'evaluate', 'export', 'package', 'predict', 'prepare',
-            'recipe', 'report', 'train', 'watch')
+COMMANDS = ('bench', 'check', 'classify', 'completion', 'doctor', 'evaluate', 'export', 'launch', 'package', 'predict',
+            'prepare', 'recipe', 'report', 'sweep', 'train', 'watch')
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
 _EPILOG = """examples:
   mlperf-rn50 prepare digits --out data/digits

@@ -67,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer
     from mlperf_rn50.analysis.predict.source import load_source, parse_what_if
     from mlperf_rn50.analysis.predict.tables import render_prediction, render_prediction_json
-    from mlperf_rn50.analysis.recipe.sweep_layouts import parse_layouts
+    from mlperf_rn50.launch.sweep_layouts import parse_layouts
     splits = parse_layouts(' '.join(options.layouts or []).split())
     what_if = parse_what_if(options.what_if) if options.what_if else None
     if missing := [name for name, value in (('SOURCE', options.sources), ('--layouts', splits)) if not value]:

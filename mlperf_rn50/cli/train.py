@@ -36,17 +36,23 @@ def make_parser() -> ArgumentParser:
     return parser
 
 
-def run(argv: Sequence[str]) -> int:
-    from mlperf_rn50.cli.ranks import in_rank, load_config
+def parse_command(argv: Sequence[str]) -> tuple[Namespace, cfg.Config, Any, Sequence[str]]:
+    """Return options, configuration, run folder and checkpoint for --resume, and keys that may differ."""
+    from mlperf_rn50.cli.ranks import load_config
     from mlperf_rn50.config_file import parse_config_options
-    from mlperf_rn50.system.processor import check_precision, find_processor
     from mlperf_rn50.train.checkpoint.changes import parse_allowed
     parser = make_parser()
     options = parse_config_options(parser, argv)
     if options.resume and options.config:
         raise ConfigError('--resume, --config: got both, expected one; a resumed run has its own configuration')
     allowed = parse_allowed(options.allow_changed)
-    config, resume = load_config(options, argv, parser)
+    return options, *load_config(options, argv, parser), allowed
+
+
+def run(argv: Sequence[str]) -> int:
+    from mlperf_rn50.cli.ranks import in_rank
+    from mlperf_rn50.system.processor import check_precision, find_processor
+    options, config, resume, allowed = parse_command(argv)
     if options.dry_run:
         return _print_plan(config, options)
     if options.print:

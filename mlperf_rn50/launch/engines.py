@@ -2,29 +2,72 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.launch.arguments import Options, launch_parser
 from mlperf_rn50.launch.hosts import parse_host
-from mlperf_rn50.launch.options import Options
+from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
 
+CHECKOUT = Path(__file__).parents[2]
 _IN_IMAGE = ('/opt/mlperf_rn50/launch/bind.sh', '/opt/mlperf_rn50/.venv/bin/mlperf-rn50')
+
+
+def _program_here(options: Options, folder: str) -> list[str]:
+    return [str(CHECKOUT / 'launch/bind.sh'), str(CHECKOUT / '.venv/bin/mlperf-rn50')]
+
+
+def _program_in_apptainer(options: Options, folder: str) -> list[str]:
+    if not options.image:
+        raise ConfigError('--image: got nothing, expected an Apptainer image')
+    if not Path(options.image).exists():
+        raise ConfigError(f'--image: {options.image} does not exist; build it with: apptainer build {options.image} '
+                          'docker-daemon:mlperf_rn50:cpu')
+    gpu = ['--nv'] if shutil.which('nvidia-smi') else []
+    return ['apptainer', 'exec', *gpu, '--bind', folder, '--bind', str(CHECKOUT), '--pwd', folder, options.image,
+            *_IN_IMAGE]
+
+
+def _program_of_slurm(options: Options, folder: str) -> list[str]:
+    if not options.image:
+        return _program_here(options, folder)
+    mounts = [folder, *(_mount(m) for m in options.mounts)]
+    return ['--container-image', options.image, '--container-mounts', ','.join(f'{m}:{m}' for m in mounts),
+            '--container-workdir', folder, *_IN_IMAGE]
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Script that starts the ranks of a launcher, and its properties."""
+    """Script in launch/engines that starts the ranks of a launcher, and the properties of both."""
 
     script: str
+    description: str
     has_hosts: bool = False
     forwards_stop: bool = True  # whether it forwards SIGUSR1, the stop request; if not, the guards do
     image_option: str | None = None  # None if ranks do not run in a container
+    image_script: str | None = None  # script for ranks in an image, if it is a different one
     in_slurm: bool = False
+    get_program: Callable[[Options, str], list[str]] = _program_here
+
+    def make_parser(self, name: str) -> Parser:
+        """Return the parser of the launcher with this name."""
+        return launch_parser(name, self.description, self.has_hosts, self.image_option)
+
+    def script_for(self, image: str | None) -> str:
+        """Return the script that starts ranks in this image, or without one."""
+        return image and self.image_script or self.script
+
+    def program(self, options: Options) -> list[str]:
+        """Return the command line of every rank; raise ConfigError if the image or a mount is missing."""
+        try:
+            return self.get_program(options, os.getcwd())
+        except FileNotFoundError as e:
+            raise ConfigError('the current folder has been deleted; change to another one') from e
 
     def check_horovod(self, image: str | None, num_ranks: int) -> None:
         """Raise ConfigError if several ranks, or horovodrun, lack Horovod; an image has its own."""
@@ -38,34 +81,15 @@ class Engine:
 # mpirun and srun forward SIGUSR1 to their ranks and wait until the ranks end. mpirun kills its ranks 1 s after SIGTERM.
 # horovodrun forwards only SIGTERM, and kills the ranks 5 s later.
 ENGINES: Mapping[str, Engine] = {
-    'local': Engine('openmpi.sh'),
-    'mpirun': Engine('openmpi.sh', has_hosts=True),
-    'apptainer': Engine('openmpi.sh', has_hosts=True, image_option='--image'),
-    'horovodrun': Engine('horovodrun.sh', has_hosts=True, forwards_stop=False),
-    'slurm': Engine('openmpi.sh', in_slurm=True, image_option='--container'),
+    'local': Engine('openmpi.sh', 'Train on this machine with one or more ranks'),
+    'mpirun': Engine('openmpi.sh', "Train on hosts over ssh with Open MPI's mpirun", has_hosts=True),
+    'horovodrun': Engine('horovodrun.sh', 'Train on hosts over ssh with horovodrun and Gloo, not MPI', has_hosts=True,
+                         forwards_stop=False),
+    'slurm': Engine('openmpi.sh', 'Train on the nodes of a Slurm job; launch/slurm.sbatch runs this',
+                    image_option='--container', image_script='srun.sh', in_slurm=True, get_program=_program_of_slurm),
+    'apptainer': Engine('openmpi.sh', 'Train with every rank in an Apptainer image, here or on hosts over ssh',
+                        has_hosts=True, image_option='--image', get_program=_program_in_apptainer),
 }
-
-
-def program_of_ranks(here: Path, name: str, options: Options) -> list[str]:
-    """Return the program of every rank as a command line; raise ConfigError if the image or a mount is missing."""
-    try:
-        folder = os.getcwd()
-    except FileNotFoundError as e:
-        raise ConfigError('the current folder has been deleted; change to another one') from e
-    if name == 'apptainer':
-        if not options.image:
-            raise ConfigError('--image: got nothing, expected an Apptainer image')
-        if not Path(options.image).exists():
-            raise ConfigError(f'--image: {options.image} does not exist; build it with: apptainer build '
-                              f'{options.image} docker-daemon:mlperf_rn50:cpu')
-        gpu = ['--nv'] if shutil.which('nvidia-smi') else []
-        return ['apptainer', 'exec', *gpu, '--bind', folder, '--bind', str(here), '--pwd', folder, options.image,
-                *_IN_IMAGE]
-    if name == 'slurm' and options.image:
-        mounts = [folder, *(_mount(m) for m in options.mounts)]
-        return ['--container-image', options.image, '--container-mounts', ','.join(f'{m}:{m}' for m in mounts),
-                '--container-workdir', folder, *_IN_IMAGE]
-    return [str(here / 'launch/bind.sh'), str(here / '.venv/bin/mlperf-rn50')]
 
 
 def _mount(folder: str) -> str:

@@ -3,10 +3,10 @@
 The engine runs in a separate session, so that a terminal's Ctrl-C reaches only the launcher. The launcher reads its
 signals one after another. It forwards a stop request and then gives the ranks time for a checkpoint.
 """
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,11 +14,10 @@ from enum import IntEnum, auto
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_FAILED
-from mlperf_rn50.system.signals import STOP_SIGNALS, SignalQueue
+from mlperf_rn50.system.signals import STOP_SIGNALS, SignalQueue, end_with_parent
 
 HOST_LOST = signal.SIGUSR2  # sent by a guard
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, HOST_LOST, signal.SIGCHLD)
-_PR_SET_PDEATHSIG = 1
 STOP_LIMIT_S = 600.0  # time for a checkpoint after a stop request
 TERM_LIMIT_S = 10.0  # time for the engine to end after SIGTERM
 END_LIMITS_S = (120.0, 30.0)  # time to end after a run has logged its end, without and with a stop request
@@ -56,7 +55,7 @@ def as_child() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, HOST_LOST, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_SIGNALS)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
 
 
 def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQueue, job: str, limit_s: float = 0.0,
@@ -129,3 +128,10 @@ def processes_of(job: str) -> list[int]:
             if wanted in path.read_bytes().split(b'\0'):
                 found.append(int(path.parent.name))
     return found
+
+
+if __name__ == '__main__':
+    # Execute mpirun or orted of a Slurm job with SIGTERM blocked: scancel sends it to both too, and they would kill the
+    # ranks. Open MPI unblocks all signals in the ranks.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    os.execv(sys.argv[1], sys.argv[1:])

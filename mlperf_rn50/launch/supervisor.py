@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import attempts
-from mlperf_rn50.launch.options import Options
+from mlperf_rn50.launch.arguments import Options
 from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
 from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
 from mlperf_rn50.system.signals import SignalQueue
@@ -21,8 +21,8 @@ _RETRY_S = 2.0  # pause between checks for silent hosts
 
 
 @dataclass(frozen=True)
-class RunPlace:
-    """Run folder and layout of the ranks; without ssh, hosts has localhost once per node."""
+class Placement:
+    """Run folder, hosts and number of ranks on each; without ssh, hosts has localhost once per node."""
 
     run_dir: Path
     hosts: tuple[str, ...]
@@ -34,23 +34,23 @@ class Supervisor:
     """Supervisor of the runs of one launcher; it acts on hosts through the first functions."""
 
     # Run a command on all ranks, under a job name; the given function returns the status of the run, see run_engine.
-    start: Callable[[RunPlace, str, Sequence[str], Callable[[], str | None]], int]
+    start: Callable[[Placement, str, Sequence[str], Callable[[], str | None]], int]
     silent: Callable[[Sequence[str]], list[str]]  # return the hosts that do not answer; none without ssh
     say: Callable[[str], None]
     signals: SignalQueue
     options: Options
-    layout: RunPlace
+    place: Placement
     has_ssh: bool  # whether the hosts can be probed
     batch_job: str  # name that is the same for all starts of a requeued job
     token: str
-    _stuck: dict[str, RunPlace] = field(default_factory=dict)  # layout of each job since the newest checkpoint
+    _stuck: dict[str, Placement] = field(default_factory=dict)  # that of each job since the newest checkpoint
     _attempts: list[Attempt] = field(default_factory=list)  # including those before a requeue
     _num_jobs: int = 0
 
     def run_all(self) -> int:
         """Make all runs in turn; return the worst exit code."""
         worst = 0
-        for is_resumed in plan_runs(self.layout.run_dir, self.options):
+        for is_resumed in plan_runs(self.place.run_dir, self.options):
             code = self.run_to_end(is_resumed)
             worst = max(worst, code)
             if self.signals.is_requested or code == EXIT_USAGE:
@@ -61,11 +61,11 @@ class Supervisor:
         """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75 if resumable."""
         restarts_left, is_checked = self.options.restarts, False
         self._stuck.clear()
-        self._attempts = read_attempts(self.layout.run_dir, self.batch_job)
-        train_options = self.train_options(attempts.newest_run(self.layout.run_dir) if is_resumed else None)
+        self._attempts = read_attempts(self.place.run_dir, self.batch_job)
+        train_options = self.train_options(attempts.newest_run(self.place.run_dir) if is_resumed else None)
         while True:
             self._num_jobs += 1
-            job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(self.layout.run_dir)
+            job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(self.place.run_dir)
             code = 0 if is_checked else self._run_doctor(job, train_options)
             is_fit = not code
             if not is_fit and not self.signals.is_requested and (code == EXIT_USAGE or code == EXIT_FAILED and (
@@ -73,13 +73,13 @@ class Supervisor:
                 return code  # the doctor found a fault; a killed rank or a lost host is a failed attempt instead
             if is_fit and not self.signals.is_requested:
                 code = self._start(job, ['train', *train_options], partial(self._status, before))
-            attempt = attempts.read_attempt(self.layout.run_dir, before, code, train_options[0] == '--resume')
+            attempt = attempts.read_attempt(self.place.run_dir, before, code, train_options[0] == '--resume')
             if attempt.end == 'interrupted' and self.has_ssh and not self.signals.is_requested and (
                     code == EXIT_FAILED or self._has_failure(job)):
                 attempt = replace(attempt, end=None)  # guards send the ranks a stop request if a host is lost
             silent: Sequence[str] = ()
             if not attempt.end and not self.signals.is_requested:
-                silent = self.silent(self.layout.hosts)
+                silent = self.silent(self.place.hosts)
                 attempt = self.explain_failure(job, attempt, silent)
             self._record(job, attempt)
             end_code, reason = attempts.judge(attempt, self.signals.is_requested, restarts_left, self._attempts,
@@ -99,35 +99,35 @@ class Supervisor:
             if self.signals.is_requested:
                 return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
             train_options = self.train_options(
-                RunFolder(self.layout.run_dir, attempt.run) if attempt.run is not None else None)
+                RunFolder(self.place.run_dir, attempt.run) if attempt.run is not None else None)
             self.say(f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: '
                      f'{" ".join(train_options)}')
 
     def _has_failure(self, job: str) -> bool:
         """Return whether a failure is recorded for a job, or a host does not answer."""
-        return bool(self._failures(job) or self.silent(self.layout.hosts))
+        return bool(self._failures(job) or self.silent(self.place.hosts))
 
     def _failures(self, job: str) -> list[Failure]:
-        return [f for f in read_failures(self.layout.run_dir) if f.job in (job, job + _DOCTOR)]
+        return [f for f in read_failures(self.place.run_dir) if f.job in (job, job + _DOCTOR)]
 
     def train_options(self, run: RunFolder | None) -> list[str]:
         """Return the options of train that resume or begin a run; raise ConfigError if neither is possible."""
         if run and newest_step(run.checkpoints) >= 0:
             return ['--resume', str(run.checkpoints), *(['--elastic'] if self.options.elastic else [])]
         if not self.options.config:
-            raise ConfigError(f'--resume: {self.layout.run_dir} has no checkpoint of its newest run; start a new run '
+            raise ConfigError(f'--resume: {self.place.run_dir} has no checkpoint of its newest run; start a new run '
                               'with --config')
-        return ['--config', self.options.config, '--run.dir', str(self.layout.run_dir)]
+        return ['--config', self.options.config, '--run.dir', str(self.place.run_dir)]
 
     def _status(self, before: attempts.RunProgress) -> str | None:
         """Return the status of an ended run, '' once the ranks have written to the run folder, and before that None."""
-        has_begun = attempts.read_progress(self.layout.run_dir) != before
-        return (attempts.read_attempt(self.layout.run_dir, before, 0, True).end or '') if has_begun else None
+        has_begun = attempts.read_progress(self.place.run_dir) != before
+        return (attempts.read_attempt(self.place.run_dir, before, 0, True).end or '') if has_begun else None
 
     def _start(self, job: str, words: Sequence[str], status: Callable[[], str | None]) -> int:
-        layout = ['--run.num_nodes', len(self.layout.hosts), '--run.ranks_per_node', self.layout.ranks_per_node,
-                  '--run.ranks_per_device', self.options.ranks_per_device]
-        return self.start(self.layout, job, [*words, *self.options.train, *map(str, layout)], status)
+        ranks = ['--run.num_nodes', len(self.place.hosts), '--run.ranks_per_node', self.place.ranks_per_node,
+                 '--run.ranks_per_device', self.options.ranks_per_device]
+        return self.start(self.place, job, [*words, *self.options.train, *map(str, ranks)], status)
 
     def _run_doctor(self, job: str, train_options: Sequence[str]) -> int:
         if not self.options.doctor or self.signals.is_requested:
@@ -137,26 +137,26 @@ class Supervisor:
 
     def _record(self, job: str, attempt: Attempt) -> None:
         if attempt.end or not self.signals.is_requested:  # a stop request is not a failure
-            note_attempt(self.layout.run_dir, self.batch_job, attempt)
+            note_attempt(self.place.run_dir, self.batch_job, attempt)
             self._attempts.append(attempt)
-        self._stuck = {} if attempt.gained else {**self._stuck, job: self.layout}
+        self._stuck = {} if attempt.gained else {**self._stuck, job: self.place}
 
     def explain_failure(self, job: str, attempt: Attempt, silent: Sequence[str]) -> Attempt:
         """Report where an attempt failed and which hosts did not answer; return it with the first recorded cause."""
-        layout = self.layout
+        place = self.place
         where = attempt.place if attempt.run is None else f'last recorded: {attempt.place}'
         if attempt.exit_code > _SIGNAL_CODES and not self._failures(job):
             self.signals.pause(_RETRY_S)  # until the ranks have recorded that they lost the engine
         for host in silent:
-            note_failure(layout.run_dir, Failure(job, host, 'does not answer', is_outside=True))
-        lost = {f.host: f.cause for f in reversed(self._failures(job)) if f.rank is None and f.host in layout.hosts}
+            note_failure(place.run_dir, Failure(job, host, 'does not answer', is_outside=True))
+        lost = {f.host: f.cause for f in reversed(self._failures(job)) if f.rank is None and f.host in place.hosts}
         lost |= dict.fromkeys(silent, f'does not answer {platform.node()}')
         for host, cause in lost.items():
-            self.say(f'host {host} (with rank {ranks_of(host, layout.hosts, layout.ranks_per_node)}) {cause}; {where}')
+            self.say(f'host {host} (with rank {ranks_of(host, place.hosts, place.ranks_per_node)}) {cause}; {where}')
         is_killed, text = attempt.exit_code > _SIGNAL_CODES, f'the ranks ended with exit code {attempt.exit_code}'
         cause, origin = text, 'outside' if is_killed else ''
         if first := next(iter(self._failures(job)), None):
-            host = name_of(first, layout.hosts, layout.ranks_per_node) if self.has_ssh else first.host
+            host = name_of(first, place.hosts, place.ranks_per_node) if self.has_ssh else first.host
             subject = f'host {host} ' if host and first.rank is None else host and f'rank {first.rank} on {host}: '
             cause, origin = subject + first.cause, 'outside' if first.is_outside else 'program'
         if not lost:  # ranks that lost the engine cannot print the cause
@@ -170,10 +170,10 @@ class Supervisor:
                      f'checkpoint ({cause})')
             self._exclude([host])
         start = time.monotonic()
-        while silent := self.silent(self.layout.hosts):
+        while silent := self.silent(self.place.hosts):
             if self.signals.is_requested:
                 return True
-            can_exclude = self.options.elastic and len(silent) < len(self.layout.hosts)
+            can_exclude = self.options.elastic and len(silent) < len(self.place.hosts)
             if can_exclude and time.monotonic() - start >= _ELASTIC_LIMIT_S:
                 self.say(f'excluding {" ".join(silent)}, which did not answer for {_ELASTIC_LIMIT_S:.0f} s')
                 self._exclude(silent)
@@ -187,13 +187,13 @@ class Supervisor:
     def _bad_hosts(self) -> dict[str, str]:
         """Return the hosts to exclude, from the failures in attempts that wrote no newer checkpoint."""
         # The host names are those that the user gave.
-        failures = [replace(f, job=job, host=name_of(f, layout.hosts, layout.ranks_per_node))
-                    for f in read_failures(self.layout.run_dir)
-                    if (layout := self._stuck.get(job := f.job.removesuffix(_DOCTOR)))]
-        return bad_hosts(failures, self.layout.hosts) if self.options.elastic and self.has_ssh else {}
+        failures = [replace(f, job=job, host=name_of(f, place.hosts, place.ranks_per_node))
+                    for f in read_failures(self.place.run_dir)
+                    if (place := self._stuck.get(job := f.job.removesuffix(_DOCTOR)))]
+        return bad_hosts(failures, self.place.hosts) if self.options.elastic and self.has_ssh else {}
 
     def _exclude(self, hosts: Sequence[str]) -> None:
-        self.layout = replace(self.layout, hosts=tuple(h for h in self.layout.hosts if h not in hosts))
+        self.place = replace(self.place, hosts=tuple(h for h in self.place.hosts if h not in hosts))
 
 
 def plan_runs(folder: Path, options: Options) -> list[bool]:

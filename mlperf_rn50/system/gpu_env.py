@@ -3,11 +3,7 @@
 Each command sets the missing variables if its device is a GPU. For other programs, the launchers set
 MLPERF_RN50_DEVICE, and launch/bind.sh then sets each rank's missing variables, inside its container.
 """
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-
-from mlperf_rn50.errors import ConfigError
+from collections.abc import Mapping
 
 DEVICE_VARIABLE = 'MLPERF_RN50_DEVICE'
 SET_VARIABLE = 'MLPERF_RN50_SET_FOR_GPU'  # names of the variables set by the program or by launch/bind.sh
@@ -56,18 +52,3 @@ def missing_settings(env: Mapping[str, str]) -> dict[str, str]:
     settings = settings_of(is_nvidias=bool(env.get(NVIDIA_VARIABLE)))
     added = {name: value for name, value in settings.items() if name not in env}
     return {**added, SET_VARIABLE: ','.join([*filter(None, env.get(SET_VARIABLE, '').split(',')), *added])}
-
-
-def device_of_words(words: Sequence[str]) -> str:
-    """Return the device that a command line selects; cpu if it selects none or is invalid."""
-    def value_of(option: str) -> str | None:
-        values = [words[i + 1] if word == option else word.partition('=')[2] for i, word in enumerate(words)
-                  if word.startswith(f'{option}=') or word == option and i + 1 < len(words)]
-        return values[-1] if values else None
-    from mlperf_rn50.config_file import load_tree  # imported late, as ranks do not need it
-    device, config, run_dir = value_of('--train.device'), value_of('--config'), value_of('--resume')
-    config = f'{run_dir}/config.yaml' if config is None and run_dir is not None else config
-    if device is None and config is not None:
-        with suppress(ConfigError, LookupError, TypeError):  # the program reports the error
-            device = load_tree(Path(config))['train']['device']
-    return 'gpu' if device == 'gpu' else 'cpu'

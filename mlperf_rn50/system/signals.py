@@ -3,6 +3,7 @@
 Handlers are always set, because the first process of a container has no default actions and a non-interactive shell
 starts background processes with SIGINT ignored.
 """
+import ctypes
 import os
 import select
 import signal
@@ -89,6 +90,12 @@ def end_at_once(code: int = EXIT_AT_ONCE) -> NoReturn:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """Let the kernel send this signal to this process when its parent ends; only Linux does so."""
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
 
 
 @contextmanager

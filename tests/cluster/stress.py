@@ -85,7 +85,7 @@ class Launcher:
     def stop(self, host: Host) -> int:
         """Send the launcher a stop request; return its exit code."""
         for pid in host.pids():
-            if 'mlperf_rn50.launch' in words(pid):
+            if 'launch' in words(pid):
                 os.kill(pid, signal.SIGTERM)
         return self.end()
 

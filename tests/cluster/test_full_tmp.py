@@ -38,7 +38,7 @@ def test_full_disk_of_launcher_host_is_refused(start, cluster, tmp, name):
     with mounted(cluster.hosts[:1], *SMALL_DISK, folder):
         fill(cluster.hosts[0], folder)
         code, output = start(num_hosts=1, TMPDIR=str(tmp)).end()
-    assert (code, output) == (2, f'launch/mpirun.sh: {name}: {folder} has 0.0 MB free, expected 17 MB for files of '
+    assert (code, output) == (2, f'mlperf-rn50: {name}: {folder} has 0.0 MB free, expected 17 MB for files of '
                                  'Open MPI; free space there\n')
 
 

@@ -53,5 +53,5 @@ def test_setting_of_open_mpi_at_fault_is_named(start):
     # The interface exists, but mpirun on h1 does not reach h2 through it.
     code, output = start('--restarts', 1, OMPI_MCA_oob_tcp_if_include='lo').end()
     assert code == 2, output
-    assert output.startswith('launch/mpirun.sh: OMPI_MCA_oob_tcp_if_include=lo: Open MPI cannot start ranks'), output
+    assert output.startswith('mlperf-rn50: OMPI_MCA_oob_tcp_if_include=lo: Open MPI cannot start ranks'), output
     assert output.endswith('; correct or remove it\n') and output.count('\n') == 1

@@ -13,9 +13,6 @@ import pytest
 from helpers import HANG_LIMIT_S, ROOT, call, run
 
 from mlperf_rn50.cli import whole_parser
-from mlperf_rn50.launch import sweep
-from mlperf_rn50.launch.kubernetes import options as kubernetes
-from mlperf_rn50.launch.options import make_parser
 
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
 REFERENCE = ROOT / 'docs/configuration.md'
@@ -33,16 +30,18 @@ def commands() -> dict[str, ArgumentParser]:
 @cache
 def options_of(script: str) -> set[str]:
     """Return the options of a script in launch/."""
-    text, path = (ROOT / script).read_text(), ROOT / script
-    train = set(commands()['train']._option_string_actions)
-    if 'engines/launcher.sh' in text:
-        parsers = [make_parser(path, True, image) for image in ('--image', '--container')]
-        parsers += [sweep.make_parser(path)] * (path.stem == 'sweep')
-    elif 'mlperf_rn50.launch.kubernetes' in text:
-        parsers = [kubernetes.make_parser()]
-    else:
+    text = (ROOT / script).read_text()
+    if not (command := re.search(r'^run_program (.+) "\$@"$', text, re.MULTILINE)):
         return set(re.findall(r'--[a-z-]+', text.partition('\nset ')[0]))
-    return train.union(*(p._option_string_actions for p in parsers))
+    return known_options(command[1].split())
+
+
+def known_options(words: list[str]) -> set[str]:
+    """Return the options of a command; launchers pass unknown ones to train."""
+    parser, train = commands()[words[0]], set(commands()['train']._option_string_actions)
+    if words[0] == 'launch' and words[1][0] != '-':
+        parser = parser._subparsers._group_actions[0].choices[words[1]]
+    return set(parser._option_string_actions) | (train if words[0] in ('launch', 'sweep') else set())
 
 
 def unknown_words(words: list[str]) -> list[str]:
@@ -55,8 +54,7 @@ def unknown_words(words: list[str]) -> list[str]:
     elif words[0] not in commands():
         return words[:1]
     else:
-        parser, words = commands()[words[0]], words[1:]
-        known = set(parser._option_string_actions)
+        known, parser, words = known_options(words), commands()[words[0]], words[1:]
         first = next((a for a in parser._actions if not a.option_strings), None)
         if first and first.choices and words and words[0][0] != '-' and words[0] not in first.choices:
             return words[:1]

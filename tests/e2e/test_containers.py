@@ -1,12 +1,14 @@
 """docker.sh, apptainer.sh, slurm.sbatch with Pyxis, and mps.sh, with stand-ins for missing programs."""
 import os
+from dataclasses import replace
 
 import pytest
-from helpers import ROOT, own_signals, run, write_files
+from helpers import ROOT, call, run, write_files
 
-from mlperf_rn50.launch import __main__ as launcher
+from mlperf_rn50.launch.engines import ENGINES
 
 DIGITS = ROOT / 'launch/configs/digits_cpu.yaml'
+SWEEP = ['--study', 'x', '--config', DIGITS, '--layouts', '1x1']
 RECORD_CALL = 'echo "$(basename "$0") $*" >>"$LOG"'
 
 
@@ -59,28 +61,26 @@ def test_docker_sh_usage_errors(arguments, message):
     assert done.returncode == 2 and message in done.stderr
 
 
-def call(script, *arguments):
-    """Run the program of a launch script in this process; return the exit code."""
-    with own_signals():
-        return launcher.main([str(ROOT / 'launch' / script), *(str(a) for a in arguments)])
-
-
-@pytest.mark.parametrize('script, arguments, message', [
-    ('apptainer.sh', ['--config', DIGITS], '--image: got nothing, expected an Apptainer image'),
-    ('apptainer.sh', ['--image', 'none.sif'], '--image: none.sif does not exist; build it with'),
-    ('local.sh', ['--seeds', '0'], '--seeds: got 0, expected a whole number, 1 or more'),
-    ('local.sh', ['--nodes'], '--nodes: expected one argument; see launch/local.sh --help'),
-    ('sweep.sh', ['--study', '../x'], "--study: got '../x', expected a name"),
-    ('sweep.sh', ['--study', 'x', '--config', DIGITS], '--layouts: got nothing'),
-    ('sweep.sh', ['--study', 'x', '--config', DIGITS, '--layouts', '1x'], 'expected nodes x ranks, such as 2x4'),
-    ('sweep.sh', ['--study', 'x', '--config', DIGITS, '--layouts', '1x1', '--lr-table', '/no'], '--lr-table: /no'),
-    ('sweep.sh', ['--schedule.base_lr=1'], '--schedule.base_lr: layouts have different values'),
-    ('sweep.sh', ['--run-dir', 'x'], '--run-dir: the sweep sets this option')])
-def test_usage_errors_are_one_line(script, arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr('mlperf_rn50.launch.sweep.values_of', lambda *_: ['', '32', '0.1', '5'])
-    assert call(script, *arguments) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f'launch/{script}: ') and message in line
+@pytest.mark.parametrize('command, arguments, message', [
+    ('launch apptainer', ['--config', DIGITS], '--image: got nothing, expected an Apptainer image'),
+    ('launch apptainer', ['--image', 'none.sif'], '--image: none.sif does not exist; build it with'),
+    ('launch local', ['--seeds', '0'], '--seeds: got 0, expected a whole number, 1 or more'),
+    ('launch local', ['--nodes'], '--nodes: expected one argument; see mlperf-rn50 launch local --help'),
+    ('launch local', ['--config', DIGITS, '--train.max_epoch', 1], '--train.max_epoch: unknown option; did you mean'),
+    ('launch', ['mpi'], "invalid choice: 'mpi' (choose from 'local', 'mpirun', "),
+    ('launch ranks', ['0', 'true'], 'RANKS: got 0, expected a whole number, 1 or more'),
+    ('sweep', ['--study', 'x'], '--layouts LIST, --config FILE: missing; see mlperf-rn50 sweep --help'),
+    ('sweep', [*SWEEP, '--study', '../x'], "--study: got '../x', expected a name"),
+    ('sweep', [*SWEEP, '--layouts', ' '], '--layouts: got nothing'),
+    ('sweep', [*SWEEP, '--layouts', '1x'], 'expected nodes x ranks, such as 2x4'),
+    ('sweep', [*SWEEP, '--lr-table', '/no'], '--lr-table: /no'),
+    ('sweep', [*SWEEP, '--schedule.base_lr=1'], '--schedule.base_lr: layouts have different values'),
+    ('sweep', [*SWEEP, '--run-dir', 'x'], '--run-dir: the sweep sets this option')])
+def test_usage_errors_are_one_line(command, arguments, message):
+    done = call(*command.split(), *arguments)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith('mlperf-rn50: ') and message in line
 
 
 @pytest.mark.slow
@@ -127,8 +127,11 @@ read -r word
 [ -e "$LOG.alive" ] || exit 1
 echo "$word" >>"$LOG"
 [ "$word" != quit ] || rm "$LOG.alive"''')
-    monkeypatch.setattr(launcher, 'values_of', lambda *_: [str(tmp_path / 'run'), '', '', '900', 'gpu'])
-    rank = 'echo $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE >>"$LOG"; exit 2'
-    monkeypatch.setattr(launcher, 'program_of_ranks', lambda *_: [str(ROOT / 'launch/bind.sh'), 'sh', '-c', rank, 'sh'])
-    assert call('local.sh', '--config', 'c', '--ranks-per-node', 2, '--ranks-per-device', 2, '--no-doctor') == 2
+    both = 'until [ "$(grep -c "^100$" "$LOG")" = 2 ]; do sleep 0.05; done'  # because the first to end ends the other
+    rank = f'echo $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE >>"$LOG"; {both}; exit 2'
+    program = [str(ROOT / 'launch/bind.sh'), 'sh', '-c', rank, 'sh']
+    monkeypatch.setitem(ENGINES, 'local', replace(ENGINES['local'], get_program=lambda *_: program))
+    done = call('launch', 'local', '--config', DIGITS, '--run-dir', tmp_path / 'run', '--train.device', 'gpu',
+                '--model.fused_bn_relu', 'false', '--ranks-per-node', 2, '--ranks-per-device', 2, '--no-doctor')
+    assert done.returncode == 2, done.stderr
     assert [line for line in called(tmp_path) if line != 'get_server_list'] == ['started', '100', '100', 'quit']

@@ -6,20 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.launch import supervisor
+from mlperf_rn50.launch.arguments import parse_arguments
 from mlperf_rn50.launch.attempts import MAX_STUCK
-from mlperf_rn50.launch.options import make_parser, parse_options
-from mlperf_rn50.launch.supervisor import RunPlace, Supervisor
+from mlperf_rn50.launch.engines import ENGINES
+from mlperf_rn50.launch.supervisor import Placement, Supervisor
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Failure, note_failure
 
 HOSTS = ('h1', 'h2', 'h3')
-OPTIONS = parse_options(make_parser(ROOT / 'launch/mpirun.sh', True, None), ['--config', 'c.yaml', '--no-doctor'])
+OPTIONS = parse_arguments(ENGINES['mpirun'].make_parser('mpirun'), ['--config', 'c.yaml', '--no-doctor'])
 
 # A start of the ranks: whether the run begins, steps gained, status in the log, exit code, whether there is a stop
 # request, and the hosts that are unreachable afterwards.
@@ -83,7 +83,7 @@ class Fake:
 
     def supervisor(self, options):
         return Supervisor(self.start, lambda hosts: [h for h in hosts if h in self.silent], self.messages.append, self,
-                          options, RunPlace(self.folder, HOSTS, 1), True, 'batch', 'token')
+                          options, Placement(self.folder, HOSTS, 1), True, 'batch', 'token')
 
 
 def end_of(todo, hosts):

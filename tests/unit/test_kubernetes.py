@@ -5,9 +5,9 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from helpers import MPIJOB_SCHEMA, ROOT, run
+from helpers import MPIJOB_SCHEMA, ROOT, call, run
 
-from mlperf_rn50.launch.kubernetes.manifests import main, render_mpi_job
+from mlperf_rn50.launch.kubernetes.manifests import render_mpi_job
 from mlperf_rn50.launch.kubernetes.options import IMAGE_CONFIGS, plan_training
 
 CONFIG = ROOT / 'launch/configs/digits_cpu.yaml'
@@ -144,15 +144,16 @@ def test_missing_options_come_from_the_configuration(tmp_path):
     (['--config', f'{IMAGE_CONFIGS}../kubernetes/pod.yaml'], 'expected a file in launch/configs'),
     (['--train.max_epoch', '3'], 'did you mean --train.max_epochs?'),
     (['--run.submission_org', '\udcff'], 'expected UTF-8'), (['word'], 'word: unknown option')])
-def test_errors_are_one_line(words, message, capsys):
-    assert main([*WORDS, *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == '' and message in err and err.startswith('launch/kubernetes.sh: ') and err.count('\n') == 1
+def test_errors_are_one_line(words, message):
+    done = call('launch', 'kubernetes', *WORDS, *words)
+    assert (done.returncode, done.stdout) == (2, '')
+    assert message in done.stderr and done.stderr.startswith('mlperf-rn50: ') and done.stderr.count('\n') == 1
 
 
-def test_missing_required_option_is_reported(capsys):
-    assert main(WORDS[:WORDS.index('--volume')]) == 2
-    assert '--volume CLAIM:PATH: missing; see launch/kubernetes.sh --help' in capsys.readouterr().err
+def test_missing_required_option_is_reported():
+    done = call('launch', 'kubernetes', *WORDS[:WORDS.index('--volume')])
+    assert done.returncode == 2
+    assert '--volume CLAIM:PATH: missing; see mlperf-rn50 launch kubernetes --help' in done.stderr
 
 
 def test_ssh_server_refuses_a_port_that_another_server_uses(tmp_path):

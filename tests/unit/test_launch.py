@@ -13,30 +13,34 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, own_signals, run, wait_for, write_files
+from helpers import HANG_LIMIT_S, ROOT, call, own_signals, run, wait_for, write_files
 
-from mlperf_rn50.errors import EXIT_USAGE, ConfigError
-from mlperf_rn50.launch import __main__ as launcher
-from mlperf_rn50.launch import attempts, engines, process, supervisor
-from mlperf_rn50.launch.__main__ import Launcher, check_room, folder_lock, main, remove_leftovers
+from mlperf_rn50.config import Config, RunConfig
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.launch import attempts, engines, launcher, process, supervisor
+from mlperf_rn50.launch.arguments import parse_arguments
 from mlperf_rn50.launch.attempts import judge, read_attempt, read_progress
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, check_ranks, common_slots, parse_hostfile, parse_hosts, silent_hosts
-from mlperf_rn50.launch.options import make_parser, parse_options
+from mlperf_rn50.launch.launcher import Launcher, check_room, folder_lock, remove_leftovers
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, Stage, next_stage, processes_of, run_engine, stage_of
 from mlperf_rn50.runfolder import records
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
 from mlperf_rn50.system import signals as stop_signals
+from mlperf_rn50.train.options import CommConfig
 
 
 def options(*words, script='mpirun'):
-    path = ROOT / 'launch' / (f'{script}.sbatch' if script == 'slurm' else f'{script}.sh')
-    engine = ENGINES[script]
-    return parse_options(make_parser(path, engine.has_hosts, engine.image_option), [str(w) for w in words])
+    return parse_arguments(ENGINES[script].make_parser(script), [str(w) for w in words])
+
+
+def launcher_of(*words, script='mpirun', signals=None, load=None):
+    return Launcher(script, ENGINES[script], options(*words, script=script), signals, load)
 
 
 # --- hosts ------------------------------------------------------------------------------------------------
@@ -248,7 +252,7 @@ def test_second_launcher_is_refused_and_a_crash_releases_the_lock(tmp_path):
             folder_lock(folder):
         pass
     assert not (tmp_path / 'a').exists()  # as before
-    code = f'''import time; from pathlib import Path; from mlperf_rn50.launch.__main__ import folder_lock
+    code = f'''import time; from pathlib import Path; from mlperf_rn50.launch.launcher import folder_lock
 with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
     with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()
@@ -357,7 +361,7 @@ def test_stop_request_without_effect_is_reported(run_shell):
 
 
 def test_status_of_a_run_is_that_of_this_attempt(tmp_path):
-    status = supervisor.Supervisor(*[None] * 5, supervisor.RunPlace(tmp_path, (), 1), False, '', '')._status
+    status = supervisor.Supervisor(*[None] * 5, supervisor.Placement(tmp_path, (), 1), False, '', '')._status
     new = read_progress(tmp_path)
     assert status(new) is None
     run = begin(tmp_path)
@@ -462,12 +466,9 @@ def test_remaining_processes_are_named_and_stopped_ones_alone(tmp_path):
 def test_host_whose_guard_ended_by_itself_is_recorded(tmp_path, monkeypatch):
     write_files(tmp_path, {'ssh': '#!/bin/sh\n[ "$9" != h2 ] || exit 255\nexec cat >/dev/null'}, mode=0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
-    words = make_parser(ROOT / 'launch/mpirun.sh', True, None)
     with own_signals():
-        signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS)
-        guarded = Launcher(ROOT, ROOT / 'launch/mpirun.sh', ENGINES['mpirun'],
-                           parse_options(words, ['--hosts', 'h1,h2']), signals)
-        with guarded._guards(supervisor.RunPlace(tmp_path, ('h1', 'h2'), 1), '1-a') as guards:
+        guarded = launcher_of('--hosts', 'h1,h2', signals=stop_signals.SignalQueue(LAUNCHER_SIGNALS))
+        with guarded._guards(supervisor.Placement(tmp_path, ('h1', 'h2'), 1), '1-a') as guards:
             os.kill(guards[0].pid, signal.SIGSTOP)  # does not keep the launcher
             guards[1].wait(HANG_LIMIT_S)
     assert read_failures(tmp_path) == [Failure('1-a', 'h2', 'lost its connection to the launcher', is_outside=True)]
@@ -479,13 +480,11 @@ def test_guards_of_many_hosts_need_few_open_files(tmp_path, monkeypatch, num_hos
     write_files(tmp_path, {'ssh': f'#!/bin/sh\n>"{tmp_path}/connected/$$"\nexec cat >/dev/null'}, mode=0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
     hosts, (soft, hard) = [f'h{i}' for i in range(num_hosts)], resource.getrlimit(resource.RLIMIT_NOFILE)
-    options = parse_options(make_parser(ROOT / 'launch/mpirun.sh', True, None), ['--hosts', ','.join(hosts)])
     with own_signals():
-        signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS)
-        guarded = Launcher(ROOT, ROOT / 'launch/mpirun.sh', ENGINES['mpirun'], options, signals)
+        guarded = launcher_of('--hosts', ','.join(hosts), signals=stop_signals.SignalQueue(LAUNCHER_SIGNALS))
         resource.setrlimit(resource.RLIMIT_NOFILE, (num_files + len(os.listdir('/proc/self/fd')), hard))
         try:
-            with guarded._guards(supervisor.RunPlace(tmp_path, tuple(hosts), 8), f'{os.getpid()}-a') as guards:
+            with guarded._guards(supervisor.Placement(tmp_path, tuple(hosts), 8), f'{os.getpid()}-a') as guards:
                 wait_for(lambda: len(os.listdir(tmp_path / 'connected')) == num_hosts, lambda: True, lambda: '')
                 assert [g.poll() for g in guards] == [None] * num_hosts
         finally:
@@ -506,16 +505,16 @@ def test_stop_request_goes_to_a_host_over_ssh(tmp_path):
 
 
 def test_slow_start_is_reported(capfd, monkeypatch, tmp_path):
-    launcher = Launcher(ROOT, ROOT / 'launch/mpirun.sh', ENGINES['mpirun'], options('--config', 'c.yaml'), None)
     calls = []
     monkeypatch.setattr(Launcher, 'start_ranks', lambda self, *a: calls.append(a[-3:]) or 143)
-    place = supervisor.RunPlace(tmp_path, ('localhost',), 1)
+    place = supervisor.Placement(tmp_path, ('localhost',), 1)
     for limit_s in (900.0, 0.0):
-        launcher.start(limit_s, 'cpu', place, '1-2', ['doctor'], lambda: None)
+        config = Config(comm=CommConfig(start_limit_s=limit_s))
+        launcher_of('--config', 'c.yaml').start(config, place, '1-2', ['doctor'], lambda: None)
     assert [limit_s for limit_s, *_ in calls] == [1020.0, 0.0]
     calls[0][2]('still starting after 1020 s')
-    assert capfd.readouterr().err == ('launch/mpirun.sh: doctor: still starting after 1020 s; waiting for nothing; '
-                                      'stopped\n')
+    assert capfd.readouterr().err == ('mlperf-rn50 launch mpirun: doctor: still starting after 1020 s; waiting for '
+                                      'nothing; stopped\n')
     assert read_failures(tmp_path) == [Failure('1-2', '', 'doctor: still starting after 1020 s')]
 
 
@@ -525,37 +524,35 @@ def test_launcher_without_horovod_refuses_several_ranks(script, num_ranks, reaso
     monkeypatch.setattr(engines, 'find_spec', lambda name: None)
     ENGINES['local'].check_horovod(None, 1)
     ENGINES['apptainer'].check_horovod('a.sif', 8)  # the image has its own packages
-    start = Launcher(ROOT, ROOT / f'launch/{script}.sh', ENGINES[script], options('--config', 'c', script=script), None)
+    start = launcher_of('--config', 'c', script=script)
     with pytest.raises(ConfigError, match=f'Horovod is not installed, but {reason}'):
-        start.start_ranks(supervisor.RunPlace(tmp_path, ('localhost',), num_ranks), '1-2', ['true'], 'gpu')
+        start.start_ranks(supervisor.Placement(tmp_path, ('localhost',), num_ranks), '1-2', ['true'], 'gpu')
 
 
-CONFIG = ['/r', '2', '3', '7.5', 'cpu']  # run.dir, nodes, ranks per node, start limit and device
+FILE = RunConfig('/r', num_nodes=2, ranks_per_node=3)
 
 
-@pytest.mark.parametrize('words, config, expected', [
-    (['--config', 'c'], CONFIG, (['localhost'] * 2, 3)),
-    (['--config', 'c', '--nodes', 1, '--ranks-per-node', 4], CONFIG, (['localhost'], 4)),
-    (['--config', 'c', '--hosts', 'h1,h2,h3'], CONFIG, (['h1', 'h2'], 3)),
-    (['--config', 'c', '--hosts', 'h1,h2,h3'], ['/r', '', '', '7.5', 'cpu'], (['h1', 'h2', 'h3'], 1)),
-    (['--config', 'c', '--hosts', 'h1'], CONFIG, '--nodes: got 2 with 1 hosts'),
-    (['--resume', '--run-dir', '/r'], CONFIG[1:], (['localhost'] * 2, 3)),
-    (['--resume', '--run-dir', '/r', '--hosts', 'h1'], CONFIG[1:], (['h1'], 3)),
-    (['--config', 'c', '--hosts', 'h1:4,h2:4'], CONFIG, (['h1', 'h2'], 4)),
-    (['--config', 'c', '--hosts', 'h1:4,h2:4', '--ranks-per-node', '2'], CONFIG, 'h1: got 2 ranks, expected 4'),
-    (['--resume'], CONFIG, 'got no --run-dir'), ([], CONFIG, '--config: got nothing')])
-def test_layout_of_options_hosts_and_configuration(words, config, expected, monkeypatch, tmp_path):
-    calls = []
-    monkeypatch.setattr(launcher, 'values_of', lambda here, file, options, keys: calls.append(keys) or config)
+@pytest.mark.parametrize('words, run, expected', [
+    (['--config', 'c'], FILE, (['localhost'] * 2, 3)),
+    (['--config', 'c', '--ranks-per-node', 4], FILE, (['localhost'] * 2, 4)),
+    (['--config', 'c', '--nodes', 1], FILE, (['localhost'], 3)),
+    (['--config', 'c', '--hosts', 'h1,h2,h3'], FILE, (['h1', 'h2'], 3)),
+    (['--config', 'c', '--hosts', 'h1,h2,h3'], RunConfig('/r'), (['h1', 'h2', 'h3'], 1)),
+    (['--config', 'c', '--hosts', 'h1'], FILE, '--nodes: got 2 with 1 hosts'),
+    (['--resume', '--run-dir', '/r'], replace(FILE, dir='/before'), (['localhost'] * 2, 3)),
+    (['--resume', '--run-dir', '/r', '--hosts', 'h1'], FILE, (['h1'], 3)),
+    (['--config', 'c', '--hosts', 'h1:4,h2:4'], FILE, (['h1', 'h2'], 4)),
+    (['--config', 'c', '--hosts', 'h1:4,h2:4', '--ranks-per-node', '2'], FILE, 'h1: got 2 ranks, expected 4'),
+    (['--resume'], FILE, 'got no --run-dir'), ([], FILE, '--config: got nothing')])
+def test_place_of_options_hosts_and_configuration(words, run, expected, monkeypatch):
     monkeypatch.setattr(launcher, 'newest_run', lambda folder: RunFolder(folder, 0))
-    settle = Launcher(ROOT, ROOT / 'launch/mpirun.sh', ENGINES['mpirun'], options(*words), None).settle_layout
+    settle = launcher_of(*words, load=lambda words: Config(run)).settle
     if isinstance(expected, str):
         with pytest.raises(ConfigError, match=expected):
             settle()
         return
-    layout, limit_s, device = settle()
-    assert (list(layout.hosts), layout.ranks_per_node) == expected and str(layout.run_dir) == '/r'
-    assert (limit_s, device) == (7.5, 'cpu') and len(calls[0]) == len(config)
+    place, config = settle()
+    assert (list(place.hosts), place.ranks_per_node) == expected and str(place.run_dir) == '/r' and config.run is run
 
 
 def test_full_tmpdir_is_refused_although_another_folder_has_space(tmp_path, monkeypatch):
@@ -577,26 +574,26 @@ def test_too_few_open_files_for_open_mpi_are_refused(monkeypatch, limit, num_ran
         check_room(ENGINES['local'], num_ranks)
 
 
-def test_deleted_current_folder_is_named(tmp_path, monkeypatch, capfd):
+def test_deleted_current_folder_is_named(tmp_path, monkeypatch):
     (tmp_path / 'gone').mkdir()
     monkeypatch.chdir(tmp_path / 'gone')
     (tmp_path / 'gone').rmdir()
-    with own_signals():
-        assert main([str(ROOT / 'launch/local.sh'), '--config', 'c.yaml']) == EXIT_USAGE
-    assert capfd.readouterr().err == 'launch/local.sh: the current folder has been deleted; change to another one\n'
+    done = call('launch', 'local', '--config', 'c.yaml')
+    assert done.returncode == 2
+    assert done.stderr == 'mlperf-rn50: the current folder has been deleted; change to another one\n'
 
 
 def test_python_that_the_user_cannot_execute_is_named(tmp_path):
     for folder in ('a/.venv/bin', 'a/launch/engines'):
         (tmp_path / folder).mkdir(parents=True)
-    script = tmp_path / 'a/launch/engines/launcher.sh'
-    for name in ('launcher.sh', 'isolate.sh'):
-        shutil.copy(ROOT / 'launch/engines' / name, script.with_name(name))
-    done = run([script, 'launch/local.sh'])
-    assert (done.returncode, done.stderr) == (2, f'launch/local.sh: {tmp_path}/a/.venv is missing; run launch/setup.sh '
-                                                 'there\n')
+    script = tmp_path / 'a/launch/local.sh'
+    for name in ('local.sh', 'engines/program.sh', 'engines/isolate.sh'):
+        shutil.copy(ROOT / 'launch' / name, script.parent / name)
+    done = run([script])
+    assert done.returncode == 2
+    assert done.stderr == f'mlperf-rn50: {tmp_path}/a/.venv is missing; run launch/setup.sh there\n'
     (tmp_path / 'a/.venv/bin/python').symlink_to('python3.11')
-    done = run([script, 'launch/local.sh'])
+    done = run([script])
     assert done.returncode == 2 and f' cannot execute {tmp_path}/a/.venv/bin/python3.11, to which' in done.stderr
 
 
@@ -607,10 +604,9 @@ def test_missing_tmpdir_is_refused(tmp_path, monkeypatch, name):
         check_room(ENGINES[name], 1)
 
 
-def test_host_name_in_a_message_is_escaped(capfd):
-    with own_signals():
-        assert main([str(ROOT / 'launch/mpirun.sh'), '--config', 'c.yaml', '--hosts', 'me@h\x1b[31m']) == EXIT_USAGE
-    assert '\x1b' not in capfd.readouterr().err
+def test_host_name_in_a_message_is_escaped():
+    done = call('launch', 'mpirun', '--config', 'c.yaml', '--hosts', 'me@h\x1b[31m')
+    assert done.returncode == 2 and 'me@h' in done.stderr and '\x1b' not in done.stderr
 
 
 def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):

@@ -17,7 +17,6 @@ from mlperf_rn50.system.gpu_env import (
     NVIDIA_VARIABLE,
     SET_VARIABLE,
     SETTINGS,
-    device_of_words,
     missing_settings,
     settings_of,
 )
@@ -97,25 +96,14 @@ def test_variables_are_forwarded_to_remote_ranks():
     assert set(done.stdout.split()) == given.keys()
 
 
-@pytest.mark.parametrize('words, device', [
-    ('--config {gpu}', 'gpu'), ('--config={gpu} --train.device cpu', 'cpu'), ('', 'cpu'), ('--train.device', 'cpu'),
-    ('--config /no/such/file', 'cpu'), ('--train.device gpu --train.device cpu', 'cpu'), ('--config {broken}', 'cpu'),
-    ('--resume {folder}', 'gpu'), ('--resume={folder} --train.device=cpu', 'cpu')])
-def test_device_of_a_command_line(tmp_path, words, device):
-    (tmp_path / 'config.yaml').write_text('train: {device: gpu}')
-    (tmp_path / 'broken.yaml').write_text('[' * 600)
-    paths = {'gpu': tmp_path / 'config.yaml', 'broken': tmp_path / 'broken.yaml', 'folder': tmp_path}
-    assert device_of_words(['mlperf-rn50', 'train', *(w.format(**paths) for w in words.split())]) == device
-
-
 @pytest.mark.parametrize('device, given, expected', [
     ('gpu', {'HOROVOD_CYCLE_TIME': '2'}, {**SETTINGS, 'OMPI_MCA_btl': '^openib', 'HOROVOD_CYCLE_TIME': '2'}),
     ('gpu', {'OMPI_MCA_btl': 'tcp,self,vader'}, {**SETTINGS, 'OMPI_MCA_btl': 'tcp,self,vader'}),
-    ('cpu', {}, {'HOROVOD_CYCLE_TIME': '5'})])
+    ('cpu', {}, {})])
 def test_settings_reach_a_rank(device, given, expected):
     env = {k: v for k, v in os.environ.items() if k not in SETTINGS and not k.startswith(('MLPERF_RN50_', 'OMPI_'))}
     show = 'import json, os; print(json.dumps(dict(os.environ)))'
-    done = run([ROOT / 'launch/ranks.sh', 1, sys.executable, '-c', show, '--train.device', device], env=env | given)
+    done = run([ROOT / 'launch/ranks.sh', 1, sys.executable, '-c', show], env=env | given | {DEVICE_VARIABLE: device})
     seen = json.loads(done.stdout)
     assert {name: seen[name] for name in SETTINGS if name in seen} == expected
     assert seen.get(SET_VARIABLE) == (','.join(n for n in SETTINGS if n not in given) if device == 'gpu' else None)

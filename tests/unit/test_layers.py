@@ -1,5 +1,6 @@
 """Structure of the package: direction and cycles of imports, sizes of folders and modules, unique names."""
 import ast
+import sys
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -16,9 +17,10 @@ ROOMS = [{'__main__'}, {'cli'}, {'bench', 'doctor', 'launch'}, {'train'}, {'anal
          {'bounds', 'parser', 'runfolder', 'table'}, {'files', 'git', 'npz', 'text'}, {'errors'}]
 HEAVY = {'mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'sklearn', 'rich'}
 LIGHT_ROOMS = ('cli', 'mllog', 'analysis/sets', 'analysis/recipe')
-LIGHT = ['config', 'config_file', 'launch.__main__', 'model.weights', 'analysis.predict.tables', 'analysis.report.data',
-         'analysis.report.tables', 'analysis.report.text', 'analysis.watch.facts', 'analysis.watch.run_state',
-         'doctor.checks', 'system.environment', 'system.topology', 'train.plan', 'train.watchdog.watcher']
+LIGHT = ['config', 'config_file', 'launch.launcher', 'model.weights', 'analysis.predict.tables',
+         'analysis.report.data', 'analysis.report.tables', 'analysis.report.text', 'analysis.watch.facts',
+         'analysis.watch.run_state', 'doctor.checks', 'system.environment', 'system.topology', 'train.plan',
+         'train.watchdog.watcher']
 MAX_MODULES, MAX_LINES, MIN_LINES = 12, 300, 40
 
 
@@ -107,3 +109,8 @@ def test_unit_tests_are_named_after_a_module_folder_or_script():
                                             for p in sorted((PACKAGE / room).rglob('[a-z]*.py'))])
 def test_light_modules_import_nothing_heavy(module):
     assert {m for m in closure(frozenset({f'mlperf_rn50.{module}'})) if m.split('.')[0] in HEAVY} == set()
+
+
+def test_parsers_of_launchers_need_only_the_standard_library():
+    used = closure(frozenset({'mlperf_rn50.cli.launch', 'mlperf_rn50.cli.sweep'}))
+    assert {m.split('.')[0] for m in used} - sys.stdlib_module_names == {'mlperf_rn50'}

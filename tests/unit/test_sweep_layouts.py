@@ -1,8 +1,8 @@
 """Sweep layouts: batch size and learning rate."""
 import pytest
 
-from mlperf_rn50.analysis.recipe.sweep_layouts import parse_layouts, parse_lr_table, plan_layouts
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.launch.sweep_layouts import parse_layouts, parse_lr_table, plan_layouts
 
 SPLITS = [(1, 4), (2, 4), (8, 4)]
 

@@ -1,8 +1,6 @@
 """Find logs and group them into run sets. A set whose runs differ in a fact that they must share is refused."""
-import ctypes
 import os
 import signal
-import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +19,7 @@ from mlperf_rn50.mllog.findings import Finding, make_finding, most_severe
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, find_logs, no_logs, read_run
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.names import LOG
+from mlperf_rn50.system.signals import end_with_parent
 from mlperf_rn50.text import some
 
 # Facts that all runs of a set must share, and those that only converged and running ones must share.
@@ -80,8 +79,7 @@ def _follow_parent() -> None:
     """Ignore Ctrl-C, which the parent handles, and end when the parent ends, even if the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == 'linux':
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    end_with_parent(signal.SIGKILL)
 
 
 def _load_runs(logs: Sequence[Path]) -> list[Run | OtherBenchmark]:

@@ -1,15 +1,13 @@
 """Kubernetes manifests of a training: an MPIJob of Kubeflow's operator, from the template in launch/kubernetes."""
 import functools
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import jinja2
 import yaml
 
-from mlperf_rn50.errors import EXIT_OK, UserError
-from mlperf_rn50.launch.kubernetes.options import CHECKOUT, CONFIG_FOLDER, PROGRAM, Training, plan_training
-from mlperf_rn50.launch.options import say
+from mlperf_rn50.launch.arguments import announce
+from mlperf_rn50.launch.engines import CHECKOUT
+from mlperf_rn50.launch.kubernetes.options import CONFIG_FOLDER, Training, plan_training
 
 
 def render_mpi_job(training: Training) -> str:
@@ -42,18 +40,9 @@ def _block(text: str) -> str:
     return _quote(text, '|' if '\n' in text and not f'\n{text}'.endswith('\n\n') else '"')
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the manifests that a command line requests; return the exit code."""
-    try:
-        training, warning = plan_training(sys.argv[1:] if argv is None else argv)
-    except UserError as e:
-        say(Path(PROGRAM), str(e))
-        return e.exit_code
+def print_manifests(argv: Sequence[str]) -> None:
+    """Print the manifests that a command line requests."""
+    training, warning = plan_training(argv)
     if warning:
-        say(Path(PROGRAM), f'warning: {warning}')
+        announce('launch kubernetes', f'warning: {warning}')
     print(render_mpi_job(training), end='')
-    return EXIT_OK
-
-
-if __name__ == '__main__':
-    sys.exit(main())

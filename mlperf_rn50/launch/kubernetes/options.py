@@ -1,18 +1,22 @@
-"""Options of launch/kubernetes.sh, their checks, and the training that they describe."""
+"""Options of mlperf-rn50 launch kubernetes, their checks, and the training that they describe."""
+from __future__ import annotations
+
 import argparse
 import posixpath
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-from mlperf_rn50.config import Config
-from mlperf_rn50.config_file import add_config_options, resolve_config
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.launch.options import count, script_parser, whole_number
+from mlperf_rn50.launch.arguments import count, whole_number
+from mlperf_rn50.launch.engines import CHECKOUT
+from mlperf_rn50.parser import Parser
 
-PROGRAM = 'launch/kubernetes.sh'
-CHECKOUT = Path(__file__).parents[3]
+if TYPE_CHECKING:
+    from mlperf_rn50.config import Config
+
 CONFIG_FOLDER = '/etc/mlperf_rn50/config'  # where the ConfigMap is mounted
 IMAGE_CONFIGS = '/opt/mlperf_rn50/launch/configs/'
 # The pods need these paths. A volume that is mounted on or above one of them would hide it.
@@ -26,7 +30,7 @@ EPILOG = """examples:
       --run-dir /results/c4140 --data.dir /data/imagenet --namespace training | kubectl apply -f -
   kubectl delete mpijob,configmap -l app.kubernetes.io/instance=mlperf-rn50
 
-All other options are passed to: mlperf-rn50 train. This script checks --config and the options. Relative paths of
+All other options are passed to: mlperf-rn50 train. This command checks --config and the options. Relative paths of
 the run folder and the data start at the first volume."""
 
 
@@ -97,10 +101,9 @@ def _user(text: str) -> User:
     return User(int(uid), int(gid) if gid else None)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of launch/kubernetes.sh."""
-    parser = script_parser(CHECKOUT / PROGRAM)
-    parser.epilog = EPILOG
+def make_parser() -> Parser:
+    """Return the parser of mlperf-rn50 launch kubernetes."""
+    parser = Parser('mlperf-rn50 launch kubernetes', 'Print the manifests for training on Kubernetes.', EPILOG)
     add = parser.add_argument
     size = _matching(r'(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]i', 'a size such as 64Gi')
     add('--image', metavar='IMAGE', required=True, help='image built from the Dockerfile',
@@ -180,8 +183,10 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
         except UnicodeEncodeError:
             raise ConfigError(f'{text!r}: got invalid UTF-8, expected UTF-8 for the manifest') from None
     path = _find_config(o.config)
-    import jsonargparse  # imported late, because the import takes longer than --help
-    checker = jsonargparse.ArgumentParser(PROGRAM, allow_abbrev=False, exit_on_error=False)
+    import jsonargparse  # imported late, because --help needs no packages
+
+    from mlperf_rn50.config_file import add_config_options, resolve_config
+    checker = jsonargparse.ArgumentParser('mlperf-rn50 train', allow_abbrev=False, exit_on_error=False)
     add_config_options(checker)
     values = {'--run.dir': o.run_dir, '--run.num_nodes': o.nodes, '--run.ranks_per_node': o.ranks_per_node}
     given = [word for option, value in values.items() if value is not None for word in (option, str(value))]

@@ -20,7 +20,7 @@ from pathlib import Path
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, RankLost
 from mlperf_rn50.system import cgroup, out_of_memory
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, print_stderr, rank_name
-from mlperf_rn50.system.signals import STOP_SIGNALS, StopRequests, catch
+from mlperf_rn50.system.signals import STOP_SIGNALS, StopRequests, catch, end_with_parent
 from mlperf_rn50.train.watchdog import stall_report
 from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat
 
@@ -31,7 +31,6 @@ _READ_LIMIT_S = 5.0
 _POLL_S = 0.5
 # Number of stored samples of the count of out-of-memory kills. The oldest must precede the kill that ended the rank.
 _NUM_KILL_SAMPLES = 40
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -251,7 +250,7 @@ def _prepare_rank(heartbeat: Heartbeat, reader: int, stacks: int, folder: Path |
     # of the watcher. Its C handler is alarm(), called with the signal number 12, so SIGALRM ends the rank after 12 s.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     libc.signal(signal.SIGUSR2, ctypes.cast(libc.alarm, ctypes.c_void_p))
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR2)
+    end_with_parent(signal.SIGUSR2)
     faulthandler.register(stall_report.STACK_SIGNAL, file=stacks, all_threads=True)
 
 

@@ -1,18 +1,13 @@
-"""Options of the launchers; unknown ones are passed to mlperf-rn50 train."""
+"""Options of the launchers, parsed with the standard library only; unknown ones are passed to mlperf-rn50 train."""
 import re
-import subprocess
-import sys
-from argparse import SUPPRESS, ArgumentTypeError
+from argparse import REMAINDER, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
-from pathlib import Path
 
-from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.hosts import Host, load_hostfile, parse_hosts
-from mlperf_rn50.launch.process import as_child
 from mlperf_rn50.parser import Parser
+from mlperf_rn50.system.launcher_env import print_stderr
 from mlperf_rn50.text import printable
 
 _PRINTING = ('--dry-run', '--print')  # options with which train starts no ranks
@@ -42,26 +37,18 @@ class Options:
         """True if the options only print values, without starting a run."""
         return any(word.partition('=')[0] in _PRINTING for word in self.train)
 
+    @property
+    def as_train(self) -> list[str]:
+        """These options as a command line of train."""
+        values = {'--config': self.config, '--run.dir': self.run_dir, '--run.num_nodes': self.nodes,
+                  '--run.ranks_per_node': self.ranks_per_node}
+        return [*(f'{name}={value}' for name, value in values.items() if value), *self.train]
 
-class AlreadyReported(ConfigError):
-    """An error whose message mlperf-rn50 has already printed."""
 
-
-def say(script: Path, text: str) -> None:
-    """Print a message of a launch script to stderr."""
+def announce(command: str, text: str) -> None:
+    """Print a message of a launcher, such as 'launch mpirun', to stderr."""
     with suppress(OSError):  # the terminal may be closed
-        print(f'launch/{script.name}: {printable(text)}', file=sys.stderr, flush=True)
-
-
-def values_of(here: Path, config: str, options: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Return the values of these keys, each a single line; raise AlreadyReported if the configuration is invalid."""
-    command = [str(here / '.venv/bin/mlperf-rn50'), 'train', '--config', config, *options,
-               *(word for key in keys for word in ('--print', key))]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_child, start_new_session=True)
-    values = done.stdout.split('\n')[:-1]
-    if done.returncode or len(values) != len(keys):
-        raise AlreadyReported
-    return values
+        print_stderr(f'mlperf-rn50 {command}: {printable(text)}')
 
 
 def whole_number(least: int) -> Callable[[str], int]:
@@ -76,21 +63,11 @@ def whole_number(least: int) -> Callable[[str], int]:
 count = whole_number(1)
 
 
-def usage_of(script: Path) -> str:
-    """Return the comment at the top of a launch script."""
-    comment = takewhile(lambda line: line.startswith('#'), script.read_text().splitlines()[1:])
-    return '\n'.join(line[1:].removeprefix(' ') for line in comment)
-
-
-def script_parser(script: Path) -> Parser:
-    """Return the parser of a launch script, with the comment at the top of the script as help."""
-    return Parser(f'launch/{script.name}', usage_of(script), usage=SUPPRESS)
-
-
-def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Parser:
+def launch_parser(name: str, description: str, has_hosts: bool, image_option: str | None) -> Parser:
     """Return the parser of a launcher; image_option is None if ranks do not run in a container."""
-    parser = script_parser(script)
-    add = parser.add_argument_group('options of every launcher').add_argument
+    parser = Parser(f'mlperf-rn50 launch {name}', description,
+                    'All other options, such as --dry-run, are passed to: mlperf-rn50 train')
+    add = parser.add_argument
     add('--config', metavar='FILE', help='configuration of the run')
     add('--run-dir', metavar='DIR', help='run folder (default: run.dir of the configuration)')
     add('--nodes', metavar='N', type=count,
@@ -109,7 +86,7 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
     add('--resume', action='store_true', help='resume the newest run in the run folder')
     add('--no-doctor', dest='doctor', action='store_false', help='do not check the nodes first')
     if has_hosts:
-        add('--hosts', metavar='h1,h2,…', action='extend', type=parse_hosts, help='hosts reached with ssh, or h1:R,…')
+        add('--hosts', metavar='h1,h2,...', action='extend', type=parse_hosts, help='hosts over ssh, or h1:R,...')
         add('--hostfile', dest='hosts', metavar='FILE', action='extend', type=load_hostfile,
             help='file with one host per line, optionally with slots=R')
     if image_option:
@@ -118,25 +95,21 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
         add('--mount', dest='mounts', metavar='DIR', action='append',
             help='folder to mount in addition to the current one')
     parser.set_defaults(hosts=[], image=None, mounts=[])
-    parser.epilog = 'All other options are passed to: mlperf-rn50 train'
     return parser
 
 
-def join_values(parser: Parser, argv: Sequence[str]) -> list[str]:
-    """Join each option of the parser with its value, so that argparse never takes a value such as -x for an option."""
-    takes_value = {name for action in parser._actions if action.nargs is None for name in action.option_strings}
-    words: list[str] = []
-    for word in argv:
-        if words and words[-1] in takes_value:
-            words[-1] += f'={word}'
-        else:
-            words.append(word)
-    return words
+def ranks_parser() -> Parser:
+    """Return the parser of mlperf-rn50 launch ranks."""
+    parser = Parser('mlperf-rn50 launch ranks', 'Start a program with ranks on this machine, without checks')
+    parser.add_argument('num_ranks', metavar='RANKS', type=count, help='number of ranks')
+    parser.add_argument('program', metavar='PROGRAM', help='program of every rank')
+    parser.add_argument('words', metavar='ARGUMENTS', nargs=REMAINDER, help='arguments of the program').required = False
+    return parser
 
 
-def parse_options(parser: Parser, argv: Sequence[str]) -> Options:
+def parse_arguments(parser: Parser, argv: Sequence[str]) -> Options:
     """Parse a command line; raise ConfigError for a missing or invalid value."""
-    namespace, train = parser.parse_known_args(join_values(parser, argv))
+    namespace, train = parser.parse_known_args(argv)
     values = vars(namespace)
     if values.pop('clear_caches'):
         train += ['--run.clear_caches', 'true']

@@ -1,4 +1,4 @@
-"""Program behind the launch scripts; launch/engines/launcher.sh runs it."""
+"""Start of the ranks of a launcher, with the limits, guards and checks around it."""
 import os
 import re
 import resource
@@ -14,18 +14,17 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE, ConfigError, UserError
+from mlperf_rn50.config import Config
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_RESUMABLE, ConfigError
 from mlperf_rn50.files import writing_folder
-from mlperf_rn50.launch import sweep
+from mlperf_rn50.launch.arguments import Options, announce
 from mlperf_rn50.launch.attempts import give_up_reason, newest_run
-from mlperf_rn50.launch.engines import ENGINES, Engine, environment, nodes_of_slurm_job, plain_output, program_of_ranks
+from mlperf_rn50.launch.engines import CHECKOUT, Engine, environment, nodes_of_slurm_job, plain_output
 from mlperf_rn50.launch.hosts import check_ranks, common_slots, silent_hosts
-from mlperf_rn50.launch.options import AlreadyReported, Options, make_parser, parse_options, say, usage_of, values_of
 from mlperf_rn50.launch.process import HOST_LOST, LAUNCHER_SIGNALS, as_child, processes_of, run_engine
-from mlperf_rn50.launch.supervisor import RunPlace, Supervisor
+from mlperf_rn50.launch.supervisor import Placement, Supervisor
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.records import Failure, note_failure, read_attempts
-from mlperf_rn50.system.gpu_env import device_of_words
 from mlperf_rn50.system.mpi_session import SETTING_FILES, SHARED_MEMORY, mpi_settings, no_room, reason_of, tmp_dir
 from mlperf_rn50.system.signals import SignalQueue
 from mlperf_rn50.text import plural
@@ -34,66 +33,71 @@ _MAX_ARGUMENT_BYTES = (128 << 10) - 1  # Linux's limit per argument, MAX_ARG_STR
 _NUM_OPEN_FILES = 32  # of Open MPI, in addition to 4 per rank; with less, 1 and 4 ranks hung
 _MIN_FREE_BYTES = 16 << 20  # free space that the files of Open MPI and DALI need on this machine
 # The launcher waits _GRACE_S longer than the start limit, which ranks that already run enforce themselves.
-_START_LIMIT, _GRACE_S = 'comm.start_limit_s', 120.0
+_GRACE_S = 120.0
 _MPI_ERRORS = (EXIT_FAILED, *range(128 + signal.NSIG, 256))  # exit codes of mpirun's own errors
-_KEYS = ('run.num_nodes', 'run.ranks_per_node', _START_LIMIT, 'train.device')
+_GUARD = str(CHECKOUT / 'launch/guard.sh')
 _LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # folder of launch/engines/openmpi.sh or bind.sh
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """A running launch script; `here` is the path of the checkout."""
+    """A running launcher: its name, engine, options and signals.
 
-    here: Path
-    script: Path
+    load: returns the configuration of a command line of train.
+    """
+
+    name: str
     engine: Engine
     options: Options
     signals: SignalQueue
+    load: Callable[[Sequence[str]], Config]
 
-    def settle_layout(self) -> tuple[RunPlace, float, str]:
-        """Return the layout of the run (options take precedence over the configuration), its start limit and device."""
-        o, run_dir, nodes, ranks, start_limit_s, device = self.options, self.options.run_dir or '', '', '', '0', 'cpu'
-        if o.config:
-            options = [*(['--run.dir', run_dir] if run_dir else []), *o.train]
-            run_dir, nodes, ranks, start_limit_s, device = values_of(self.here, o.config, options, ['run.dir', *_KEYS])
-        elif not o.resume:
+    def say(self, text: str) -> None:
+        """Print a message to stderr."""
+        announce(f'launch {self.name}', text)
+
+    def settle(self) -> tuple[Placement, Config]:
+        """Return the place of the ranks and the configuration, over which options take precedence."""
+        o = self.options
+        if not o.config and not o.resume:
             raise ConfigError('--config: got nothing, expected a file from launch/configs')
-        elif not run_dir:
+        if not o.config and not o.run_dir:
             raise ConfigError('--resume: got no --run-dir, expected the folder of the run to resume')
-        elif run := newest_run(Path(run_dir)):
-            nodes, ranks, start_limit_s, device = values_of(self.here, str(run.config), o.train, _KEYS)
-            nodes = '' if o.hosts else nodes  # a resumed run may have fewer hosts than before
+        run = None if o.config else newest_run(Path(o.run_dir or ''))
+        config = self.load(['--config', str(run.config), *o.train] if run else o.as_train)
         names = nodes_of_slurm_job(os.environ) if self.engine.in_slurm else [h.name for h in o.hosts]
-        num_nodes = o.nodes or int(nodes or 0) or len(names) or 1
+        is_free = run and o.hosts  # a resumed run may have fewer hosts than before
+        num_nodes = o.nodes or (None if is_free else config.run.num_nodes) or len(names) or 1
         if names and len(names) < num_nodes:
             raise ConfigError(f'--nodes: got {num_nodes} with {len(names)} hosts, expected at least as many hosts; '
                               'add hosts or lower --nodes')
-        ranks_per_node = o.ranks_per_node or common_slots(o.hosts[:num_nodes]) or int(ranks or 0) or 1
+        ranks_per_node = o.ranks_per_node or common_slots(o.hosts[:num_nodes]) or config.run.ranks_per_node or 1
         check_ranks(o.hosts[:num_nodes], ranks_per_node)
         hosts = tuple(names[:num_nodes]) if names else ('localhost',) * num_nodes
-        return RunPlace(Path(run_dir), hosts, ranks_per_node), float(start_limit_s), device
+        return Placement(Path(run.dir if run else config.run.dir), hosts, ranks_per_node), config
 
-    def start(self, start_limit_s: float, device: str, layout: RunPlace, job: str, words: Sequence[str],
+    def start(self, config: Config, place: Placement, job: str, words: Sequence[str],
               status: Callable[[], str | None]) -> int:
         """Run a command of the program on all ranks, with limits for its start and end; return its exit code."""
         def report(text: str) -> None:
-            command = [str(self.here / 'launch/guard.sh'), '--list', *dict.fromkeys(layout.hosts), job]
+            command = [_GUARD, '--list', *dict.fromkeys(place.hosts), job]
             left = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-            say(self.script, f'{words[0]}: {text}; waiting for {", ".join(left) or "nothing"}; stopped')
-            note_failure(layout.run_dir, Failure(job, '', f'{words[0]}: {text}'))  # counts for no host
-        code = self.start_ranks(layout, job, [*program_of_ranks(self.here, self.script.stem, self.options), *words],
-                                device, start_limit_s + _GRACE_S if start_limit_s else 0.0, status, report)
+            self.say(f'{words[0]}: {text}; waiting for {", ".join(left) or "nothing"}; stopped')
+            note_failure(place.run_dir, Failure(job, '', f'{words[0]}: {text}'))  # counts for no host
+        limit_s, device = config.comm.start_limit_s, config.train.device
+        code = self.start_ranks(place, job, [*self.engine.program(self.options), *words], device,
+                                limit_s + _GRACE_S if limit_s else 0.0, status, report)
         if code in _MPI_ERRORS and status() is None:
-            self.try_mpi(layout, f'{job}m', device)
+            self.try_mpi(place, f'{job}m', device)
         return code
 
-    def try_mpi(self, layout: RunPlace, job: str, device: str) -> None:
+    def try_mpi(self, place: Placement, job: str, device: str) -> None:
         """Report why Open MPI cannot start ranks, if so; raise ConfigError if settings of the user prevent it."""
-        if self.engine.script != 'openmpi.sh' or self.options.image and self.engine.in_slurm or (
+        if self.engine.script_for(self.options.image) != 'openmpi.sh' or (
                 self.signals.is_requested or silent_hosts([h.name for h in self.options.hosts])):
             return
-        *prefix, _, program = program_of_ranks(self.here, self.script.stem, self.options)
-        top, settings = Path(program).parents[2], mpi_settings(os.environ, self.here / '.venv')
+        *prefix, _, program = self.engine.program(self.options)
+        top, settings = Path(program).parents[2], mpi_settings(os.environ, CHECKOUT / '.venv')
         command = [*prefix, f'{top}/.venv/bin/python', '-I', f'{top}/launch/engines/try_mpi.py']
 
         def reason_with(names: Collection[str]) -> str:
@@ -101,33 +105,32 @@ class Launcher:
             env |= {SETTING_FILES: os.devnull, 'MLPERF_RN50_MPI_HELP': '1'}
             with TemporaryFile('w+') as output:
                 name = job + secrets.token_hex(4)  # the guards of an earlier job may still end its processes
-                code = self.start_ranks(layout, name, command, device, _GRACE_S, env=env, output=output.fileno())
+                code = self.start_ranks(place, name, command, device, _GRACE_S, env=env, output=output.fileno())
                 output.seek(0)
                 return reason_of(output.read()) if code in _MPI_ERRORS else ''
         if not (reason := reason_with(settings)) or not settings or reason_with(()):
-            return say(self.script, f'Open MPI cannot start ranks: {reason}') if reason else None
+            return self.say(f'Open MPI cannot start ranks: {reason}') if reason else None
         faults = next(([name] for name in settings if not reason_with(settings.keys() - {name})), list(settings))
         if reason == (lost := reason_of('')):  # Open MPI loses some messages of ranks
             reason = next((r for _ in range(5) if (r := reason_with(settings)) != lost), lost)
         shown = ', '.join(f'{n}={settings[n]}{"" if n in os.environ else " in mca-params.conf"}' for n in faults)
         raise ConfigError(f'{shown}: Open MPI cannot start ranks with this setting: {reason}; correct or remove it')
 
-    def start_ranks(self, layout: RunPlace, job: str, command: Sequence[str], device: str, limit_s: float = 0.0,
+    def start_ranks(self, place: Placement, job: str, command: Sequence[str], device: str, limit_s: float = 0.0,
                     status: Callable[[], str | None] = lambda: None, report: Callable[[str], object] = lambda _: None,
                     env: Mapping[str, str] = os.environ, output: int | None = None) -> int:
         """Run a program on all ranks and return its exit code; see run_engine for the limits."""
-        self.engine.check_horovod(self.options.image, len(layout.hosts) * layout.ranks_per_node)
+        self.engine.check_horovod(self.options.image, len(place.hosts) * place.ranks_per_node)
         # With Slurm's variables, mpirun would start the ranks on the nodes of the surrounding Slurm job.
         outer = {k: v for k, v in env.items() if self.engine.in_slurm or not k.startswith('SLURM_')}
         env = environment(self.options, {**plain_output(sys.stdout, outer), **outer}, job, device)
-        name = 'srun.sh' if self.engine.in_slurm and self.options.image else self.engine.script
-        script = str(self.here / 'launch/engines' / name)
-        slots = ','.join(f'{host}:{layout.ranks_per_node}' for host in layout.hosts)
+        script = str(CHECKOUT / 'launch/engines' / self.engine.script_for(self.options.image))
+        slots = ','.join(f'{host}:{place.ranks_per_node}' for host in place.hosts)
         if len(slots) > _MAX_ARGUMENT_BYTES:
-            raise ConfigError(f'hosts: got {len(slots):,} characters for {len(layout.hosts):,} hosts, expected at most '
+            raise ConfigError(f'hosts: got {len(slots):,} characters for {len(place.hosts):,} hosts, expected at most '
                               f'{_MAX_ARGUMENT_BYTES:,} (limit of Linux for an argument); use shorter host names')
         remove_leftovers((SHARED_MEMORY, tmp_dir()))
-        with self._guards(layout, job) as guards:
+        with self._guards(place, job) as guards:
             code = run_engine([script, slots, *command], env, self.signals, job, limit_s, status, report,
                               end_signal=signal.SIGINT if self.engine.in_slurm else signal.SIGTERM,
                               messengers=() if self.engine.forwards_stop else guards, output=output)
@@ -136,13 +139,12 @@ class Launcher:
         return code
 
     @contextmanager
-    def _guards(self, layout: RunPlace, job: str) -> Iterator[Sequence[subprocess.Popen]]:
+    def _guards(self, place: Placement, job: str) -> Iterator[Sequence[subprocess.Popen]]:
         """Start a guard per host, which ends the ranks if the launcher dies and reports a lost host to the launcher."""
-        guard = str(self.here / 'launch/guard.sh')
-        hosts = layout.hosts if self.options.hosts or not self.engine.forwards_stop else ()
+        hosts = place.hosts if self.options.hosts or not self.engine.forwards_stop else ()
         reader, writer = os.pipe()  # one pipe for all guards, because the number of open files is limited
-        words = ['--launcher', str(os.getpid()), os.path.abspath(layout.run_dir), job]
-        guards = [subprocess.Popen([guard, '--host', host, *words], preexec_fn=as_child, stdout=writer,
+        words = ['--launcher', str(os.getpid()), os.path.abspath(place.run_dir), job]
+        guards = [subprocess.Popen([_GUARD, '--host', host, *words], preexec_fn=as_child, stdout=writer,
                                    start_new_session=True) for host in hosts]
         os.close(writer)
         try:
@@ -152,7 +154,7 @@ class Launcher:
         finally:
             for host, process in zip(hosts, guards):
                 if process.poll() is not None:  # it ends earlier if the connection to its host does
-                    note_failure(layout.run_dir, Failure(job, host, 'lost its connection to the launcher',
+                    note_failure(place.run_dir, Failure(job, host, 'lost its connection to the launcher',
                                                          is_outside=True))
                 process.terminate()
                 process.send_signal(signal.SIGCONT)  # it may be stopped
@@ -162,34 +164,29 @@ class Launcher:
 
     def run(self) -> int:
         """Run the launcher and return its exit code."""
-        if self.options.only_prints:
-            self._print()
-        program_of_ranks(self.here, self.script.stem, self.options)  # report a missing image or folder first
-        layout, start_limit_s, device = self.settle_layout()
-        check_room(self.engine, layout.ranks_per_node)
-        token, report = f'{os.getpid()}-{secrets.token_hex(4)}', partial(say, self.script)
-        if self.options.doctor and mpi_settings(os.environ, self.here / '.venv'):
-            self.try_mpi(layout, f'{token}-m', device)
+        self.engine.program(self.options)  # report a missing image or folder first
+        place, config = self.settle()
+        check_room(self.engine, place.ranks_per_node)
+        token, device = f'{os.getpid()}-{secrets.token_hex(4)}', config.train.device
+        if self.options.doctor and mpi_settings(os.environ, CHECKOUT / '.venv'):
+            self.try_mpi(place, f'{token}-m', device)
         batch_job = os.environ.get('SLURM_JOB_ID', token)
-        with folder_lock(layout.run_dir):
+        with folder_lock(place.run_dir):
             silent = silent_hosts if self.options.hosts else lambda _: []
-            code = Supervisor(partial(self.start, start_limit_s, device), silent, report, self.signals, self.options,
-                              layout, bool(self.options.hosts), batch_job, token).run_all()
+            code = Supervisor(partial(self.start, config), silent, self.say, self.signals, self.options, place,
+                              bool(self.options.hosts), batch_job, token).run_all()
         if self.options.ranks_per_device > 1:
             with closing(SignalQueue(LAUNCHER_SIGNALS)) as signals:  # new, without earlier stop requests
-                replace(self, signals=signals).start_ranks(replace(layout, ranks_per_node=1), f'{token}-m',
-                                                           [str(self.here / 'launch/mps.sh'), 'stop'], device)
-        return requeue(code, layout.run_dir, report) if self.engine.in_slurm else code
+                replace(self, signals=signals).start_ranks(replace(place, ranks_per_node=1), f'{token}-m',
+                                                           [str(CHECKOUT / 'launch/mps.sh'), 'stop'], device)
+        return requeue(code, place.run_dir, self.say) if self.engine.in_slurm else code
 
-    def _print(self) -> None:
-        """Replace this process with the program that prints the requested values; no rank is started."""
-        o, program = self.options, str(self.here / '.venv/bin/mlperf-rn50')
-        words = [*(['--config', o.config] if o.config else []), *(['--run.dir', o.run_dir] if o.run_dir else []),
-                 *o.train]
-        for key, value in (('num_nodes', o.nodes), ('ranks_per_node', o.ranks_per_node)):
-            words += [f'--run.{key}', str(value)] if value else []
-        as_child()
-        os.execv(program, [program, 'train', *words])
+    def run_program(self, num_ranks: int, command: Sequence[str], device: str) -> int:
+        """Run a program with a number of ranks on this machine, without checks and restarts."""
+        place, job = Placement(Path(), ('localhost',), num_ranks), f'{os.getpid()}-{secrets.token_hex(4)}'
+        if (code := self.start_ranks(place, job, [str(CHECKOUT / 'launch/bind.sh'), *command], device)) == EXIT_FAILED:
+            self.try_mpi(place, f'{job}m', device)
+        return code
 
 
 @contextmanager
@@ -254,47 +251,3 @@ def requeue(code: int, run_dir: Path, report: Callable[[str], None]) -> int:
     else:
         report(f'cancelled; the checkpoint is in {run_dir}')
     return code
-
-
-def run_ranks(here: Path, script: Path, argv: Sequence[str], signals: SignalQueue) -> int:
-    """Run a program with a number of ranks on this machine, for launch/ranks.sh."""
-    if len(argv) < 2 or not re.fullmatch(r'0*[1-9]\d{0,5}', argv[0], re.ASCII):
-        print(usage_of(script), file=sys.stderr)
-        return EXIT_USAGE
-    device = device_of_words(argv[1:])
-    if device == 'cpu':
-        os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')  # the value that the program sets on CPUs
-    per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
-    options = parse_options(make_parser(script, False, None), ['--ranks-per-device', per_device])
-    launcher = Launcher(here, script, ENGINES['local'], options, signals)
-    layout, job = RunPlace(Path(), ('localhost',), int(argv[0])), f'{os.getpid()}-{secrets.token_hex(4)}'
-    if (code := launcher.start_ranks(layout, job, [str(here / 'launch/bind.sh'), *argv[1:]], device)) == EXIT_FAILED:
-        launcher.try_mpi(layout, f'{job}m', device)
-    return code
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run a launch script, argv[0], with its options; return its exit code."""
-    script, words = Path(argv[0]), argv[1:]
-    here, signals = script.parent.parent, SignalQueue(LAUNCHER_SIGNALS)
-    try:
-        if script.name == 'ranks.sh':
-            return run_ranks(here, script, words, signals)
-        if script.name == 'sweep.sh':
-            return sweep.run(here, script, words, signals)
-        engine = ENGINES[script.stem]
-        options = parse_options(make_parser(script, engine.has_hosts, engine.image_option), words)
-        if os.environ.get('SLURM_RESTART_COUNT', '0') != '0' and script.stem == 'slurm':
-            options = replace(options, resume=True)  # a requeued job resumes its run
-        return Launcher(here, script, engine, options, signals).run()
-    except AlreadyReported:
-        return EXIT_USAGE
-    except UserError as e:
-        say(script, str(e))
-        return e.exit_code
-    except SystemExit as e:  # --help
-        return int(e.code or EXIT_OK)
-
-
-if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,16 @@
+# shellcheck shell=bash
+# run_program ARGUMENTS... replaces a script in launch/ by the program of its checkout.
+. "$(dirname -- "${BASH_SOURCE[0]}")/isolate.sh"
+run_program() {
+    local here python
+    here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
+    python=$here/.venv/bin/python
+    if [ -x "$python" ]; then
+        exec "$here/.venv/bin/mlperf-rn50" "$@"
+    elif [ -L "$python" ]; then
+        echo "mlperf-rn50: $python: user $(id -un 2>/dev/null || id -u) cannot execute $(readlink -m -- "$python"), to which it links; give access to that Python, or run launch/setup.sh as this user in a checkout of its own" >&2
+    else
+        echo "mlperf-rn50: $here/.venv is missing; run launch/setup.sh there" >&2
+    fi
+    exit 2
+}

@@ -1,0 +1,83 @@
+"""Start ranks on this machine, on hosts or in a Slurm job, and train with them.
+
+examples:
+  mlperf-rn50 launch mpirun --hosts h1,h2 --config launch/configs/c4140_v100_2node.yaml --restarts 3
+  mlperf-rn50 launch ranks 2 mlperf-rn50 bench train --batch-sizes 32
+
+The scripts in launch/ run these commands. For the options of a launcher, run mlperf-rn50 launch LAUNCHER --help.
+"""
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mlperf_rn50.cli.parsers import command_parser
+from mlperf_rn50.errors import EXIT_OK, ConfigError
+from mlperf_rn50.launch.arguments import parse_arguments, ranks_parser
+from mlperf_rn50.launch.engines import CHECKOUT, ENGINES
+from mlperf_rn50.launch.kubernetes import options as kubernetes
+from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
+from mlperf_rn50.parser import Parser
+from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
+from mlperf_rn50.system.signals import SignalQueue
+
+if TYPE_CHECKING:
+    from mlperf_rn50.config import Config
+
+
+def make_parser() -> Parser:
+    parser = command_parser('launch', __doc__)
+    launchers = parser.add_subparsers(metavar='LAUNCHER', required=True, parser_class=ArgumentParser,
+                                      help='what starts the ranks, and its options')
+    parsers = {name: engine.make_parser(name) for name, engine in ENGINES.items()}
+    for name, launcher in {**parsers, 'kubernetes': kubernetes.make_parser(), 'ranks': ranks_parser()}.items():
+        launchers.add_parser(name, help=launcher.description)
+        launchers._name_parser_map[name] = launcher
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    if not (CHECKOUT / 'launch/engines').is_dir():
+        raise ConfigError(f'launch: {CHECKOUT} is no checkout; run launch/setup.sh in one')
+    name, words = ''.join(argv[:1]), argv[1:]
+    if name == 'ranks':
+        return run_ranks(words)
+    if name == 'kubernetes':
+        from mlperf_rn50.launch.kubernetes.manifests import print_manifests
+        print_manifests(words)
+        return EXIT_OK
+    if name not in ENGINES:
+        make_parser().parse_args(argv[:1])
+    return start_launcher(name, words)
+
+
+def load_train_config(argv: Sequence[str]) -> Config:
+    """Return the configuration of a command line of train."""
+    from mlperf_rn50.cli.train import parse_command
+    return parse_command(argv)[1]
+
+
+def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None = None) -> int:
+    """Run a launcher with options; return its exit code."""
+    from mlperf_rn50.cli import train
+    from mlperf_rn50.launch.launcher import Launcher
+    engine = ENGINES[name]
+    options = parse_arguments(engine.make_parser(name), argv)
+    if options.only_prints:
+        return train.run(options.as_train)
+    if engine.in_slurm and os.environ.get('SLURM_RESTART_COUNT', '0') != '0':
+        options = replace(options, resume=True)  # a requeued job resumes its run
+    return Launcher(name, engine, options, signals or SignalQueue(LAUNCHER_SIGNALS), load_train_config).run()
+
+
+def run_ranks(argv: Sequence[str]) -> int:
+    """Run a program with a number of ranks on this machine."""
+    from mlperf_rn50.launch.launcher import Launcher
+    o, _ = ArgumentParser.parse_known_args(ranks_parser(), argv)  # unlike Parser, leaves $ and ~ to the program
+    per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
+    options = parse_arguments(ENGINES['local'].make_parser('local'), ['--ranks-per-device', per_device])
+    launcher = Launcher('ranks', ENGINES['local'], options, SignalQueue(LAUNCHER_SIGNALS), load_train_config)
+    return launcher.run_program(o.num_ranks, [o.program, *o.words], os.environ.get(DEVICE_VARIABLE, 'cpu'))

@@ -1,0 +1,137 @@
+"""Train each layout (nodes x ranks) of a list with several seeds, and print the report.
+
+examples:
+  mlperf-rn50 sweep --study c4140 --layouts '1x4 2x4 4x4 8x4' --seeds 5 --weak --hostfile hosts
+      --config launch/configs/c4140_v100_1node.yaml
+
+The logs are logs/<study>/<layout>/result_<k>.txt. Complete layouts are skipped. A failed run is reported, and the sweep
+continues. All other options are passed to the launcher, such as --ranks-per-device K, or to: mlperf-rn50 train
+"""
+from __future__ import annotations
+
+import platform
+import re
+import signal
+from argparse import Namespace
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlperf_rn50.cli import launch
+from mlperf_rn50.cli.parsers import command_parser
+from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_RESUMABLE, ConfigError, UserError
+from mlperf_rn50.launch.arguments import announce, count
+from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
+from mlperf_rn50.launch.sweep_layouts import SweepLayout, parse_layouts, parse_lr_table, plan_layouts
+from mlperf_rn50.parser import Parser
+from mlperf_rn50.system.signals import END_SIGNALS, SignalQueue, catch
+
+if TYPE_CHECKING:
+    from mlperf_rn50.config import Config
+
+_LAYOUT_OPTIONS = ('--train.local_batch_size', '--train.global_batch_size', '--schedule.base_lr',
+                   '--schedule.warmup_epochs')
+_SWEEP_OPTIONS = ('--run-dir', '--nodes', '--ranks-per-node', '--resume')
+
+
+def make_parser() -> Parser:
+    parser = command_parser('sweep', __doc__)
+    add = parser.add_argument
+    add('--study', metavar='NAME', required=True, help='name of the folder in logs/ for the runs')
+    add('--layouts', metavar='LIST', required=True, help="list of nodes x ranks per node, such as '1x4 2x4'")
+    add('--config', metavar='FILE', required=True, help='configuration, with the values of the first layout')
+    add('--seeds', metavar='N', type=count, default=1, help='runs of each layout, each with a fresh seed (default 1)')
+    add('--weak', dest='is_weak', action='store_true', help='keep the number of images per rank')
+    add('--strong', dest='is_weak', action='store_false', help='keep the number of images per step (default)')
+    add('--lr-table', metavar='FILE', help='file with lines: global_batch base_lr warmup_epochs (default: the learning '
+        'rate is proportional to the global batch, starting from the first layout, with the same warm-up epochs)')
+    add('--engine', choices=('mpirun', 'horovodrun'), default='mpirun', help='launcher for hosts (default mpirun); '
+        'without hosts, the ranks of all nodes run on this machine, and the log records this')
+    add('--hosts', metavar='h1,h2,...', help='hosts reached with ssh')
+    add('--hostfile', metavar='FILE', help='file with one host per line')
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    from mlperf_rn50.cli import report
+    o, rest = make_parser().parse_known_args(argv)
+    check_options(o, rest)
+    layouts, worst = plan_sweep(o, launch.load_train_config(['--config', o.config])), 0
+    signals = SignalQueue(LAUNCHER_SIGNALS)
+    for layout in layouts:
+        worst = max(worst, run_layout(o, layout, rest, signals))
+        if signals.is_requested:
+            return EXIT_AT_ONCE if signals.is_forced else EXIT_RESUMABLE
+    catch(signal.default_int_handler, END_SIGNALS)
+    try:
+        report.run([f'logs/{o.study}'])
+    except UserError as e:  # such as no logs after failures, which determine the exit code
+        announce('sweep', str(e))
+    return worst
+
+
+def check_options(o: Namespace, rest: Sequence[str]) -> None:
+    """Raise ConfigError for the first invalid option."""
+    for word in rest:
+        name = word.partition('=')[0]
+        if name in _SWEEP_OPTIONS:
+            raise ConfigError(f'{name}: the sweep sets this option; remove it')
+        if name in _LAYOUT_OPTIONS:
+            raise ConfigError(f"{name}: layouts have different values; configure that of the first layout")
+    if not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', o.study):
+        raise ConfigError(f'--study: got {o.study!r}, expected a name for the folder in logs/')
+    if not o.layouts.strip():
+        raise ConfigError("--layouts: got nothing, expected a list such as '1x4 2x4'")
+
+
+def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
+    """Return the batch size and learning rate of each layout; those of the configuration are for the first one."""
+    train, schedule = config.train, config.schedule
+    try:
+        table = parse_lr_table(Path(o.lr_table).read_text()) if o.lr_table else None
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f'--lr-table: {o.lr_table}: {getattr(e, "strerror", None) or "not a text file"}') from e
+    return plan_layouts(parse_layouts(o.layouts.replace(',', ' ').split()),
+                        train.local_batch_size or train.global_batch_size or 0, train.local_batch_size is not None,
+                        o.is_weak, schedule.base_lr, schedule.warmup_epochs, table)
+
+
+def launch_words(o: Namespace, layout: SweepLayout, folder: Path) -> list[str]:
+    """Return the name of the launcher and its options for a run of a layout, without the user's other options."""
+    if o.hosts or o.hostfile:
+        words = [o.engine, '--nodes', str(layout.num_nodes), '--ranks-per-node', str(layout.ranks_per_node),
+                 *(['--hosts', o.hosts] if o.hosts else []), *(['--hostfile', o.hostfile] if o.hostfile else [])]
+    else:
+        words = ['local', '--ranks-per-node', str(layout.num_nodes * layout.ranks_per_node),
+                 '--run.submission_platform', f'{layout.num_nodes} nodes of {layout.ranks_per_node} ranks, simulated '
+                                              f'by local ranks of {platform.node()}']
+    return [*words, '--config', o.config, '--run-dir', str(folder), f'--train.global_batch_size='
+            f'{layout.global_batch_size}', '--train.local_batch_size=null', f'--schedule.base_lr={layout.base_lr:.10g}',
+            f'--schedule.warmup_epochs={layout.warmup_epochs:.10g}']
+
+
+def run_layout(o: Namespace, layout: SweepLayout, rest: Sequence[str], signals: SignalQueue) -> int:
+    """Make the missing runs of a layout; return the worst exit code."""
+    from mlperf_rn50.launch.attempts import end_of, read_metrics
+    from mlperf_rn50.runfolder.names import RunFolder, run_numbers
+    folder, worst = Path('logs', o.study, layout.name), 0
+    report = partial(announce, 'sweep')
+    num_complete = sum(end_of(read_metrics(RunFolder(folder, number))) in ('converged', 'aborted')
+                       for number in run_numbers(folder))
+    if num_complete >= o.seeds:
+        report(f'{layout.name}: complete, skipped')
+    name, *words = launch_words(o, layout, folder)
+    for number in range(num_complete, o.seeds):
+        if signals.is_requested:
+            return worst
+        report(f'{layout.name}: run {number + 1} of {o.seeds}')
+        try:
+            code = launch.start_launcher(name, [*words, *rest], signals)
+        except UserError as e:
+            report(f'{layout.name}: {e}')
+            code = e.exit_code
+        worst = max(worst, code)
+        if code and not signals.is_requested:
+            report(f'{layout.name}: this run {"did not converge" if code == 1 else f"failed with exit code {code}"}')
+    return worst
