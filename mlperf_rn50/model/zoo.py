@@ -92,38 +92,29 @@ def _pooled(channels: int) -> nn.HybridBlock:
 
 def _inception_v4(num_classes: int) -> nn.HybridBlock:
     """Return the network of figure 9 in the paper, from the units of figures 3 to 8 with the sizes of table 1."""
-    def stem() -> nn.HybridBlock:
-        return _chain(
-            _norm_conv(32, 3, 2), _norm_conv(32, 3), _path((64, 3)),
-            _branches(nn.MaxPool2D(3, 2), _norm_conv(96, 3, 2)),
-            _branches(_chain(_path((64, 1)), _norm_conv(96, 3)),
-                      _chain(_path((64, 1), (64, (7, 1)), (64, (1, 7))), _norm_conv(96, 3))),
-            _branches(_norm_conv(192, 3, 2), nn.MaxPool2D(3, 2)))
-
-    def unit_a() -> nn.HybridBlock:
-        return _branches(_pooled(96), _path((96, 1)), _path((64, 1), (96, 3)), _path((64, 1), (96, 3), (96, 3)))
-
-    def unit_b() -> nn.HybridBlock:
-        return _branches(_pooled(128), _path((384, 1)), _path((192, 1), (224, (1, 7)), (256, (7, 1))),
-                         _path((192, 1), (192, (1, 7)), (224, (7, 1)), (224, (1, 7)), (256, (7, 1))))
-
-    def unit_c() -> nn.HybridBlock:
-        def split() -> nn.HybridBlock:
-            return _branches(_path((256, (1, 3))), _path((256, (3, 1))))
-        return _branches(_pooled(256), _path((256, 1)), _chain(_path((384, 1)), split()),
-                         _chain(_path((384, 1), (448, (1, 3)), (512, (3, 1))), split()))
-
-    def reduction_a() -> nn.HybridBlock:
-        return _branches(nn.MaxPool2D(3, 2), _norm_conv(384, 3, 2),
-                         _chain(_path((192, 1), (224, 3)), _norm_conv(256, 3, 2)))
-
-    def reduction_b() -> nn.HybridBlock:
-        return _branches(nn.MaxPool2D(3, 2), _chain(_path((192, 1)), _norm_conv(192, 3, 2)),
-                         _chain(_path((256, 1), (256, (1, 7)), (320, (7, 1))), _norm_conv(320, 3, 2)))
-    # Gluon numbers the parameters in the order of creation, so the units must be created in the order of the network.
-    return _chain(stem(), *(unit_a() for _ in range(4)), reduction_a(), *(unit_b() for _ in range(7)), reduction_b(),
-                  *(unit_c() for _ in range(3)), nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.2),
-                  nn.Dense(num_classes))
+    def split() -> nn.HybridBlock:
+        return _branches(_path((256, (1, 3))), _path((256, (3, 1))))
+    # Gluon numbers the parameters in the order of creation, so the units are created in the order of the network.
+    return _chain(
+        # Stem.
+        _norm_conv(32, 3, 2), _norm_conv(32, 3), _path((64, 3)),
+        _branches(nn.MaxPool2D(3, 2), _norm_conv(96, 3, 2)),
+        _branches(_chain(_path((64, 1)), _norm_conv(96, 3)),
+                  _chain(_path((64, 1), (64, (7, 1)), (64, (1, 7))), _norm_conv(96, 3))),
+        _branches(_norm_conv(192, 3, 2), nn.MaxPool2D(3, 2)),
+        # Four units A, and reduction A.
+        *(_branches(_pooled(96), _path((96, 1)), _path((64, 1), (96, 3)), _path((64, 1), (96, 3), (96, 3)))
+          for _ in range(4)),
+        _branches(nn.MaxPool2D(3, 2), _norm_conv(384, 3, 2), _chain(_path((192, 1), (224, 3)), _norm_conv(256, 3, 2))),
+        # Seven units B, and reduction B.
+        *(_branches(_pooled(128), _path((384, 1)), _path((192, 1), (224, (1, 7)), (256, (7, 1))),
+                    _path((192, 1), (192, (1, 7)), (224, (7, 1)), (224, (1, 7)), (256, (7, 1)))) for _ in range(7)),
+        _branches(nn.MaxPool2D(3, 2), _chain(_path((192, 1)), _norm_conv(192, 3, 2)),
+                  _chain(_path((256, 1), (256, (1, 7)), (320, (7, 1))), _norm_conv(320, 3, 2))),
+        # Three units C.
+        *(_branches(_pooled(256), _path((256, 1)), _chain(_path((384, 1)), split()),
+                    _chain(_path((384, 1), (448, (1, 3)), (512, (3, 1))), split())) for _ in range(3)),
+        nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.2), nn.Dense(num_classes))
 
 
 def _inception_v3(num_classes: int) -> nn.HybridBlock:
