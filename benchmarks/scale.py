@@ -22,7 +22,7 @@ from python_step import made_up_ranks, step_times
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import _read_ahead, train_requests
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.records import MANIFEST_FORMAT, Record, RecordFile, find_split, index_path
+from mlperf_rn50.data.records import INDEX, MANIFEST_FORMAT, Record, RecordFile, find_split
 from mlperf_rn50.data.shards import Shard, epoch_order
 from mlperf_rn50.data.verify import dump_manifest
 from mlperf_rn50.launch.hosts import parse_hosts
@@ -61,7 +61,7 @@ def make_folder(folder: Path) -> None:
         starts = np.append(0, lengths.cumsum()[:-1])
         with open(folder / f'{name}.rec', 'wb') as f:
             f.truncate(int(lengths.sum()))
-        np.save(index_path(folder / f'{name}.rec'), np.stack([starts, lengths]))
+        np.save((folder / f'{name}.rec').with_suffix(INDEX), np.stack([starts, lengths]))
         splits[name] = {'num_images': num, 'rec_bytes': int(lengths.sum())}
     dump_manifest(folder, {'format': MANIFEST_FORMAT, 'dataset': DATA.dataset, 'splits': splits,
                            'classes': [f'n{i:08d}' for i in range(DATA.num_classes)]})

@@ -25,6 +25,10 @@ from mlperf_rn50.files import parse_json, read_text, regular_file
 
 MANIFEST_NAME = 'manifest.json'
 MANIFEST_FORMAT = 1
+# Endings of the files beside a .rec, with one entry per record in the order of the index.
+INDEX = '.index.npy'  # memory-mapped index: starts and lengths in bytes; int64, (2, images)
+CHECKSUMS = '.crc.npy'  # CRC-32 of each record, framing included; uint32
+NAMES = '.names.txt'  # source of each image on a line
 _MAX_MANIFEST_BYTES = 1 << 28  # large, because a manifest lists every skipped image
 MAGIC = struct.pack('<I', 0xCED7230A)
 _FRAME = struct.Struct('<4sI')
@@ -107,24 +111,9 @@ def parse_record(frames: bytes, where: str) -> Record:
     return Record(np.frombuffer(payload, np.uint8, offset=start), int(label), sample_id)
 
 
-def index_path(rec_path: Path) -> Path:
-    """Return the path of a .rec's memory-mapped index, a .npy of starts and lengths in bytes (int64, (2, images))."""
-    return rec_path.with_suffix('.index.npy')
-
-
-def names_path(rec_path: Path) -> Path:
-    """Return the path of a text file with the source of each image on a line, in the order of the index."""
-    return rec_path.with_suffix('.names.txt')
-
-
-def checksums_path(rec_path: Path) -> Path:
-    """Return the path of a .npy with the CRC-32 of each record, framing included; uint32, in the order of the index."""
-    return rec_path.with_suffix('.crc.npy')
-
-
 def existing_index(rec_path: Path) -> Path:
     """Return the path of a .rec's memory-mapped index, or of its .idx if it has no mapped index."""
-    mapped = index_path(rec_path)
+    mapped = rec_path.with_suffix(INDEX)
     return mapped if mapped.exists() else rec_path.with_suffix('.idx')
 
 
@@ -145,7 +134,7 @@ def _map_index(path: Path, size: int) -> np.ndarray:
 
 
 def parse_index(path: Path, size: int) -> np.ndarray:
-    """Parse the text index (.idx) of a .rec of `size` bytes. Return an array like that of index_path."""
+    """Parse the text index (.idx) of a .rec of `size` bytes. Return an array like that in INDEX."""
     try:
         with open(path, 'rb', opener=regular_file) as f:
             numbers = np.fromfile(f, dtype=np.int64, sep=' ')
@@ -165,7 +154,7 @@ class RecordFile:
     """An open .rec file. Threads can share it, because read() uses pread, which also releases the GIL."""
 
     def __init__(self, rec_path: Path):
-        """Open a .rec with its memory-mapped index (index_path), or parse its .idx if it has no mapped index."""
+        """Open a .rec with its memory-mapped index (INDEX), or parse its .idx if it has no mapped index."""
         self.path = rec_path
         try:
             self._file = open(rec_path, 'rb', buffering=0, opener=regular_file)
@@ -175,7 +164,7 @@ class RecordFile:
         index = existing_index(rec_path)
         self._starts, self._lengths = (parse_index if index.suffix == '.idx' else _map_index)(index, self._size)
         self._checksums, self._num_reads = np.array([]), count()  # older folders have no checksums
-        with suppress(OSError, ValueError), open(checksums_path(rec_path), 'rb', opener=regular_file) as f:
+        with suppress(OSError, ValueError), open(rec_path.with_suffix(CHECKSUMS), 'rb', opener=regular_file) as f:
             self._checksums = np.load(f, allow_pickle=False)
 
     def __len__(self) -> int:
@@ -196,7 +185,7 @@ class RecordFile:
 
     def describe(self, position: int) -> str:
         """Return the file and number of a record for messages, with the source of its image if it is known."""
-        with suppress(OSError), open(names_path(self.path), errors='replace', opener=regular_file) as f:
+        with suppress(OSError), open(self.path.with_suffix(NAMES), errors='replace', opener=regular_file) as f:
             return f'{self.path}, record {position}, from {next(islice(f, position, None), "").strip()}'
         return f'{self.path}, record {position}'
 

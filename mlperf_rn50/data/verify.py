@@ -15,15 +15,7 @@ from typing import Any
 import numpy as np
 from tqdm.contrib.concurrent import thread_map
 
-from mlperf_rn50.data.records import (
-    MANIFEST_NAME,
-    RecordFile,
-    checksums_path,
-    index_path,
-    load_manifest,
-    names_path,
-    parse_index,
-)
+from mlperf_rn50.data.records import CHECKSUMS, INDEX, MANIFEST_NAME, NAMES, RecordFile, load_manifest, parse_index
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import regular_file, replacing, write_atomically
 from mlperf_rn50.text import some
@@ -44,13 +36,13 @@ def checksum(file: int, start: int, length: int) -> int | None:
 
 def _described(rec_path: Path) -> dict[str, Path]:
     """Return the files that describe the records of a .rec, by the manifest keys of their SHA-256."""
-    return {'index_sha256': index_path(rec_path), 'idx_sha256': rec_path.with_suffix('.idx'),
-            'crc_sha256': checksums_path(rec_path)}
+    return {'index_sha256': rec_path.with_suffix(INDEX), 'idx_sha256': rec_path.with_suffix('.idx'),
+            'crc_sha256': rec_path.with_suffix(CHECKSUMS)}
 
 
 def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, seed: int) -> int:
     """Check a split's last record and some random ones. Return their number. Raise DataError if one does not match."""
-    path, checksums = checksums_path(records.path), None
+    path, checksums = records.path.with_suffix(CHECKSUMS), None
     if 'crc_sha256' in entry:  # missing in older folders
         if problem := _file_problem(path, entry['crc_sha256']):
             raise DataError(f'{problem}; {REPAIR}')
@@ -98,10 +90,10 @@ def _file_problem(path: Path, sha256: str) -> str:
 
 def describe_records(rec_path: Path, names: list[str], checksums: list[int]) -> dict[str, Any]:
     """Write the files that describe a .rec with its .idx. Return the manifest entry of the split."""
-    write_atomically(names_path(rec_path), ''.join(f'{name}\n' for name in names))
+    write_atomically(rec_path.with_suffix(NAMES), ''.join(f'{name}\n' for name in names))
     size = rec_path.stat().st_size
-    for path, array in ((index_path(rec_path), parse_index(rec_path.with_suffix('.idx'), size)),
-                        (checksums_path(rec_path), np.array(checksums, np.uint32))):
+    for path, array in ((rec_path.with_suffix(INDEX), parse_index(rec_path.with_suffix('.idx'), size)),
+                        (rec_path.with_suffix(CHECKSUMS), np.array(checksums, np.uint32))):
         with replacing(path) as f:
             np.save(f, array)
     return {'num_images': len(names), 'rec_bytes': size, 'rec_sha256': _sha256(rec_path),
@@ -110,7 +102,7 @@ def describe_records(rec_path: Path, names: list[str], checksums: list[int]) -> 
 
 def _verify_records(rec_path: Path, index: np.ndarray, num_workers: int) -> tuple[bool, str]:
     """Return whether the records of a .rec are intact, and a line to print."""
-    checksums, ordered = np.load(checksums_path(rec_path)), np.argsort(index[0])
+    checksums, ordered = np.load(rec_path.with_suffix(CHECKSUMS)), np.argsort(index[0])
     with open(rec_path, 'rb', buffering=0, opener=regular_file) as f:
         def check_block(block: np.ndarray) -> list[int]:
             return [int(p) for p in block if checksum(f.fileno(), int(index[0, p]), int(index[1, p])) != checksums[p]]

@@ -12,12 +12,12 @@ from numbered import make_config, ramp
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.prepare.command import is_prepared
 from mlperf_rn50.data.records import (
+    INDEX,
     MAGIC,
     RecordFile,
     class_names,
     data_digest,
     find_split,
-    index_path,
     load_manifest,
     pack_record,
     parse_index,
@@ -82,8 +82,8 @@ def test_named_pipe_in_place_of_a_file_is_refused(tmp_path, name):
 
 
 def write_index(path: Path) -> Path:
-    np.save(index_path(path), parse_index(path.with_suffix('.idx'), path.stat().st_size))
-    return index_path(path)
+    np.save(path.with_suffix(INDEX), parse_index(path.with_suffix('.idx'), path.stat().st_size))
+    return path.with_suffix(INDEX)
 
 
 def test_mapped_index_gives_the_same_records_without_the_text_index(tmp_path):
@@ -97,7 +97,7 @@ def test_mapped_index_gives_the_same_records_without_the_text_index(tmp_path):
     path.with_suffix('.idx').unlink()
     assert [(r.image.tobytes(), r.label, r.sample_id) for r in read_all(path)] == expected
     assert RecordFile(path).num_bytes(some) == parsed.num_bytes(some)
-    index_path(path).unlink()
+    path.with_suffix(INDEX).unlink()
     path.with_suffix('.idx').write_text('\n'.join(lines[::-1]))  # not in file order
     assert [r.sample_id for r in read_all(path)] == [100 + i for i in range(9)][::-1]
     assert RecordFile(path).num_bytes(np.arange(9)) == path.stat().st_size
@@ -137,7 +137,7 @@ def test_index_with_any_byte_changed_is_read_or_refused(tmp_path):
     whole = write_index(path).read_bytes()
     random, num_named = np.random.default_rng(0), 0
     for place in range(len(whole)):
-        index_path(path).write_bytes(whole[:place] + random.bytes(1) + whole[place + 1:])
+        path.with_suffix(INDEX).write_bytes(whole[:place] + random.bytes(1) + whole[place + 1:])
         try:
             read_all(path)
         except DataError:

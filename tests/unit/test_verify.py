@@ -9,8 +9,8 @@ import pytest
 from helpers import call
 from numbered import make_config, ramp
 
-from mlperf_rn50.data.records import RecordFile, index_path, load_manifest
-from mlperf_rn50.data.verify import check_sample, checksums_path, verify
+from mlperf_rn50.data.records import CHECKSUMS, INDEX, RecordFile, load_manifest
+from mlperf_rn50.data.verify import check_sample, verify
 from mlperf_rn50.doctor.facts import _data_facts
 from mlperf_rn50.errors import DataError
 
@@ -30,7 +30,7 @@ def flip(path, place):
 
 
 def place_of(rec, position) -> slice:
-    start, length = np.load(index_path(rec))[:, position]
+    start, length = np.load(rec.with_suffix(INDEX))[:, position]
     return slice(int(start), int(start + length))
 
 
@@ -40,7 +40,7 @@ def test_undamaged_folder_passes(folder):
     assert done.stdout == (f'{folder}/train.rec: 60 records match their checksums\n'
                            f'{folder}/validation.rec: 12 records match their checksums\n')
     rec = folder / 'train.rec'
-    checksums = np.load(checksums_path(rec))
+    checksums = np.load(rec.with_suffix(CHECKSUMS))
     assert checksums.dtype == np.uint32 and checksums.shape == (NUM_TRAIN,)
     assert int(checksums[30]) == zlib.crc32(rec.read_bytes()[place_of(rec, 30)])
 
@@ -112,7 +112,7 @@ def test_older_folder_is_checked_by_available_checksums(folder):
     manifest = load_manifest(folder)  # without the checksums of the records and of the manifest
     for name, entry in manifest['splits'].items():
         del entry['crc_sha256']
-        checksums_path(folder / f'{name}.rec').unlink()
+        (folder / f'{name}.rec').with_suffix(CHECKSUMS).unlink()
     del manifest['sha256']
     (folder / 'manifest.json').write_text(json.dumps(manifest))
     assert sample(folder, 32, 0) >= 31
