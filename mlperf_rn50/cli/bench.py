@@ -21,6 +21,7 @@ from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
+    from mlperf_rn50.bench.measure import BenchSession, ResultTable
     from mlperf_rn50.config import Config
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
@@ -69,7 +70,57 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _bench(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
-    from mlperf_rn50.bench.program import run_bench
-    if text := run_bench(config, options, heartbeat):
-        print(text, flush=True)
+    """Run a bench on all ranks and print its results on rank 0."""
+    from mlperf_rn50.bench import measure
+    from mlperf_rn50.runfolder.names import RunFolder, new_run
+    from mlperf_rn50.system.launcher_env import launched_size
+    from mlperf_rn50.system.telemetry import Telemetry
+    from mlperf_rn50.train.comm.device import device_id_of
+    from mlperf_rn50.train.comm.horovod import open_comm
+    from mlperf_rn50.train.comm.sharing import sharing_of
+    from mlperf_rn50.train.run import open_telemetry
+    counts = measure.parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
+    comm = open_comm(config.comm.compression, counts, heartbeat.exchange, sharing_of(config))
+    telemetry = Telemetry(None)
+    if config.run.telemetry:
+        index = comm.from_rank_0(lambda: new_run(Path(config.run.dir)).index)
+        telemetry = open_telemetry(config, comm, RunFolder(Path(config.run.dir), index))
+    try:
+        telemetry.run_start(0.0)
+        tables = _measure(measure.BenchSession(config, comm, device_id_of(config, comm), heartbeat,
+                                               options.warmup_steps, options.steps), options, counts)
+    finally:
+        telemetry.close()
+    num_hosts = comm.sum([comm.local_rank == 0])[0]
+    if comm.rank == 0:
+        machine = measure.describe_machine(num_hosts)
+        print(measure.render_results_json(options.kind, machine, tables) if options.format == 'json' else
+              measure.render_tables(machine, tables), flush=True)
     return EXIT_OK
+
+
+def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> list[ResultTable]:
+    from mlperf_rn50.bench import operators, pipeline, steps
+    from mlperf_rn50.bench.measure import parse_list, parse_numbers
+    from mlperf_rn50.config import choices_of
+    from mlperf_rn50.system.processor import leave_openmp_to_engine
+    config, num_ranks = session.config, session.comm.world_size
+    leave_openmp_to_engine()
+    sizes = parse_numbers('--batch-sizes', options.batch_sizes or str(config.train.local_batch_size or 32))
+    precisions = parse_list('--precisions', options.precisions or config.train.precision,
+                            choices_of('train', 'precision'))
+    models = parse_list('--models', options.models or config.model.name, choices_of('model', 'name'))
+    if options.kind == 'train':
+        sources = parse_list('--inputs', options.inputs, ['synthetic', 'real'])
+        return steps.bench_steps(session, steps.make_cases(models, precisions, sources, sizes, counts))
+    if options.kind == 'allreduce':
+        return steps.bench_exchange(session, steps.Case(models[0], precisions[0], 'synthetic', sizes[0], num_ranks))
+    if num_ranks > 1:
+        raise ConfigError(f'ranks: got {num_ranks}, expected 1 for bench {options.kind}; start it without a launcher')
+    if options.kind == 'data':
+        threads = parse_numbers('--threads', options.threads or str(config.data.num_threads))
+        caches = parse_list('--caches', options.caches, pipeline.CACHES)
+        return pipeline.bench_pipeline(session, threads, sizes, caches, options.node_images_per_s)
+    if not config.model.name.startswith('resnet'):
+        raise ConfigError(f'model.name: got {config.model.name}, expected a ResNet for bench ops')
+    return operators.bench_operators(session, precisions, sizes[0])

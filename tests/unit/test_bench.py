@@ -3,10 +3,9 @@ import mxnet as mx
 import pytest
 
 from mlperf_rn50.bench import measure
-from mlperf_rn50.bench.exchange import bus_bandwidth, predict_s
 from mlperf_rn50.bench.measure import ResultTable, parse_list, parse_numbers, render_tables, spread_of
 from mlperf_rn50.bench.operators import Convolution, convolutions
-from mlperf_rn50.bench.steps import Case, case_config, make_cases, scaling_rows
+from mlperf_rn50.bench.steps import Case, bus_bandwidth, case_config, make_cases, predict_s, scaling_rows
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
