@@ -80,15 +80,8 @@ class Config:
 
 _MAX_WHOLE = 10**18  # larger integers may not convert to float
 SECTIONS: dict[str, type] = {f.name: f.type for f in dataclasses.fields(Config)}  # type: ignore[misc]
-
-
-def field_names(section: type) -> list[str]:
-    return [f.name for f in dataclasses.fields(section)]
-
-
-def choices_of(section: str, key: str) -> list[str]:
-    """Return the valid values of a key with fixed choices."""
-    return list(get_args(next(f.type for f in dataclasses.fields(SECTIONS[section]) if f.name == key)))
+# The field of each key, such as run.dir.
+KEYS = {f'{name}.{f.name}': f for name, section in SECTIONS.items() for f in dataclasses.fields(section)}
 
 
 def to_tree(config: Config) -> dict:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mlperf_rn50 import config as cfg
-from mlperf_rn50.config import SECTIONS, field_names
+from mlperf_rn50.config import KEYS, SECTIONS
 from mlperf_rn50.errors import ConfigError, nearest, option_error
 from mlperf_rn50.files import read_text
 from mlperf_rn50.parser import expand
@@ -35,7 +35,7 @@ def check_keys(tree: Any, where: str = '') -> None:
             raise ConfigError(f'{where}{section}: unknown section{nearest(str(section), list(SECTIONS))}')
         if not isinstance(values, dict):
             raise ConfigError(f'{where}{section}: got {repr(values)[:80]}, expected keys')
-        known = field_names(SECTIONS[section])
+        known = [f.name for f in fields(SECTIONS[section])]
         for key in values:
             if key not in known:
                 raise ConfigError(f'{where}{section}.{key}: unknown key{nearest(str(key), known)}')
@@ -106,10 +106,8 @@ def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument('--init-weights', metavar='PATH', type=str, help='short form of --train.init_weights')
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
-    bounded = {f'{name}.{f.name}': f.metadata for name, section in SECTIONS.items() for f in fields(section)
-               if f.metadata.get('bounds')}
     for action in parser._actions:
-        if m := bounded.get(action.dest):
+        if action.dest in KEYS and (m := KEYS[action.dest].metadata).get('bounds'):
             action.help = f'{action.help} Expected: {m["bounds"].text}{m["unit"] and ", in " + m["unit"]}.'
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
@@ -102,14 +102,14 @@ def _bench(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
 def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> list[ResultTable]:
     from mlperf_rn50.bench import operators, pipeline, steps
     from mlperf_rn50.bench.measure import parse_list, parse_numbers
-    from mlperf_rn50.config import choices_of
+    from mlperf_rn50.config import KEYS
     from mlperf_rn50.system.processor import leave_openmp_to_engine
     config, num_ranks = session.config, session.comm.world_size
     leave_openmp_to_engine()
     sizes = parse_numbers('--batch-sizes', options.batch_sizes or str(config.train.local_batch_size or 32))
     precisions = parse_list('--precisions', options.precisions or config.train.precision,
-                            choices_of('train', 'precision'))
-    models = parse_list('--models', options.models or config.model.name, choices_of('model', 'name'))
+                            get_args(KEYS['train.precision'].type))
+    models = parse_list('--models', options.models or config.model.name, get_args(KEYS['model.name'].type))
     if options.kind == 'train':
         sources = parse_list('--inputs', options.inputs, ['synthetic', 'real'])
         return steps.bench_steps(session, steps.make_cases(models, precisions, sources, sizes, counts))

@@ -42,7 +42,7 @@ def _complete_values(parser: ArgumentParser) -> None:
     """Mark for shtab which values the arguments of a parser and its subcommands take."""
     import shtab
 
-    from mlperf_rn50.config import SECTIONS, field_names
+    from mlperf_rn50.config import KEYS, SECTIONS
     for action in parser._actions:
         names = {action.metavar, action.dest}
         if isinstance(action, _SubParsersAction):
@@ -55,6 +55,6 @@ def _complete_values(parser: ArgumentParser) -> None:
         elif names & _FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif names & _KEYS:
-            action.choices = [f'{name}.{key}' for name in SECTIONS for key in field_names(SECTIONS[name])]
+            action.choices = list(KEYS)
         elif str(action.metavar).startswith('{'):  # a configuration key with fixed values
             action.choices = str(action.metavar).strip('{}').split(',')

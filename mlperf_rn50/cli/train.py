@@ -74,9 +74,9 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
 
 
 def _value_of(config: cfg.Config, key: str) -> Any:
-    section, _, name = key.partition('.')
-    if section not in cfg.SECTIONS or name not in cfg.field_names(cfg.SECTIONS[section]):
+    if key not in cfg.KEYS:
         raise ConfigError(f'--print: got {key}, expected a section and a key, such as run.dir')
+    section, _, name = key.partition('.')
     value = getattr(getattr(config, section), name)
     return '' if value is None else value
 

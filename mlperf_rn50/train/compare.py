@@ -1,5 +1,4 @@
 """Comparison of a run's evaluations with reference runs, which rank 0 reads before training starts."""
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from mlperf_rn50.analysis.recipe.reference import Reference
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe
-from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve
@@ -23,23 +21,17 @@ def _recipe_of(config: Config, world_size: int) -> Recipe:
     return reference.recipe_of(config, global_batch_size(config, world_size) or world_size)
 
 
-def _named_sets(paths: Sequence[str]) -> list[RunSet]:
-    """Return the usable run sets at these paths; raise UserError if none is usable and at least one was refused."""
-    run_sets = load_run_sets([Path(p) for p in paths])
-    usable = [s for s in run_sets if s.has_recipe]
-    refused = next((s for s in run_sets if s.refusal), None)
-    if refused and not usable:
-        raise UserError(f'run.reference: expected a run set, got {refused.folder}: {refused.refusal}')
-    return usable
-
-
 def find_reference(config: Config, world_size: int) -> Reference | None:
     """Return the reference runs for a run, or None if there are none; raise UserError if run.reference is unusable."""
     recipe = _recipe_of(config, world_size)
-    if config.run.reference:
-        return reference.find_named(recipe, reference.dataset_of(config), config.data.num_val,
-                                    _named_sets(config.run.reference), load_published())
-    return reference.find_published(recipe, load_published()) if is_imagenet(config) else None
+    if not config.run.reference:
+        return reference.find_published(recipe, load_published()) if is_imagenet(config) else None
+    named = load_run_sets([Path(p) for p in config.run.reference])
+    usable = [s for s in named if s.has_recipe]
+    refused = next((s for s in named if s.refusal), None)
+    if refused and not usable:
+        raise UserError(f'run.reference: expected a run set, got {refused.folder}: {refused.refusal}')
+    return reference.find_named(recipe, reference.dataset_of(config), config.data.num_val, usable, load_published())
 
 
 @dataclass
@@ -73,18 +65,14 @@ def open_comparison(found: Reference | None, plan: Plan, metrics: Path, num_epoc
 
 def reference_event(comparison: ReferenceComparison, config: Config, world_size: int) -> events.ReferenceFound | None:
     """Return the event that reports the reference runs or, on ImageNet, that there are none; otherwise return None."""
-    if comparison.reference:
-        return events.ReferenceFound(_reference_record(comparison.reference, list(comparison.bands.values())))
+    if found := comparison.reference:
+        ends = band.target_epochs(found)
+        bands = [BandRecord(b.epoch, b.point, b.mean, b.low, b.high, len(b.values)) for b in comparison.bands.values()]
+        return events.ReferenceFound(ReferenceRecord(
+            found.how, found.num_runs, [reference.set_name(s) for s in found.sets], found.recipe.target_accuracy,
+            (ends[0], ends[-1]) if ends else None, bands, reference.introduce(found)))
     if not is_imagenet(config):
         return None
     recipe = reference.describe_recipe(_recipe_of(config, world_size))
     text = f'no reference: no published set has this recipe ({recipe}) or a similar one; use --run.reference PATH'
     return events.ReferenceFound(ReferenceRecord(text=text))
-
-
-def _reference_record(found: Reference, bands: Sequence[Band]) -> ReferenceRecord:
-    ends = band.target_epochs(found)
-    return ReferenceRecord(
-        found.how, found.num_runs, [reference.set_name(s) for s in found.sets], found.recipe.target_accuracy,
-        (ends[0], ends[-1]) if ends else None,
-        [BandRecord(b.epoch, b.point, b.mean, b.low, b.high, len(b.values)) for b in bands], reference.introduce(found))

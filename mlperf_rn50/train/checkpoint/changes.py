@@ -1,9 +1,9 @@
 """Configuration changes of a resumed run: keys that may always differ, and keys that need --allow-changed."""
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from mlperf_rn50.config import SECTIONS, Config, field_names, render_value, to_tree
+from mlperf_rn50.config import KEYS, Config, render_value, to_tree
 from mlperf_rn50.errors import CheckpointError, ConfigError, nearest
 
 # The default of fused_bn_relu changed from false to null when fused_bn_add_relu was added, which old checkpoints lack.
@@ -35,8 +35,7 @@ def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> lis
 
 def free_keys() -> set[str]:
     """Return the keys that are declared with free_option."""
-    return {f'{name}.{f.name}' for name, section in SECTIONS.items() for f in fields(section)
-            if f.metadata.get('is_free')}
+    return {key for key, field in KEYS.items() if field.metadata.get('is_free')}
 
 
 def check_changes(changes: Sequence[Change], allowed: Sequence[str], where: str) -> None:
@@ -50,10 +49,9 @@ def check_changes(changes: Sequence[Change], allowed: Sequence[str], where: str)
 
 def parse_allowed(text: str | None) -> tuple[str, ...]:
     """Return the keys of --allow-changed; raise ConfigError for unknown keys."""
-    known = [f'{name}.{key}' for name, section in SECTIONS.items() for key in field_names(section)]
     keys = tuple(text.split(',')) if text else ()
     for key in keys:
-        if key not in known:
+        if key not in KEYS:
             raise ConfigError(f'--allow-changed: got {key}, expected keys such as schedule.base_lr'
-                              f'{nearest(key, known)}')
+                              f'{nearest(key, list(KEYS))}')
     return keys

@@ -29,28 +29,25 @@ class TensorBoard:
 
     def handle(self, event: events.Event) -> None:
         with writing(self._folder):
-            self._handle(event)
-
-    def _handle(self, event: events.Event) -> None:
-        match event:
-            case events.StepDone(is_reported=True):
-                self._train(event)
-            case events.Evaluated():
-                self._add(f'accuracy/top1_{self._dataset}', event.accuracy.top1)
-                self._add(f'accuracy/top5_{self._dataset}', event.accuracy.top5)
-            case events.EpochDone():
-                self._add('speed/images_per_s_of_epoch', event.images_per_s)
-            case events.RanksTimed():
-                for rank in event.ranks:
-                    for part in ('data', 'compute', 'wait'):
-                        self._add(f'{part}_ms_per_step/rank_{rank["rank"]}_{rank["host"]}',
-                                  1000 * rank[f'{part}_s'] / max(1, rank['num_steps']))
-            case events.Ended():
-                self._add('run/epochs_to_converge', event.epochs_to_converge or 0)
-                self._add('run/time_s', event.time_s)
-            case _:
-                return
-        self._writer.flush()
+            match event:
+                case events.StepDone(is_reported=True):
+                    self._train(event)
+                case events.Evaluated():
+                    self._add(f'accuracy/top1_{self._dataset}', event.accuracy.top1)
+                    self._add(f'accuracy/top5_{self._dataset}', event.accuracy.top5)
+                case events.EpochDone():
+                    self._add('speed/images_per_s_of_epoch', event.images_per_s)
+                case events.RanksTimed():
+                    for rank in event.ranks:
+                        for part in ('data', 'compute', 'wait'):
+                            self._add(f'{part}_ms_per_step/rank_{rank["rank"]}_{rank["host"]}',
+                                      1000 * rank[f'{part}_s'] / max(1, rank['num_steps']))
+                case events.Ended():
+                    self._add('run/epochs_to_converge', event.epochs_to_converge or 0)
+                    self._add('run/time_s', event.time_s)
+                case _:
+                    return
+            self._writer.flush()
 
     def _put(self, step: int, **content: Any) -> None:
         self._writer.write_event(Event(wall_time=time.time(), step=step, **content))
