@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.mllog.writer import RunLog
-from mlperf_rn50.model.describe import describe_layers
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig, TrainConfig
+from mlperf_rn50.train.sinks.mlperf_log import describe_layers
 
 SGD = Config(run=RunConfig(submission_org='us', submission_platform='here'),
              train=TrainConfig(local_batch_size=8), schedule=ScheduleConfig(base_lr=0.5, warmup_epochs=5))

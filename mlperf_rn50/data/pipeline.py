@@ -197,10 +197,10 @@ def keeps_outputs(pipe: Any) -> bool:
 def to_mxnet(output: Any, is_kept: bool, context: mx.Context) -> mx.nd.NDArray:
     """Return an output of run(), a dense batch, as an MXNet array on its device. is_kept: result of keeps_outputs().
 
-    Without is_kept, it is a finished copy in MXNet memory. The copy bypasses MXNet's engine, as in DALI's MXNet plugin, because an
-    operator would queue behind pushed steps. On a GPU, DALI copies on its own stream, and the host waits for the copy
-    (non_blocking=False; CopyToExternalImplGPU in backend_impl.cc), so run() may overwrite the tensor, and any stream
-    may read the copy.
+    Without is_kept, it is a finished copy in MXNet memory. The copy bypasses MXNet's engine, as in DALI's MXNet plugin,
+    because an operator would queue behind pushed steps. On a GPU, DALI copies on its own stream, and the host waits for
+    the copy (non_blocking=False; CopyToExternalImplGPU in backend_impl.cc), so run() may overwrite the tensor, and any
+    stream may read the copy.
     """
     tensor = output.as_tensor()
     if is_kept:

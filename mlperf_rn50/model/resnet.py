@@ -91,17 +91,8 @@ class _ChannelsLastXavier(mx.init.Xavier):
         arr[:] = drawn.transpose((0, 2, 3, 1))
 
 
-_ROW = (2, 1, 3, 0)  # axes that transpose the 1x1 maps of all images to one row of pixels
-
-
-def _to_row(F: Any, x: Any) -> Any:
-    """Return 1x1 maps, (batch, channels, 1, 1), as one row of pixels, (1, channels, 1, batch)."""
-    return F.transpose(x, _ROW)
-
-
-def _from_row(F: Any, x: Any) -> Any:
-    """Return a row of pixels from _to_row as an array (batch, channels)."""
-    return F.transpose(F.reshape(x, (-3, -3)))
+# Axes that transpose 1x1 maps, (batch, channels, 1, 1), to one row of pixels of all images, (1, channels, 1, batch).
+_ROW = (2, 1, 3, 0)
 
 
 class _RowConv(nn.Conv2D):
@@ -213,12 +204,12 @@ class ResNet(nn.HybridBlock):
             with self.features.name_scope():
                 self.features.add(make.conv('conv0', in_channels, stem, 0), *make.norm('bn0', stem),
                                   nn.MaxPool2D(3, 2, 1, layout=config.layout),
-                                  *([nn.HybridLambda(_to_row)] if side == 1 else []))
+                                  *([nn.HybridLambda(lambda F, x: F.transpose(x, _ROW))] if side == 1 else []))
                 for unit in units(depth_of(config)):
                     self.features.add(ResidualUnit(unit, make, side))
                     side = side_after(side, unit.stride)
-                self.features.add(*([nn.HybridLambda(_from_row)] if side == 1 else
-                                    [nn.GlobalAvgPool2D(layout=config.layout), nn.Flatten()]))
+                self.features.add(*([nn.HybridLambda(lambda F, x: F.transpose(F.reshape(x, (-3, -3))))]  # undoes _ROW
+                                    if side == 1 else [nn.GlobalAvgPool2D(layout=config.layout), nn.Flatten()]))
             self.fc = nn.Dense(num_classes, in_units=units(depth_of(config))[-1].out_channels,
                                weight_initializer=mx.init.Normal(0.01), bias_initializer='zeros', prefix='fc1_')
 

@@ -142,7 +142,9 @@ class Trainer:
     def forward(self, batch: Batch) -> mx.nd.NDArray:
         """Return the weighted losses of a batch, ready for backward(); float32, shape (local batch,)."""
         with autograd.record():
-            return self._loss(self.net(batch.images), batch.labels, self._loss_weights(batch.num_valid))
+            logits = self.net(batch.images)
+            weights = (self._positions < batch.num_valid) * (self.loss_scale.value * self._plan.loss_weight)
+            return self._loss(logits, batch.labels, weights)
 
     def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, requests: Flags = Flags()) -> mx.nd.NDArray:
         """Average gradients over ranks; return mean loss, and numbers of ranks that request a stop or a checkpoint."""
@@ -166,10 +168,6 @@ class Trainer:
             for tensor in self.optimizer.tensors:
                 tensor.grad[:] = 0
         return PendingStep(sums, applied, used, is_finite, norms)
-
-    def _loss_weights(self, num_valid: int) -> mx.nd.NDArray:
-        """Return the weight of each image in the loss; float32, shape (local batch,)."""
-        return (self._positions < num_valid) * (self.loss_scale.value * self._plan.loss_weight)
 
     def _rescale(self, step_in_epoch: int) -> float:
         """Return the factor that converts a mean over ranks to the mean over the images of a step."""

@@ -9,11 +9,11 @@ import pytest
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.model.describe import describe_layers
 from mlperf_rn50.model.fused import PLAIN, fusion_of
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import FoldedResNet, ResNet, units
 from mlperf_rn50.model.zoo import build_model, count_flops
+from mlperf_rn50.train.sinks.mlperf_log import describe_layers
 
 pytestmark = pytest.mark.usefixtures('thin_resnets')
 

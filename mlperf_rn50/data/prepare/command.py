@@ -152,9 +152,8 @@ def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int 
         if dataset.recs:
             _link(dataset.recs[name], rec_path)
         else:
-            starts = accumulate(part.sizes, initial=0)
-            lines = (f'{key}\t{start}\n' for key, start in zip(range(len(part.sizes)), starts))
-            write_atomically(rec_path.with_suffix('.idx'), ''.join(lines))
+            starts = [0, *accumulate(part.sizes)][:-1]
+            write_atomically(rec_path.with_suffix('.idx'), ''.join(f'{key}\t{s}\n' for key, s in enumerate(starts)))
         splits[name] = describe_records(rec_path, part.names, part.checksums)
     manifest = {'format': MANIFEST_FORMAT, 'dataset': dataset.name, 'source': dataset.source,
                 'resize_shorter': resize_shorter, 'classes': dataset.classes,

@@ -1,8 +1,12 @@
-"""The MLPerf log of a run."""
+"""The MLPerf log of a run, with the model_hp_* tags of the v0.5 log, which describe the network layer by layer."""
+from collections.abc import Iterator
 from typing import Any
 
+from mlperf_compliance import tags
+
+from mlperf_rn50.config import Config
 from mlperf_rn50.mllog.writer import RunLog
-from mlperf_rn50.model.describe import describe_layers
+from mlperf_rn50.model.resnet import Unit, depth_of, side_after, units
 from mlperf_rn50.train import events
 from mlperf_rn50.train.plan import Plan
 
@@ -66,3 +70,63 @@ def render_ranks(plan: Plan, num_hosts: int) -> dict[str, Any]:
     """Return a resumed run's ranks, nodes, global batch size and learning rate factor."""
     return {'number_of_ranks': plan.world_size, 'number_of_nodes': num_hosts,
             'global_batch_size': plan.global_batch_size, 'lr_scale': plan.lr_scale}
+
+
+class _Describer:
+    """Generator of the (tag, value) pairs of each layer, with the current shape of the activations as state."""
+
+    def __init__(self, config: Config):
+        self._config = config
+        self.channels, self.side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
+
+    @property
+    def shape(self) -> str:
+        return f'({self.channels}, {self.side}, {self.side})'
+
+    def conv(self, channels: int, stride: int) -> Iterator[tuple[str, Any]]:
+        before = self.shape
+        self.channels, self.side = channels, side_after(self.side, stride)
+        yield tags.MODEL_HP_CONV2D_FIXED_PADDING, f'{before} -> {self.shape}'
+        yield tags.MODEL_HP_CONV2D_FIXED_PADDING, {
+            'stride': stride, 'filters': channels, 'initializer': 'xavier_gaussian_fan_in', 'use_bias': False}
+
+    def norm(self) -> tuple[str, Any]:
+        model = self._config.model
+        return tags.MODEL_HP_BATCH_NORM, {
+            'shape': f'{self.shape} -> {self.shape}', 'momentum': model.bn_momentum, 'epsilon': model.bn_epsilon,
+            'center': True, 'scale': True, 'training': True}
+
+    def unit(self, unit: Unit) -> Iterator[tuple[str, Any]]:
+        kind, inside = 'bottleneck_block' if unit.is_bottleneck else 'basic_block', self.shape
+        yield tags.MODEL_HP_BEGIN_BLOCK, {'block_type': kind}
+        yield tags.MODEL_HP_BLOCK_TYPE, kind
+        yield tags.MODEL_HP_RESNET_TOPOLOGY, f'Block Input: {inside}'
+        for layer in unit.layers:
+            yield from self.conv(layer.out_channels, layer.stride)
+            yield self.norm()
+            if layer.has_relu:
+                yield tags.MODEL_HP_RELU, None
+        if unit.has_projection:
+            yield tags.MODEL_HP_PROJECTION_SHORTCUT, f'{inside} -> {self.shape}'
+            yield self.norm()
+        yield tags.MODEL_HP_END_BLOCK, f'Block Output: {self.shape}'
+        yield tags.MODEL_HP_SHORTCUT_ADD, None
+        yield tags.MODEL_HP_RELU, None
+
+    def network(self) -> Iterator[tuple[str, Any]]:
+        data = self._config.data
+        yield tags.MODEL_HP_INITIAL_SHAPE, [self.channels, self.side, self.side]
+        yield from self.conv(64, 2)
+        yield self.norm()
+        yield tags.MODEL_HP_RELU, None
+        before, self.side = self.shape, side_after(self.side, 2)
+        yield tags.MODEL_HP_INITIAL_MAX_POOL, f'{before} -> {self.shape}'
+        for unit in units(depth_of(self._config.model)):
+            yield from self.unit(unit)
+        yield tags.MODEL_HP_DENSE, data.num_classes
+        yield tags.MODEL_HP_FINAL_SHAPE, data.num_classes
+
+
+def describe_layers(config: Config) -> list[tuple[str, Any]]:
+    """Return the (tag, value) pairs of a network in the order of its layers, or empty if it is not a ResNet."""
+    return list(_Describer(config).network()) if config.model.name.startswith('resnet') else []

@@ -31,7 +31,14 @@ class TensorBoard:
         with writing(self._folder):
             match event:
                 case events.StepDone(is_reported=True):
-                    self._train(event)
+                    self._step = event.step
+                    self._add('train/loss', event.mean_loss)
+                    self._add('train/learning_rate', event.learning_rate)
+                    self._add('speed/images_per_s', event.images_per_s)
+                    if event.gradient_norm is not None:
+                        self._add('train/gradient_norm', event.gradient_norm)
+                    for name, ratio in event.trust_ratios.items():
+                        self._add(f'lars_ratio/{name}', ratio)
                 case events.Evaluated():
                     self._add(f'accuracy/top1_{self._dataset}', event.accuracy.top1)
                     self._add(f'accuracy/top5_{self._dataset}', event.accuracy.top5)
@@ -54,16 +61,6 @@ class TensorBoard:
 
     def _add(self, tag: str, value: float) -> None:
         self._put(self._step, summary=scalar(tag, value))
-
-    def _train(self, event: events.StepDone) -> None:
-        self._step = event.step
-        self._add('train/loss', event.mean_loss)
-        self._add('train/learning_rate', event.learning_rate)
-        self._add('speed/images_per_s', event.images_per_s)
-        if event.gradient_norm is not None:
-            self._add('train/gradient_norm', event.gradient_norm)
-        for name, ratio in event.trust_ratios.items():
-            self._add(f'lars_ratio/{name}', ratio)
 
     def close(self) -> None:
         with writing(self._folder):

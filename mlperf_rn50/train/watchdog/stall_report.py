@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mlperf_rn50.files import write_atomically
@@ -91,12 +92,10 @@ def is_stopped(pid: int) -> bool:
 def read_states(folder: Path, since_s: float) -> list[RankState]:
     states = []
     for path in folder.glob('rank_*.json'):
-        try:
+        with suppress(OSError):
             state = jsonl.decode(path.read_bytes(), RankState)
-        except OSError:
-            continue
-        if state and state.time_s >= since_s - _CLOCK_SKEW_S:
-            states.append(state)
+            if state and state.time_s >= since_s - _CLOCK_SKEW_S:
+                states.append(state)
     return sorted(states, key=lambda s: s.rank)
 
 
@@ -132,10 +131,8 @@ def full_folders() -> str:
     """Describe the folders for temporary files and shared memory that are full; '' if there are none."""
     texts = []
     for folder in dict.fromkeys([os.environ.get('TMPDIR', '/tmp'), '/dev/shm']):
-        try:
+        with suppress(OSError):
             usage = shutil.disk_usage(folder)
-        except OSError:
-            continue
-        if usage.free < _FULL_BYTES:
-            texts.append(f'{folder} is full ({usage.free} bytes free of {usage.total / 1e6:.0f} MB)')
+            if usage.free < _FULL_BYTES:
+                texts.append(f'{folder} is full ({usage.free} bytes free of {usage.total / 1e6:.0f} MB)')
     return ' and '.join(texts)

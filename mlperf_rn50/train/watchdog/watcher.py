@@ -152,7 +152,8 @@ class Watcher:
         # A stop signal comes from a launcher that ends its ranks and reports the reason.
         if self._health.orphaned_at is None and number not in STOP_SIGNALS:
             causes = self._cause(number)
-            self._report(': '.join([f'killed by signal {number} ({_signal_name(number)})', *causes]),
+            name = next((s.name for s in signal.Signals if s == number), f'signal {number}')  # else a real-time signal
+            self._report(': '.join([f'killed by signal {number} ({name})', *causes]),
                          is_outside=number == signal.SIGKILL and not causes)
         return EXIT_FAILED
 
@@ -199,13 +200,6 @@ class Watcher:
                 stall_report.note_failed, self._folder, reason.partition(';')[0], is_outside))
         with suppress(OSError):  # the terminal may be gone
             print_stderr(f'mlperf-rn50: {rank_name()}, {where or self._heartbeat}: {reason}')
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f'signal {number}'
 
 
 def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, float], folder: Path | None = None,
