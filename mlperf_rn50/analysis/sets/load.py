@@ -20,7 +20,7 @@ from mlperf_rn50.mllog.read.reader import OtherBenchmark, find_logs, no_logs, re
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.names import LOG
 from mlperf_rn50.system.signals import end_with_parent
-from mlperf_rn50.text import some
+from mlperf_rn50.text import grouped, some
 
 # Facts that all runs of a set must share, and those that only converged and running ones must share.
 _SHARED = ('target_accuracy', 'num_nodes', 'num_accelerators', 'accelerator', 'dataset', 'round', 'is_imagenet',
@@ -41,7 +41,7 @@ _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
 
 def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSError]]:
     """Return logs by folder, and the errors of unreadable folders. Raise UserError for a path without logs."""
-    found: dict[Path, dict[Path, None]] = {}
+    found: dict[Path, None] = {}  # an ordered set of logs
     faults: dict[str, OSError] = {}
     for path in paths:
         logs, errors = ([path], []) if os.path.isfile(path) else find_logs(path, LOG)
@@ -49,11 +49,11 @@ def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSEr
             reason = ('no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if errors else
                       no_logs(path))
             raise UserError(f'{path}: {reason}; expected a log or a folder of logs')
-        for log in logs:
-            found.setdefault(log.parent, {})[log] = None
+        found.update(dict.fromkeys(logs))
         faults.update((e.filename, e) for e in errors)
-    return ({folder: sorted(logs, key=lambda p: (len(p.name), p.name)) for folder, logs in found.items()},
-            list(faults.values()))
+    folders = {folder: sorted(logs, key=lambda p: (len(p.name), p.name))
+               for folder, logs in grouped(found, lambda p: p.parent).items()}
+    return folders, list(faults.values())
 
 
 def _unreadable(path: Path, *reasons: str) -> Run:
@@ -149,23 +149,16 @@ def _find_parts(runs: Sequence[Run]) -> str | None:
                 for r in runs if r.status != 'unreadable'}
     known = dict.fromkeys(name for each in settings.values() for name in each)
     names = [n for n in known if len({each.get(n) for each in settings.values()} - {None}) > 1][:_MAX_SETTINGS]
-    parts: dict[str, list[str]] = {}
-    for file, each in settings.items():
-        parts.setdefault(', '.join(f'{n} {str(each.get(n))[:_MAX_VALUE]}' for n in names), []).append(file)
+    parts = grouped(settings, lambda file: ', '.join(f'{n} {str(settings[file].get(n))[:_MAX_VALUE]}' for n in names))
     texts = [f'{text} in {some(files, _MAX_SETTINGS)}' for text, files in parts.items()]
     return '; '.join(texts[:_MAX_SETTINGS]) if names else None
 
 
 def _find_submitters(runs: Sequence[Run]) -> list[Finding]:
     """Return a warning if the logs of a set contain several submitters."""
-    named: dict[str, Run] = {}
-    for run in runs:
-        if run.org:
-            named.setdefault(''.join(c for c in run.org.casefold() if c.isalnum()), run)
-    if len(named) < 2:
-        return []
-    texts = [f'{str(r.org)[:_MAX_VALUE]!r} in {r.path.name}' for r in islice(named.values(), 3)]
-    return [make_finding('submitters_differ', None, len(named), ', '.join(texts))]
+    named = grouped((r for r in runs if r.org), lambda r: ''.join(c for c in str(r.org).casefold() if c.isalnum()))
+    texts = [f'{str(r.org)[:_MAX_VALUE]!r} in {r.path.name}' for r, *_ in islice(named.values(), 3)]
+    return [make_finding('submitters_differ', None, len(named), ', '.join(texts))] if len(named) > 1 else []
 
 
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
