@@ -201,8 +201,7 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
                   sets: Sequence[RunSet] | None = None) -> Choice:
     """Return the best recipe at a batch, or one interpolated between two batches, from the published sets by default.
 
-    Raises:
-        ConfigError: no published set has this batch, and none can be interpolated.
+    Raise ConfigError if no published set has this batch and none can be interpolated.
     """
     recipes = group(load_published() if sets is None else sets, opt_name, target)
     if best := _best(_recipes_at(recipes, batch), batch):

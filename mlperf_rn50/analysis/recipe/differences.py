@@ -1,6 +1,6 @@
 """Compare a configuration with the published recipes, and list its deviations. Pure functions."""
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -150,22 +150,20 @@ def _range(recipes: Sequence[RecipeGroup], key: str, batch: int) -> tuple[float,
     return (min(values), max(values)) if values else None
 
 
-def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> list[str]:
-    """Return the keys whose values are outside the range of the recipes of one generation."""
+def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> Iterator[str]:
+    """Yield the keys whose values are outside the range of the recipes of one generation."""
     s = config.schedule
     comparable = [p for p in recipes if p.recipe.decay == s.decay]
-    found = []
     for key in _WARNED:
         is_length = key == 'schedule.decay_epochs'
         ends = _range(comparable if is_length else recipes, key, batch)
         if ends and not (is_length and s.decay == 'step') and not (
                 ends[0] * (1 - _SLACK) <= attrgetter(key)(config) <= ends[1] * (1 + _SLACK)):
-            found.append(key)
+            yield key
     if not comparable:
-        found.append('schedule.decay')
+        yield 'schedule.decay'
     elif s.decay == 'step' and not any(_is_same(p.recipe.step_epochs, s.step_epochs) for p in comparable):
-        found.append('schedule.step_epochs')
-    return found
+        yield 'schedule.step_epochs'
 
 
 def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
@@ -183,7 +181,7 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     if not similar:
         return [_incomparable(config, batch, known)]
     groups = list(grouped(similar, lambda p: p.generation).values())
-    differing = [_differing(config, alike, batch) for alike in groups]
+    differing = [list(_differing(config, alike, batch)) for alike in groups]
     if not all(differing):
         return []
     always = [key for key in differing[0] if all(key in keys for keys in differing)]

@@ -56,19 +56,12 @@ def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSEr
     return folders, list(faults.values())
 
 
-def _unreadable(path: Path, *reasons: str) -> Run:
-    found = tuple(make_finding('unreadable', None, text, file=path) for text in reasons)
-    return Run(path, 'unknown', 'unreadable', findings=found)
-
-
-def _load_run(path: Path) -> Run | OtherBenchmark:
-    """Return the run of a log, with the reason as a finding if the log cannot be read."""
+def _load_run(path: Path) -> Run | UserError:
+    """Return the run of a log, or the reason why the log cannot be read."""
     try:
         return read_run(path)
-    except OtherBenchmark as e:
-        return e
     except UserError as e:
-        return _unreadable(path, str(e).removeprefix(f'{path}: '))
+        return e
 
 
 def _num_processors() -> int:
@@ -82,7 +75,7 @@ def _follow_parent() -> None:
     end_with_parent(signal.SIGKILL)
 
 
-def _load_runs(logs: Sequence[Path]) -> list[Run | OtherBenchmark]:
+def _load_runs(logs: Sequence[Path]) -> list[Run | UserError]:
     """Return the runs of logs in the same order. Several processes read a large number of logs."""
     if len(logs) <= _MANY or _num_processors() < 2 or threading.active_count() > 1:  # threads do not survive a fork
         return list(map(_load_run, logs))
@@ -93,13 +86,13 @@ def _load_runs(logs: Sequence[Path]) -> list[Run | OtherBenchmark]:
         return list(map(_load_run, logs))
 
 
-def _make_set(logs: Sequence[Path], loaded: Sequence[Run | OtherBenchmark]) -> tuple[Run, ...] | OtherBenchmark:
+def _make_set(logs: Sequence[Path], loaded: Sequence[Run | UserError]) -> tuple[Run, ...] | OtherBenchmark:
     """Return the runs of a folder. A log of another benchmark among ResNet logs counts as unreadable."""
     others = [x for x in loaded if isinstance(x, OtherBenchmark)]
-    if others and not any(isinstance(x, Run) and x.status != 'unreadable' for x in loaded):
+    if others and not any(isinstance(x, Run) for x in loaded):
         return others[0]
-    return _settle([x if isinstance(x, Run) else _unreadable(log, str(x).removeprefix(f'{log}: '))
-                    for log, x in zip(logs, loaded)])
+    return _settle([x if isinstance(x, Run) else Run(log, 'unknown', 'unreadable', findings=(
+        make_finding('unreadable', None, str(x).removeprefix(f'{log}: '), file=log),)) for log, x in zip(logs, loaded)])
 
 
 def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -201,14 +194,12 @@ def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
     """Return the run sets of all ResNet logs under the paths, ordered by study and then by size.
 
     Folders of other benchmarks are ignored. Folders that cannot be read, or whose runs differ in a setting that all
-    runs of a set must share, become refused sets. Logs that were submitted again in a later round are one set.
-
-    Raises:
-        UserError: a path contains no log, or no log can be read.
+    runs of a set must share, become refused sets. Logs that were submitted again in a later round are one set. Raise
+    UserError if a path contains no log, or if no log can be read.
     """
     found, faults = _find_logs(paths)
-    run_sets = [_make_run_set(folder, (_unreadable(folder),), f'the folder cannot be read: {e.strerror}')
-                for e in faults for folder in (Path(e.filename),)]
+    run_sets = [_make_run_set(Path(e.filename), (Run(Path(e.filename), 'unknown', 'unreadable'),),
+                              f'the folder cannot be read: {e.strerror}') for e in faults]
     others: list[OtherBenchmark] = []
     loaded = iter(_load_runs([log for logs in found.values() for log in logs]))
     for folder, logs in found.items():
