@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
@@ -77,13 +78,12 @@ def _follow_parent() -> None:
 
 def _load_runs(logs: Sequence[Path]) -> list[Run | UserError]:
     """Return the runs of logs in the same order. Several processes read a large number of logs."""
-    if len(logs) <= _MANY or _num_processors() < 2 or threading.active_count() > 1:  # threads do not survive a fork
-        return list(map(_load_run, logs))
-    try:
-        with ProcessPoolExecutor(min(_num_processors(), _MAX_PROCESSES), initializer=_follow_parent) as pool:
+    num_processes = min(_num_processors(), _MAX_PROCESSES)
+    if len(logs) > _MANY and num_processes > 1 and threading.active_count() == 1:  # threads do not survive a fork
+        with (suppress(BrokenExecutor, OSError),  # a worker was killed or cannot be started
+              ProcessPoolExecutor(num_processes, initializer=_follow_parent) as pool):
             return list(track(pool.map(_load_run, logs, chunksize=_AT_ONCE), len(logs), 'read logs'))
-    except (BrokenExecutor, OSError):  # a worker was killed or cannot be started
-        return list(map(_load_run, logs))
+    return list(map(_load_run, logs))
 
 
 def _make_set(logs: Sequence[Path], loaded: Sequence[Run | UserError]) -> tuple[Run, ...] | OtherBenchmark:
