@@ -1,8 +1,9 @@
 """Formatting of counts, lists, times, shares and amounts for messages and tables. Pure."""
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 _T = TypeVar('_T')
+_K = TypeVar('_K', bound=Hashable)
 
 
 def plural(count: int, name: str) -> str:
@@ -21,6 +22,14 @@ def thin(values: Sequence[_T], most: int) -> Sequence[_T]:
     if len(values) <= most:
         return values
     return [values[round(k * (len(values) - 1) / (most - 1))] for k in range(most)]
+
+
+def grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
+    """Group items by a value. The groups are in the order of their first items."""
+    groups: dict[_K, list[_T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def short(text: str, most: int) -> str:

@@ -92,7 +92,8 @@ def _validate(options: Namespace, parser: Parser) -> int:
              if value and value != parser.get_default(name) and name not in ('validate', 'format')]
     if given or options.format == 'json':
         parser.error(f'--validate: also got {", ".join(given) or "--format json"}, expected at most a TREE')
-    from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_published
+    from mlperf_rn50.analysis.predict.costs import validate, validate_published
+    from mlperf_rn50.analysis.predict.tables import render_validation
     from mlperf_rn50.analysis.sets.load import load_run_sets
     validation = validate_published() if options.validate is True else validate(load_run_sets([Path(options.validate)]))
     print(render_validation(validation, options.format == 'markdown'))

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from mlperf_rn50.doctor import gpu_stack
 from mlperf_rn50.doctor.machine import check_limits
-from mlperf_rn50.doctor.result import Check, Facts, by_node, grouped, hosts_of
+from mlperf_rn50.doctor.result import Check, Facts, by_node, hosts_of
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.processor import Processor, check_precision
+from mlperf_rn50.text import grouped
 
 _MAX_CLOCK_SKEW_S = 1.0
 

@@ -1,7 +1,9 @@
 """Types and helpers of the doctor's checks: the facts about all ranks that a check reads, and its result."""
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from mlperf_rn50.text import grouped
 
 Facts = dict[str, Any]  # facts about one rank, as JSON values
 Status = Literal['ok', 'warning', 'failed', 'not needed']
@@ -20,14 +22,6 @@ class Check:
 def hosts_of(rows: Sequence[Facts]) -> str:
     """Return the host names of ranks, joined by commas, for a message."""
     return ', '.join(dict.fromkeys(r['host'] for r in rows))
-
-
-def grouped(rows: Sequence[Facts], value: Callable[[Facts], str]) -> dict[str, list[Facts]]:
-    """Group the ranks by a value. The groups are in the order of their first ranks."""
-    groups: dict[str, list[Facts]] = {}
-    for row in rows:
-        groups.setdefault(value(row), []).append(row)
-    return groups
 
 
 def by_node(rows: Sequence[Facts]) -> list[list[Facts]]:

@@ -17,13 +17,20 @@ from mlperf_rn50.analysis.predict.answer import (
     find_recipe,
     make_answer,
 )
-from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, fit, make_costs, multi_node_cases
+from mlperf_rn50.analysis.predict.costs import (
+    MultiNodeCase,
+    distinct,
+    fit,
+    make_costs,
+    multi_node_cases,
+    validate,
+    validate_published,
+)
 from mlperf_rn50.analysis.predict.model import EVALUATION_S, predict_layout
 from mlperf_rn50.analysis.predict.plot import draw_prediction, dump_prediction
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.source import Source, WhatIf, load_source
-from mlperf_rn50.analysis.predict.tables import render_prediction, render_prediction_json, verdicts
-from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_published
+from mlperf_rn50.analysis.predict.tables import render_prediction, render_prediction_json, render_validation, verdicts
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published, load_table
 from mlperf_rn50.analysis.sets.recipe import Recipe

@@ -1,14 +1,15 @@
-"""Fit the costs of several nodes to published sets. The errors are those of left-out rounds or organisations. Pure."""
+"""Costs of several nodes, fitted to published sets, and the errors of predictions of left-out sets. Pure functions."""
 import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
-from mlperf_rn50.analysis.predict import anchors
+from mlperf_rn50.analysis.predict import anchors, prediction
 from mlperf_rn50.analysis.predict.model import predict_layout, step_parts
-from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, Base, Costs, Epochs, Knowledge, Layout, Prediction
+from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Knowledge, Layout, Prediction
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
@@ -40,6 +41,11 @@ class MultiNodeCase:
         if base is None or self.layout.epochs is None or knowledge == 'two' and second is None:
             return None
         return predict_layout(base, self.layout, anchors.link_of(self.target), costs, knowledge, second)
+
+    def is_held(self, p: Prediction) -> bool:
+        """Return whether the measured time is within the interval of a prediction."""
+        minutes = self.target.minutes
+        return p.interval is not None and minutes is not None and p.interval[0] <= minutes <= p.interval[1]
 
 
 def distinct(sets: Iterable[RunSet]) -> list[RunSet]:
@@ -116,8 +122,8 @@ def make_costs(cases: Sequence[MultiNodeCase], group_of: Callable[[RunSet], Hash
     """
     costs = {group: fit([c for c in cases if group_of(c.target) != group])
              for group in {group_of(c.target) for c in cases}}
-    widths, most = dict.fromkeys(KNOWLEDGE, 0.0), 0.0
-    for knowledge in reversed(KNOWLEDGE):  # less knowledge never has a narrower interval
+    widths, most = dict.fromkeys(prediction.KNOWLEDGE, 0.0), 0.0
+    for knowledge in reversed(prediction.KNOWLEDGE):  # less knowledge never has a narrower interval
         errors = sorted(abs(math.log(p.minutes / c.target.minutes)) for c in cases if c.target.minutes
                         and (p := c.predict(knowledge, costs[group_of(c.target)])) and p.minutes)
         most = max(most, errors[int(len(errors) * _COVERAGE) - 1]) if len(errors) >= _MIN_ERRORS else most
@@ -129,3 +135,63 @@ def costs_without(judged: RunSet | None) -> Costs:
     """Return the costs fitted to the packaged sets, except those of a set's round."""
     cases = multi_node_cases(distinct(load_table()))
     return make_costs([c for c in cases if judged is None or c.target.round != judged.round], lambda s: s.round)
+
+
+_Pairs = Sequence[tuple[MultiNodeCase, Prediction]]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Absolute relative errors of predictions, and the number of measured times within the intervals."""
+
+    num_predicted: int
+    num_held: int
+    median_error: float
+    high_error: float  # 90th percentile
+    worst_error: float
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Predictions of sets without the costs of their round, and the errors by knowledge and by the group left out."""
+
+    pairs: _Pairs
+    errors: dict[tuple[Knowledge, str], Errors]  # only for keys with at least one predicted set
+    not_predicted: tuple[str, ...]  # sets without a prediction, with reasons
+
+
+def _errors_of(pairs: _Pairs) -> Errors:
+    absolute = [abs(prediction.relative_error(p.minutes, c.target.minutes) or 0.0) for c, p in pairs]
+    median, high, worst = (float(np.quantile(absolute, q)) for q in (0.5, 0.9, 1))
+    return Errors(len(pairs), sum(c.is_held(p) for c, p in pairs), median, high, worst)
+
+
+def validate(sets: Sequence[RunSet]) -> Validation:
+    """Predict every set on several nodes, except refused and duplicate ones, without its round or organisation.
+
+    The costs are fitted to these sets and to the packaged ones, except copies of these.
+    """
+    judged, fitted = set(sets), multi_node_cases(distinct(dict.fromkeys([*sets, *load_table()])))
+    cases = [c for c in fitted if c.target in judged]
+    groups: dict[str, Callable[[RunSet], Hashable]] = {'round': lambda s: s.round, 'organisation': anchors.organisation}
+    found: dict[tuple[Knowledge, str], _Pairs] = {}
+    for name, group_of in groups.items():
+        costs = {group: make_costs([c for c in fitted if group_of(c.target) != group], group_of)
+                 for group in {group_of(c.target) for c in cases}}
+        for knowledge in prediction.KNOWLEDGE_TEXTS:
+            found[knowledge, name] = [(c, p) for c in cases
+                                      if (p := c.predict(knowledge, costs[group_of(c.target)])) and p.minutes]
+    best = {c.target: p for c, p in (*found['other', 'round'], *found['own', 'round'])}  # own replaces other
+    reasons = {c.target: f'no one-node set with {c.target.accelerator or "unnamed accelerators"}'
+               for c in cases if c.target not in best}
+    reasons |= {s: 'all logs duplicate logs of a different system' if s.is_duplicate else
+                s.refusal or 'the logs lack the batch'
+                for s in sets if not s.is_published and (s.is_duplicate or not s.has_recipe)}
+    return Validation([(c, best[c.target]) for c in cases if c.target in best],
+                      {key: _errors_of(pairs) for key, pairs in found.items() if pairs},
+                      tuple(f'{s.round} {s.name} not predicted: {reason}' for s, reason in reasons.items()))
+
+
+@cache
+def validate_published() -> Validation:
+    return validate(load_table())

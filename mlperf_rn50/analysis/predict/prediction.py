@@ -11,6 +11,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 # from the latter and a measured step on several nodes (two). Knowledge increases in this order.
 Knowledge = Literal['other', 'own', 'two']
 KNOWLEDGE: tuple[Knowledge, ...] = ('other', 'own', 'two')
+KNOWLEDGE_TEXTS: dict[Knowledge, str] = {'own': 'own set', 'two': 'own set and a second set', 'other': 'other set'}
 
 
 def generation_of(accelerator: str | None) -> str:

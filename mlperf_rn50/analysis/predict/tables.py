@@ -6,13 +6,13 @@ from functools import partial
 
 import mlperf_rn50
 from mlperf_rn50.analysis.predict.answer import Answer
+from mlperf_rn50.analysis.predict.costs import MultiNodeCase, Validation, validate_published
 from mlperf_rn50.analysis.predict.model import HOP_S, STAGES_S, UNKNOWN_GBIT_S, latency_s
-from mlperf_rn50.analysis.predict.prediction import Link, Prediction, relative_error
-from mlperf_rn50.analysis.predict.validation import KNOWLEDGE_TEXTS, validate_published
+from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE_TEXTS, Link, Prediction, relative_error
 from mlperf_rn50.analysis.recipe.reference import describe_recipe
-from mlperf_rn50.analysis.report.text import MARKDOWN, render_section, terminal_style
+from mlperf_rn50.analysis.report.text import MARKDOWN, TERMINAL, render_section, terminal_style
 from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
-from mlperf_rn50.text import data_name, money, percent, plural
+from mlperf_rn50.text import data_name, grouped, money, percent, plural, printable
 
 _ASSUMED = (f'Ports between nodes unknown: {UNKNOWN_GBIT_S:g} Gbit/s per node assumed, with a wider interval; pass '
             '--link-gbit-s or a bench allreduce file')
@@ -20,10 +20,8 @@ _ASSUMED = (f'Ports between nodes unknown: {UNKNOWN_GBIT_S:g} Gbit/s per node as
 
 def _group(pairs: Iterable[tuple[str, Prediction]], before: str = '') -> list[str]:
     """Return a line for each distinct text. It starts with the names of the layouts that have the text."""
-    named: dict[str, list[str]] = {}
-    for text, row in pairs:
-        named.setdefault(text, []).append(row.layout.name)
-    return [f'{before}{", ".join(names)}: {text}' for text, names in named.items()]
+    return [f'{before}{", ".join(row.layout.name for _, row in members)}: {text}'
+            for text, members in grouped(pairs, lambda pair: pair[0]).items()]
 
 
 def _ms(seconds: float | None) -> Cell:
@@ -165,3 +163,31 @@ def render_prediction_json(answer: Answer) -> str:
         'predictions': [{'name': row.layout.name, **asdict(row)} for row in answer.rows],
         **{name: answer.best[name].layout.name if answer.timed else None for name in ('fastest', 'cheapest', 'knee')},
         'notes': _notes(answer)}, indent=1, allow_nan=False)
+
+
+def _cells(case: MultiNodeCase, p: Prediction) -> tuple[Cell, ...]:
+    target, (low, high) = case.target, p.interval or (0.0, 0.0)
+    base = case.other if p.knowledge == 'other' else case.own
+    return (Cell(target.round), Cell(target.org or '-'), Cell(target.name), Cell(base.name if base else '-'),
+            Cell(KNOWLEDGE_TEXTS[p.knowledge or 'own']),
+            number_cell(p.layout.epochs.mean if p.layout.epochs else None, 'g'), number_cell(p.minutes, '.2f'),
+            Cell(f'{low:.2f} to {high:.2f}', low), number_cell(target.minutes, '.2f'),
+            percent_cell(relative_error(p.minutes, target.minutes), '+.1f'), Cell('yes' if case.is_held(p) else 'no'))
+
+
+def render_validation(validation: Validation, is_markdown: bool = False) -> str:
+    """Return as text the errors by knowledge, the predictions without each set's round, and the excluded sets."""
+    if not validation.errors:
+        return '\n'.join(map(printable, ('No set on several nodes can be predicted', *validation.not_predicted)))
+    summary = Table('Errors', ('basis', 'left out', 'sets', 'median error', '90th percentile', 'worst',
+                               'in 80 % interval'),
+                    tuple(tuple(map(Cell, (
+                        KNOWLEDGE_TEXTS[knowledge], name, f'{e.num_predicted}', percent(e.median_error, '.1f'),
+                        percent(e.high_error, '.1f'), percent(e.worst_error, '.1f'),
+                        f'{e.num_held} ({percent(e.num_held / e.num_predicted, ".0f")})')))
+                        for (knowledge, name), e in validation.errors.items()))
+    rows = Table('Predictions without the costs of the same round', (
+        'round', 'organisation', 'system', 'source', 'basis', 'epochs', 'predicted min', '80 % interval',
+        'measured min', 'error', 'in interval'), tuple(_cells(c, p) for c, p in validation.pairs))
+    return render_section('Errors of predict on sets that it was not fitted to', (), [summary, rows],
+                          validation.not_predicted, MARKDOWN if is_markdown else TERMINAL, 'Not predicted')

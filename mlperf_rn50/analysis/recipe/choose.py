@@ -13,7 +13,7 @@ from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import plural, printable
+from mlperf_rn50.text import grouped, plural, printable
 
 # Largest ratio of batches that count as equal. Published sets have the same learning rate, warm-up and schedule at
 # 1,632 and 1,664 images, and at 3,264 and 3,328.
@@ -116,9 +116,7 @@ def _recipes_at(recipes: Sequence[RecipeGroup], batch: int) -> list[RecipeGroup]
 
 def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
     """Group recipes by optimizer and generation. Sort groups by generation, newest first, then size, largest first."""
-    groups: dict[tuple[int, str | None], list[RecipeGroup]] = {}
-    for p in recipes:
-        groups.setdefault((_age(p), p.recipe.opt_name), []).append(p)
+    groups = grouped(recipes, lambda p: (_age(p), p.recipe.opt_name))
     return [groups[key] for key in sorted(groups, key=lambda k: (k[0], -len(groups[k])))]
 
 
@@ -203,8 +201,7 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
                   sets: Sequence[RunSet] | None = None) -> Choice:
     """Return the best recipe at a batch, or one interpolated between two batches, from the published sets by default.
 
-    Raises:
-        ConfigError: no published set has this batch, and none can be interpolated.
+    Raise ConfigError if no published set has this batch and none can be interpolated.
     """
     recipes = group(load_published() if sets is None else sets, opt_name, target)
     if best := _best(_recipes_at(recipes, batch), batch):

@@ -1,20 +1,26 @@
 """Compare a configuration with the published recipes, and list its deviations. Pure functions."""
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, RecipeGroup, group, is_within, range_text
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
+from mlperf_rn50.text import grouped
 
 # Largest ratio of similar batches, from the published recipe with the widest range (batches 1,632 to 2,064).
 SIMILAR_BATCH = 1.3
 _SLACK = 0.01  # largest relative difference between values that count as equal
+# Keys whose values are logged or follow from optimizer and decay.
+_LOGGED = (
+    'optimizer.name', 'schedule.base_lr', 'schedule.warmup_epochs', 'schedule.decay', 'schedule.decay_epochs',
+    'schedule.end_lr', 'schedule.poly_power', 'schedule.step_epochs', 'schedule.step_factor', 'optimizer.weight_decay',
+    'optimizer.decay_bn_and_bias', 'optimizer.momentum', 'optimizer.lars_eta', 'optimizer.lars_epsilon',
+    'train.label_smoothing', 'train.target_accuracy', 'train.eval_period', 'train.eval_offset')
 # Values that the submissions do not log, from the code submitted with the logs, which docs/recipes.md cites.
 _SUBMITTED: dict[str, Any] = {
     'data.num_train': IMAGENET_TRAIN, 'data.num_val': IMAGENET_VAL, 'data.num_classes': 1000,
@@ -22,6 +28,7 @@ _SUBMITTED: dict[str, Any] = {
     'data.max_area': 1.0, 'data.min_aspect': 0.75, 'data.max_aspect': 4 / 3, 'data.mirror': 'random',
     'data.mirror_probability': 0.5, 'data.mean': (123.675, 116.28, 103.53), 'data.std': (58.395, 57.12, 57.375),
     'data.interpolation': None, 'data.last_batch': 'wrap', 'optimizer.nesterov': False,
+    'optimizer.lars_eta': 0.001, 'optimizer.lars_epsilon': 0.0, 'schedule.step_factor': 0.1,
     'model.name': 'resnet50', 'model.bn_momentum': 0.9, 'model.bn_epsilon': 1e-5, 'model.zero_gamma': None}
 # Keys whose deviations cause a warning; only the learning rate may scale with the batch.
 _WARNED = ('schedule.base_lr', 'schedule.warmup_epochs', 'schedule.decay_epochs', 'optimizer.weight_decay')
@@ -69,50 +76,36 @@ def _is_same(a: Any, b: Any) -> bool:
     return a == b
 
 
-def _recipe_cells(recipe: Recipe, unlogged: frozenset[str]) -> dict[str, RecipeValue]:
-    """Return a recipe's values by configuration key: those from logs, and those that follow from optimizer or decay."""
-    is_step, is_lars = recipe.decay == 'step', recipe.opt_name == 'lars'
-    grid = None not in (recipe.first_eval_epoch, recipe.eval_period)
-    offset = (recipe.first_eval_epoch - 1) % recipe.eval_period if grid else None  # type: ignore[operator]
-
-    def cell(name: str, is_used: bool = True) -> RecipeValue:
-        return RecipeValue(getattr(recipe, name) if is_used else None, name not in unlogged, is_used)
-    length = RecipeValue(STEP_SCHEDULE_EPOCHS, False) if is_step and not recipe.decay_epochs else cell('decay_epochs')
-    return {
-        'optimizer.name': cell('opt_name'), 'schedule.base_lr': cell('base_lr'),
-        'schedule.warmup_epochs': cell('warmup_epochs'), 'schedule.decay': cell('decay'),
-        'schedule.decay_epochs': length, 'schedule.end_lr': cell('end_lr', not is_step),
-        'schedule.poly_power': cell('poly_power', not is_step), 'schedule.step_epochs': cell('step_epochs', is_step),
-        'schedule.step_factor': RecipeValue(0.1 if is_step else None, False, is_step),
-        'optimizer.weight_decay': cell('weight_decay'),
-        'optimizer.decay_bn_and_bias': RecipeValue(False if is_lars else None, False),
-        'optimizer.momentum': cell('momentum'),
-        'optimizer.lars_eta': RecipeValue(0.001 if is_lars else None, False, is_lars),
-        'optimizer.lars_epsilon': RecipeValue(0.0 if is_lars else None, False, is_lars),
-        'train.label_smoothing': cell('label_smoothing'), 'train.target_accuracy': cell('target_accuracy'),
-        'train.eval_period': cell('eval_period'), 'train.eval_offset': RecipeValue(offset)}
-
-
-_LOGGED = tuple(_recipe_cells(Recipe(None, 1), frozenset()))
+def _unused(opt_name: str | None, decay: str | None) -> set[str]:
+    """Return the keys without effect for an optimizer and a decay, which are None if unknown."""
+    unused = {'schedule.step_epochs': decay != 'step', 'schedule.step_factor': decay != 'step',
+              'schedule.end_lr': decay == 'step', 'schedule.poly_power': decay not in ('poly', None),
+              'optimizer.lars_eta': opt_name != 'lars', 'optimizer.lars_epsilon': opt_name != 'lars'}
+    return {key for key, is_unused in unused.items() if is_unused}
 
 
 def _published_cells(published: RecipeGroup) -> dict[str, RecipeValue]:
     """Return the values of a recipe by configuration key."""
-    precision = 'float16' if any(s.num_accelerators for s in published.sets) else None
-    submitted = {'train.precision': precision, **_SUBMITTED}
-    return _recipe_cells(published.recipe, published.unlogged) | {
-        key: RecipeValue(value, False) for key, value in submitted.items()}
+    recipe, unused = published.recipe, _unused(published.recipe.opt_name, published.recipe.decay)
+    submitted = {**_SUBMITTED, 'optimizer.decay_bn_and_bias': False if recipe.opt_name == 'lars' else None,
+                 'train.precision': 'float16' if any(s.num_accelerators for s in published.sets) else None}
+    if recipe.decay == 'step' and not recipe.decay_epochs:
+        submitted['schedule.decay_epochs'] = STEP_SCHEDULE_EPOCHS
+    values = {key: getattr(recipe, key.partition('.')[2], None) for key in _LOGGED}
+    values['optimizer.name'] = recipe.opt_name
+    if recipe.first_eval_epoch is not None and recipe.eval_period is not None:
+        values['train.eval_offset'] = (recipe.first_eval_epoch - 1) % recipe.eval_period
+    return {key: RecipeValue(None if key in unused else value, key not in submitted
+                             and key.partition('.')[2] not in published.unlogged, key not in unused)
+            for key, value in (values | submitted).items()}
 
 
 def _config_cells(config: Config) -> dict[str, RecipeValue]:
     """Return the values of a configuration, with unused ones marked."""
-    s, is_lars = config.schedule, config.optimizer.name == 'lars'
-    unused = {'schedule.step_epochs': s.decay != 'step', 'schedule.step_factor': s.decay != 'step',
-              'schedule.end_lr': s.decay == 'step', 'schedule.poly_power': s.decay != 'poly',
-              'optimizer.lars_eta': not is_lars, 'optimizer.lars_epsilon': not is_lars, 'optimizer.nesterov': is_lars}
-    keys = [*_LOGGED, 'train.precision', *_SUBMITTED]
-    return {key: RecipeValue(None, is_used=False) if unused.get(key) else RecipeValue(attrgetter(key)(config))
-            for key in keys}
+    unused = _unused(config.optimizer.name, config.schedule.decay)
+    unused |= {'optimizer.nesterov'} if config.optimizer.name == 'lars' else set()
+    return {key: RecipeValue(None, is_used=False) if key in unused else RecipeValue(attrgetter(key)(config))
+            for key in (*_LOGGED, 'train.precision', *_SUBMITTED)}
 
 
 def rows_of(recipes: Sequence[RecipeGroup], config: Config | None = None) -> list[Row]:
@@ -157,22 +150,20 @@ def _range(recipes: Sequence[RecipeGroup], key: str, batch: int) -> tuple[float,
     return (min(values), max(values)) if values else None
 
 
-def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> list[str]:
-    """Return the keys whose values are outside the range of the recipes of one generation."""
+def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> Iterator[str]:
+    """Yield the keys whose values are outside the range of the recipes of one generation."""
     s = config.schedule
     comparable = [p for p in recipes if p.recipe.decay == s.decay]
-    found = []
     for key in _WARNED:
         is_length = key == 'schedule.decay_epochs'
         ends = _range(comparable if is_length else recipes, key, batch)
         if ends and not (is_length and s.decay == 'step') and not (
                 ends[0] * (1 - _SLACK) <= attrgetter(key)(config) <= ends[1] * (1 + _SLACK)):
-            found.append(key)
+            yield key
     if not comparable:
-        found.append('schedule.decay')
+        yield 'schedule.decay'
     elif s.decay == 'step' and not any(_is_same(p.recipe.step_epochs, s.step_epochs) for p in comparable):
-        found.append('schedule.step_epochs')
-    return found
+        yield 'schedule.step_epochs'
 
 
 def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
@@ -189,8 +180,8 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     similar = [p for p in known if is_within(p.recipe.global_batch_size, batch, SIMILAR_BATCH)]
     if not similar:
         return [_incomparable(config, batch, known)]
-    groups = [[p for p in similar if p.generation == g] for g in dict.fromkeys(p.generation for p in similar)]
-    differing = [_differing(config, alike, batch) for alike in groups]
+    groups = list(grouped(similar, lambda p: p.generation).values())
+    differing = [list(_differing(config, alike, batch)) for alike in groups]
     if not all(differing):
         return []
     always = [key for key in differing[0] if all(key in keys for keys in differing)]

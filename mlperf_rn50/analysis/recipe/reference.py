@@ -31,9 +31,8 @@ def _is_equal(a: float | None, b: float | None) -> bool:
 
 def _has_same_decay(a: Recipe, b: Recipe) -> bool:
     """Return whether kind and length of the decay (for step decay: the drops) are equal, or unknown in one recipe."""
-    if a.decay is None or b.decay is None:
-        return True
-    return a.decay == b.decay and a.step_epochs == b.step_epochs and (a.decay == 'step' or _has_same_length(a, b))
+    return None in (a.decay, b.decay) or a.decay == b.decay and a.step_epochs == b.step_epochs and (
+        a.decay == 'step' or _has_same_length(a, b))
 
 
 def _has_same_length(a: Recipe, b: Recipe) -> bool:
@@ -135,10 +134,7 @@ def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Se
                published: Sequence[RunSet]) -> Reference:
     """Return the reference among sets named by the user: same recipe, similar recipes, or a single different recipe.
 
-    On ImageNet (dataset None), the spreads of the published sets apply.
-
-    Raises:
-        UserError: none of the sets can be a reference.
+    On ImageNet (dataset None), the spreads of the published sets apply. Raise UserError if no set can be a reference.
     """
     usable = [s for s in named if s.other_dataset == dataset and s.converged]
     if not usable:

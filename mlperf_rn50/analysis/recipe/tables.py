@@ -1,5 +1,5 @@
 """Render published recipes as tables and JSON, next to a configuration's values or with a recommended recipe."""
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import ascii_uppercase
@@ -131,20 +131,19 @@ def _images_of(config: Config) -> str:
     return f'resized by prepare to {printable(str(size))[:10]} pixels on the shorter side, as JPEG of quality 95'
 
 
-def _choice_lines(choice: Choice) -> list[str]:
+def _choice_lines(choice: Choice) -> Iterator[str]:
     r = choice.recipe
     length = (f'step at {" ".join(f"{e:g}" for e in r.step_epochs)} epochs' if r.step_epochs else
               f'{r.decay} over {r.decay_epochs:g} epochs')
-    lines = [f'Recipe ({choice.kind}): {r.opt_name}, learning rate {r.base_lr:g}, warm-up {r.warmup_epochs:g} '
-             f'epochs, {length}, weight decay {r.weight_decay:g}.',
-             f'Expected: {choice.epochs:.3g} epochs to {100 * choice.target:.4g} % ({range_text(choice.epochs_range)} '
-             f'in the sources); {choice.num_converged} of {choice.num_runs} source runs reached it.',
-             f'Sets that converged with {"it" if choice.kind == "known" else "the recipes on both sides"}: '
-             f'{choice.num_sets}.',
-             f'Source: {choice.source_text}.']
+    yield (f'Recipe ({choice.kind}): {r.opt_name}, learning rate {r.base_lr:g}, warm-up {r.warmup_epochs:g} epochs, '
+           f'{length}, weight decay {r.weight_decay:g}.')
+    yield (f'Expected: {choice.epochs:.3g} epochs to {100 * choice.target:.4g} % ({range_text(choice.epochs_range)} '
+           f'in the sources); {choice.num_converged} of {choice.num_runs} source runs reached it.')
+    both = 'it' if choice.kind == 'known' else 'the recipes on both sides'
+    yield f'Sets that converged with {both}: {choice.num_sets}.'
+    yield f'Source: {choice.source_text}.'
     if choice.kind == 'between':
-        lines.append('No published set has this batch; learning rate, warm-up and schedule are interpolated.')
-    return lines
+        yield 'No published set has this batch; learning rate, warm-up and schedule are interpolated.'
 
 
 def _published_object(published: RecipeGroup) -> dict[str, Any]:

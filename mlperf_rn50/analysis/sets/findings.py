@@ -1,6 +1,6 @@
 """Findings about a run set: refusal, duplicates, weak evidence and findings in its logs. Pure functions."""
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from mlperf_rn50.analysis.sets.run_set import RUNS_OF_A_SCORE, RunSet
@@ -46,29 +46,28 @@ def _missing_numbers(runs: Sequence[Run]) -> list[Finding]:
     return [make_finding('numbers_missing', None, first + more)] if count else []
 
 
-def _weaknesses(run_set: RunSet) -> list[Finding]:
+def _weaknesses(run_set: RunSet) -> Iterator[Finding]:
     if run_set.refusal:
-        return []
+        return
     runs, num_running = run_set.counted, sum(r.status == 'running' for r in run_set.runs)
-    result = _failures(run_set)
+    yield from _failures(run_set)
     if num_running:
-        result.append(make_finding('runs_unfinished', None, num_running, len(runs)))
+        yield make_finding('runs_unfinished', None, num_running, len(runs))
     elif len(runs) == RUNS_OF_A_SCORE and run_set.score_minutes is None:
-        result.append(make_finding('score_invalid'))
+        yield make_finding('score_invalid')
     elif len(runs) != RUNS_OF_A_SCORE:
-        result.append(make_finding('runs_not_five', None, plural(len(runs), 'run'), RUNS_OF_A_SCORE,
-                                   '; the spread of a single run is unknown' if len(runs) == 1 else ''))
+        yield make_finding('runs_not_five', None, plural(len(runs), 'run'), RUNS_OF_A_SCORE,
+                           '; the spread of a single run is unknown' if len(runs) == 1 else '')
     seeds = Counter(r.seed for r in runs if r.seed is not None)
-    result += [make_finding('seeds_equal', None, count, seed) for seed, count in seeds.items() if count > 1]
+    yield from (make_finding('seeds_equal', None, count, seed) for seed, count in seeds.items() if count > 1)
     if not seeds and sum(r.status != 'unreadable' for r in runs) > 1:
-        result.append(make_finding('seeds_missing'))
-    result += _missing_numbers(run_set.runs)
+        yield make_finding('seeds_missing')
+    yield from _missing_numbers(run_set.runs)
     period, epochs = run_set.eval_period, run_set.epochs
     if period and epochs and 0 < max(epochs) - min(epochs) <= period:
-        result.append(make_finding('resolution_low'))
+        yield make_finding('resolution_low')
     if not run_set.is_imagenet:
-        result.append(make_finding('not_imagenet', None, run_set.dataset or 'unnamed'))
-    return result
+        yield make_finding('not_imagenet', None, run_set.dataset or 'unnamed')
 
 
 def _log_findings(run_set: RunSet) -> list[Finding]:

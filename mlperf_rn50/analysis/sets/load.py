@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
@@ -20,7 +21,7 @@ from mlperf_rn50.mllog.read.reader import OtherBenchmark, find_logs, no_logs, re
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.names import LOG
 from mlperf_rn50.system.signals import end_with_parent
-from mlperf_rn50.text import some
+from mlperf_rn50.text import grouped, some
 
 # Facts that all runs of a set must share, and those that only converged and running ones must share.
 _SHARED = ('target_accuracy', 'num_nodes', 'num_accelerators', 'accelerator', 'dataset', 'round', 'is_imagenet',
@@ -41,7 +42,7 @@ _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
 
 def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSError]]:
     """Return logs by folder, and the errors of unreadable folders. Raise UserError for a path without logs."""
-    found: dict[Path, dict[Path, None]] = {}
+    found: dict[Path, None] = {}  # an ordered set of logs
     faults: dict[str, OSError] = {}
     for path in paths:
         logs, errors = ([path], []) if os.path.isfile(path) else find_logs(path, LOG)
@@ -49,26 +50,19 @@ def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSEr
             reason = ('no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if errors else
                       no_logs(path))
             raise UserError(f'{path}: {reason}; expected a log or a folder of logs')
-        for log in logs:
-            found.setdefault(log.parent, {})[log] = None
+        found.update(dict.fromkeys(logs))
         faults.update((e.filename, e) for e in errors)
-    return ({folder: sorted(logs, key=lambda p: (len(p.name), p.name)) for folder, logs in found.items()},
-            list(faults.values()))
+    folders = {folder: sorted(logs, key=lambda p: (len(p.name), p.name))
+               for folder, logs in grouped(found, lambda p: p.parent).items()}
+    return folders, list(faults.values())
 
 
-def _unreadable(path: Path, *reasons: str) -> Run:
-    found = tuple(make_finding('unreadable', None, text, file=path) for text in reasons)
-    return Run(path, 'unknown', 'unreadable', findings=found)
-
-
-def _load_run(path: Path) -> Run | OtherBenchmark:
-    """Return the run of a log, with the reason as a finding if the log cannot be read."""
+def _load_run(path: Path) -> Run | UserError:
+    """Return the run of a log, or the reason why the log cannot be read."""
     try:
         return read_run(path)
-    except OtherBenchmark as e:
-        return e
     except UserError as e:
-        return _unreadable(path, str(e).removeprefix(f'{path}: '))
+        return e
 
 
 def _num_processors() -> int:
@@ -82,24 +76,23 @@ def _follow_parent() -> None:
     end_with_parent(signal.SIGKILL)
 
 
-def _load_runs(logs: Sequence[Path]) -> list[Run | OtherBenchmark]:
+def _load_runs(logs: Sequence[Path]) -> list[Run | UserError]:
     """Return the runs of logs in the same order. Several processes read a large number of logs."""
-    if len(logs) <= _MANY or _num_processors() < 2 or threading.active_count() > 1:  # threads do not survive a fork
-        return list(map(_load_run, logs))
-    try:
-        with ProcessPoolExecutor(min(_num_processors(), _MAX_PROCESSES), initializer=_follow_parent) as pool:
+    num_processes = min(_num_processors(), _MAX_PROCESSES)
+    if len(logs) > _MANY and num_processes > 1 and threading.active_count() == 1:  # threads do not survive a fork
+        with (suppress(BrokenExecutor, OSError),  # a worker was killed or cannot be started
+              ProcessPoolExecutor(num_processes, initializer=_follow_parent) as pool):
             return list(track(pool.map(_load_run, logs, chunksize=_AT_ONCE), len(logs), 'read logs'))
-    except (BrokenExecutor, OSError):  # a worker was killed or cannot be started
-        return list(map(_load_run, logs))
+    return list(map(_load_run, logs))
 
 
-def _make_set(logs: Sequence[Path], loaded: Sequence[Run | OtherBenchmark]) -> tuple[Run, ...] | OtherBenchmark:
+def _make_set(logs: Sequence[Path], loaded: Sequence[Run | UserError]) -> tuple[Run, ...] | OtherBenchmark:
     """Return the runs of a folder. A log of another benchmark among ResNet logs counts as unreadable."""
     others = [x for x in loaded if isinstance(x, OtherBenchmark)]
-    if others and not any(isinstance(x, Run) and x.status != 'unreadable' for x in loaded):
+    if others and not any(isinstance(x, Run) for x in loaded):
         return others[0]
-    return _settle([x if isinstance(x, Run) else _unreadable(log, str(x).removeprefix(f'{log}: '))
-                    for log, x in zip(logs, loaded)])
+    return _settle([x if isinstance(x, Run) else Run(log, 'unknown', 'unreadable', findings=(
+        make_finding('unreadable', None, str(x).removeprefix(f'{log}: '), file=log),)) for log, x in zip(logs, loaded)])
 
 
 def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -149,23 +142,16 @@ def _find_parts(runs: Sequence[Run]) -> str | None:
                 for r in runs if r.status != 'unreadable'}
     known = dict.fromkeys(name for each in settings.values() for name in each)
     names = [n for n in known if len({each.get(n) for each in settings.values()} - {None}) > 1][:_MAX_SETTINGS]
-    parts: dict[str, list[str]] = {}
-    for file, each in settings.items():
-        parts.setdefault(', '.join(f'{n} {str(each.get(n))[:_MAX_VALUE]}' for n in names), []).append(file)
+    parts = grouped(settings, lambda file: ', '.join(f'{n} {str(settings[file].get(n))[:_MAX_VALUE]}' for n in names))
     texts = [f'{text} in {some(files, _MAX_SETTINGS)}' for text, files in parts.items()]
     return '; '.join(texts[:_MAX_SETTINGS]) if names else None
 
 
 def _find_submitters(runs: Sequence[Run]) -> list[Finding]:
     """Return a warning if the logs of a set contain several submitters."""
-    named: dict[str, Run] = {}
-    for run in runs:
-        if run.org:
-            named.setdefault(''.join(c for c in run.org.casefold() if c.isalnum()), run)
-    if len(named) < 2:
-        return []
-    texts = [f'{str(r.org)[:_MAX_VALUE]!r} in {r.path.name}' for r in islice(named.values(), 3)]
-    return [make_finding('submitters_differ', None, len(named), ', '.join(texts))]
+    named = grouped((r for r in runs if r.org), lambda r: ''.join(c for c in str(r.org).casefold() if c.isalnum()))
+    texts = [f'{str(r.org)[:_MAX_VALUE]!r} in {r.path.name}' for r, *_ in islice(named.values(), 3)]
+    return [make_finding('submitters_differ', None, len(named), ', '.join(texts))] if len(named) > 1 else []
 
 
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
@@ -208,14 +194,12 @@ def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
     """Return the run sets of all ResNet logs under the paths, ordered by study and then by size.
 
     Folders of other benchmarks are ignored. Folders that cannot be read, or whose runs differ in a setting that all
-    runs of a set must share, become refused sets. Logs that were submitted again in a later round are one set.
-
-    Raises:
-        UserError: a path contains no log, or no log can be read.
+    runs of a set must share, become refused sets. Logs that were submitted again in a later round are one set. Raise
+    UserError if a path contains no log, or if no log can be read.
     """
     found, faults = _find_logs(paths)
-    run_sets = [_make_run_set(folder, (_unreadable(folder),), f'the folder cannot be read: {e.strerror}')
-                for e in faults for folder in (Path(e.filename),)]
+    run_sets = [_make_run_set(Path(e.filename), (Run(Path(e.filename), 'unknown', 'unreadable'),),
+                              f'the folder cannot be read: {e.strerror}') for e in faults]
     others: list[OtherBenchmark] = []
     loaded = iter(_load_runs([log for logs in found.values() for log in logs]))
     for folder, logs in found.items():

@@ -86,10 +86,9 @@ def _verdict(ruleset: str, is_of_round: bool, has_scaling: bool, batch: int, epo
     if not above:
         text = f'fails: no reference for a batch of {batch}, above {points[-1]["BS"]}; a reference must be submitted'
         return RcpVerdict(ruleset, is_of_round, None, None, epochs, False, 1.0, text)
+    point = above[0]  # of this batch size, or of the smallest batch size if all are larger
     if below and below[-1]['BS'] < batch < above[0]['BS']:
         point = checker._create_interp_rcp(batch, below[-1], above[0])[1]
-    else:
-        point = above[0]  # of this batch size, or of the smallest batch size if all are larger
     mean, least = float(point['RCP Mean']), float(point['RCP Mean'] / point['Max Speedup'])
     if epochs < least:
         text = f'fails: {epochs:.2f} epochs, at least {least:.2f} are credible (reference {mean:.2f})'

@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlperf_rn50.analysis.sets.cost import images_per_joule, mean_energy, node_hours
+from mlperf_rn50.analysis.sets.cost import node_hours
 from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import Parts, RunTimes, make_times, mean_parts, seconds_per_epoch, speed_doubt
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.findings import Finding
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.mllog.sidecar.energy import Energy, read_energy
+from mlperf_rn50.mllog.sidecar.energy import KINDS, Energy, read_energy
 from mlperf_rn50.runfolder.names import find_telemetry
 
 RUNS_OF_A_SCORE = 5
@@ -27,6 +27,12 @@ _T = TypeVar('_T')
 def ratio(a: float | None, b: float | None) -> float | None:
     """Return a / b, or None if either is missing or b is 0."""
     return a / b if a is not None and b else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean, or None if there are no values or one is missing."""
+    known = [v for v in values if v is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 def score_minutes(times_s: Sequence[float | None]) -> float | None:
@@ -210,14 +216,18 @@ class RunSet:
 
     @cached_property
     def energy(self) -> Energy | None:
-        """Mean energy of the scored runs, None without telemetry."""
+        """Mean energy of the scored runs, None without telemetry. It has only devices that all these runs measured."""
         found = [self.energies[r.path] for r in self.scored if self.energies]
-        return mean_energy(found) if found else None
+        reasons = {kind: e.reasons[kind] for kind in KINDS for e in reversed(found) if kind in e.reasons}
+        return Energy(statistics.fmean(e.seconds for e in found), _mean([e.cpu_joules for e in found]),
+                      _mean([e.gpu_joules for e in found]), reasons) if found else None
 
     @cached_property
     def images_per_joule(self) -> float | None:
-        """Training images per measured joule, over the scored runs."""
-        return images_per_joule(self.scored, self.energy) if self.energy else None
+        """Training images per measured joule, over the scored runs, None if epochs or images of one are unknown."""
+        epochs = [r.epochs_to_converge or r.last_epoch for r in self.scored]
+        images = _mean([e * r.train_samples if e and r.train_samples else None for e, r in zip(epochs, self.scored)])
+        return ratio(images, self.energy.joules if self.energy else None)
 
     @cached_property
     def training_lines(self) -> tuple[tuple[Path, int], ...]:

@@ -1,6 +1,6 @@
 """Speed-up and efficiency of systems, and the factors of the speed-up. Pure functions."""
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +10,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
 from mlperf_rn50.analysis.sets.series import UNNAMED, Series, find_series, machine
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.findings import Finding, make_finding
-from mlperf_rn50.text import plural, some
+from mlperf_rn50.text import grouped, plural, some
 
 MAX_NAMES = 8  # maximum system names in a message
 MAX_OF_SPLITS = 8  # maximum systems with equal numbers of units that are all compared in pairs
@@ -85,11 +85,8 @@ def _compare_pair(a: RunSet, b: RunSet) -> Split | None:
 
 def _by_units(run_sets: Sequence[RunSet]) -> dict[int, list[RunSet]]:
     """Group the systems whose throughput is known, without duplicates, by number of units."""
-    groups: dict[int, list[RunSet]] = {}
-    for run_set in run_sets:
-        if run_set.num_units and run_set.images_per_s and not run_set.is_duplicate:
-            groups.setdefault(run_set.num_units, []).append(run_set)
-    return groups
+    return grouped((s for s in run_sets if s.num_units and s.images_per_s and not s.is_duplicate),
+                   lambda s: s.num_units or 0)
 
 
 def compare_splits(run_sets: Sequence[RunSet]) -> list[Split]:
@@ -133,18 +130,16 @@ class Study:
         return [s for s in self.run_sets if s not in members]
 
 
-def _differences(run_set: RunSet, baseline: RunSet) -> list[Finding]:
-    """Return findings about differences, other than in size, between a system and the baseline."""
-    result = []
+def _differences(run_set: RunSet, baseline: RunSet) -> Iterator[Finding]:
+    """Yield findings about differences, other than in size, between a system and the baseline."""
     if has_other_units(run_set, baseline):
         kinds = [s.accelerator or ('accelerators' if s.num_accelerators else 'ranks on CPUs')
                  for s in (run_set, baseline)]
-        result.append(make_finding('hardware_differs', None, kinds[0], kinds[1], baseline.name))
+        yield make_finding('hardware_differs', None, *kinds, baseline.name)
     if run_set.round != baseline.round:
-        result.append(make_finding('rounds_differ', None, run_set.round, baseline.round, baseline.name))
+        yield make_finding('rounds_differ', None, run_set.round, baseline.round, baseline.name)
     if run_set.division and baseline.division and run_set.division != baseline.division:
-        result.append(make_finding('divisions_differ', None, run_set.division, baseline.division, baseline.name))
-    return result
+        yield make_finding('divisions_differ', None, run_set.division, baseline.division, baseline.name)
 
 
 def _unknown_accelerators(comparisons: Sequence[Comparison | None]) -> list[Finding]:

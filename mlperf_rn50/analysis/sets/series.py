@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.text import grouped
 
 UNNAMED = 'unnamed'  # the default of run.submission_platform
 
@@ -42,13 +43,6 @@ def _kind(run_set: RunSet) -> tuple:
             run_set.units_per_node, framework, run_set.division)
 
 
-def _grouped(run_sets: Sequence[RunSet], keys: Sequence[object]) -> list[list[RunSet]]:
-    groups: dict[object, list[RunSet]] = {}
-    for run_set, key in zip(run_sets, keys):
-        groups.setdefault(key, []).append(run_set)
-    return list(groups.values())
-
-
 def _count_nodes(run_sets: Sequence[RunSet]) -> int:
     return len({s.num_nodes for s in run_sets})
 
@@ -60,8 +54,8 @@ def find_series(run_sets: Sequence[RunSet]) -> list[Series]:
     """
     timed = [s for s in run_sets if s.time_s and s.num_nodes and s.num_units and not s.is_duplicate]
     found = []
-    for group in _grouped(timed, list(map(_kind, timed))):
-        parts = [group] if _count_nodes(group) == len(group) else _grouped(group, list(map(machine, group)))
+    for group in grouped(timed, _kind).values():
+        parts = [group] if _count_nodes(group) == len(group) else grouped(group, machine).values()
         found += [Series(tuple(sorted(part, key=lambda s: (s.num_nodes or 0, s.time_s or 0.0))))
                   for part in parts if _count_nodes(part) > 1]
     return found
