@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from mlperf_rn50.analysis.recipe.choose import families, frontier, group
-from mlperf_rn50.analysis.report.overview import CARDS, card_of, draw_overview
+from mlperf_rn50.analysis.report.plots import CARDS, card_of, draw_overview
 from mlperf_rn50.analysis.sets.published import load_published, load_table
 
 HEAD = """# Published results

@@ -20,6 +20,7 @@ _PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('firs
           ('later epochs', 'training_s', '#b4c4d4', ''), ('evaluation', 'evaluation_s', '#9c5563', ''),
           ('other', 'other_s', '#e3dcb4', ''))
 _MAX_RUNS = 240  # maximum number of runs drawn in a plot
+_BAR_HEIGHT = 0.5
 _IDEAL: dict[str, Any] = {'fill': False, 'edgecolor': drawing.GRID, 'linestyle': '--'}  # bars for ideal values
 
 
@@ -27,14 +28,9 @@ def _filled(colour: str) -> dict[str, Any]:
     return {'facecolor': (colour, 0.3), 'edgecolor': colour}
 
 
-def _bar(picture: drawing.Picture, axes: Axes, row: float, value: float, text: str, height: float = 0.5,
-         left: float = 0.0, **style) -> None:
-    picture.tip(axes.barh(row, value, height, left, **style)[0], text)
-
-
-def _end(picture: drawing.Picture, axes: Axes, row: float, value: float, text: str, size: float, colour: str) -> None:
-    """Draw only the end of a bar, because a bar on a logarithmic axis has no meaningful start."""
-    picture.tip(axes.plot(value, row, '|', color=colour, markersize=size, markeredgewidth=2.5)[0], text)
+def _end(size: float, colour: str) -> dict[str, Any]:
+    """Return the mark for the end of a bar, because a bar on a logarithmic axis has no meaningful start."""
+    return {'marker': '|', 'linestyle': '', 'color': colour, 'markersize': size, 'markeredgewidth': 2.5}
 
 
 def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: Callable[[RunSet], float | None],
@@ -48,16 +44,14 @@ def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: C
     is_log = drawing.differ_tenfold(values)
     for row, (s, size, pairs) in enumerate(zip(scene.shown, sizes, points)):
         if size is not None:
-            text = f'{s.label}: {size:.2f} {unit}'
-            if is_log:
-                _end(picture, axes, row, size, text, 26, s.colour)
-            else:
-                _bar(picture, axes, row, size, text, **_filled(s.colour))
+            drawn = axes.plot(size, row, **_end(26, s.colour)) if is_log else axes.barh(
+                row, size, _BAR_HEIGHT, **_filled(s.colour))
+            picture.tip(drawn[0], f'{s.label}: {size:.2f} {unit}')
         for mark, places in by_mark([r for r, _ in pairs]).items():
-            drawn, = axes.plot([pairs[k][1] for k in places],
-                               [row + 0.38 * ((k + 0.5) / len(pairs) - 0.5) for k in places], mark, color=s.colour,
-                               markersize=4.5 if len(pairs) <= 40 else 2.5)
-            picture.tip(drawn, *(f'{s.run_name(r)}: {v:.2f} {unit}, {r.status}' for r, v in (pairs[k] for k in places)))
+            line, = axes.plot([pairs[k][1] for k in places],
+                              [row + 0.38 * ((k + 0.5) / len(pairs) - 0.5) for k in places], mark, color=s.colour,
+                              markersize=4.5 if len(pairs) <= 40 else 2.5)
+            picture.tip(line, *(f'{s.run_name(r)}: {v:.2f} {unit}, {r.status}' for r, v in (pairs[k] for k in places)))
     if is_log:
         drawing.scale_up(axes.xaxis, unit, values)
     else:
@@ -160,18 +154,15 @@ def draw_throughput(scene: Scene) -> drawing.Picture | None:
     has_ideal, is_log = bool(ideals), drawing.differ_tenfold(values)
     picture, axes = scene.rows('throughput', 'Training throughput' + (', measured and ideal' if has_ideal else ''))
     for row, s, rate in rates:
-        share = f', {100 * rate / ideals[s]:.0f} % of the ideal' if s in ideals else ''
-        real = f'{s.label}: {rate:,.1f} images/s{share}'
-        if s in ideals:
-            text = f'{s.label}: ideal {ideals[s]:,.1f} images/s'
-            if is_log:
-                _end(picture, axes, row, ideals[s], text, 18, drawing.GRID)
-            else:
-                _bar(picture, axes, row, ideals[s], text, **_IDEAL)
-        if is_log:
-            picture.tip(axes.plot(rate, row, 'D', color=s.colour, markersize=6)[0], real)
-        else:
-            _bar(picture, axes, row, rate, real, **_filled(s.colour))
+        share = ''
+        if ideal := ideals.get(s):
+            share = f', {100 * rate / ideal:.0f} % of the ideal'
+            drawn = axes.plot(ideal, row, **_end(18, drawing.GRID)) if is_log else axes.barh(
+                row, ideal, _BAR_HEIGHT, **_IDEAL)
+            picture.tip(drawn[0], f'{s.label}: ideal {ideal:,.1f} images/s')
+        drawn = axes.plot(rate, row, 'D', color=s.colour, markersize=6) if is_log else axes.barh(
+            row, rate, _BAR_HEIGHT, **_filled(s.colour))
+        picture.tip(drawn[0], f'{s.label}: {rate:,.1f} images/s{share}')
     if is_log:
         drawing.scale_up(axes.xaxis, 'images/s', values)
         drawing.legend(picture, [*[drawing.mark_of('|', 'ideal', 10, 2.5, drawing.GRID)] * has_ideal,
@@ -197,8 +188,8 @@ def draw_time_parts(scene: Scene) -> drawing.Picture | None:
         for (kind, name, colour, hatch), part in zip(_PARTS, seconds):
             share = part / (sum(seconds) or 1.0)
             if getattr(parts, name) is not None:  # None means not logged; 0 s is drawn
-                _bar(picture, axes, row, share, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %', left=left,
-                     facecolor=colour, edgecolor=drawing.GRID, hatch=hatch)
+                bar, = axes.barh(row, share, _BAR_HEIGHT, left, facecolor=colour, edgecolor=drawing.GRID, hatch=hatch)
+                picture.tip(bar, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %')
             left += share
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))

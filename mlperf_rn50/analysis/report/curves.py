@@ -1,6 +1,5 @@
 """Plots of accuracy, learning rate and telemetry over time or epochs."""
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, islice
 from math import isnan, nan
 
@@ -26,23 +25,16 @@ _MAX_POINTS = 200  # maximum learning rates per curve, and epochs marked in a te
 _MAX_TELEMETRY, _MAX_NODES, _MAX_SAMPLES = 6, 8, 1000  # maximum plots, nodes per plot, samples per node
 _Points = Sequence[tuple[float, float, str]]  # (x, y, tooltip text)
 
-
-@dataclass(frozen=True)
-class _Curve:
-    run: Run
-    points: _Points
-
-
-def _draw_system(picture: Picture, axes: Axes, shown: SystemStyle, curves: Sequence[_Curve],
+def _draw_system(picture: Picture, axes: Axes, shown: SystemStyle, curves: Sequence[tuple[Run, _Points]],
                  has_all_marks: bool) -> None:
     """Draw a system's curves, one artist per status, with marks at all points or only at each curve's last point."""
-    for mark, places in by_mark([c.run for c in curves]).items():
-        groups = [curves[k].points for k in places]
+    for mark, places in by_mark([run for run, _ in curves]).items():
+        groups = [curves[k][1] for k in places]
         rows = [row for points in groups for row in (*points, (nan, nan, ''))]  # NaN ends a curve
         ends = [stop - 2 for stop in accumulate(len(points) + 1 for points in groups)]
         line, = axes.plot([x for x, _, _ in rows], [y for _, y, _ in rows], color=shown.colour, linewidth=0.8,
                           marker=mark, markersize=3, markevery=None if has_all_marks else ends)
-        picture.tip(line, *(text for k in places for _, _, text in curves[k].points[0 if has_all_marks else -1:]))
+        picture.tip(line, *(text for k in places for _, _, text in curves[k][1][0 if has_all_marks else -1:]))
 
 
 def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
@@ -56,25 +48,25 @@ def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
 
 
 def _draw_curves(scene: Scene, picture: Picture, axes: Axes, points_of: Callable[[Run], _Points], x_name: str,
-                 lines: Sequence[Line2D] = ()) -> list[_Curve]:
+                 lines: Sequence[Line2D] = ()) -> Sequence[tuple[Run, _Points]]:
     """Draw a curve per run, and a legend that includes the given lines. Return all curves that have points."""
-    run_sets = [[_Curve(r, [(x, y, f'{s.run_name(r)}: {text}') for x, y, text in points])
+    run_sets = [[(r, [(x, y, f'{s.run_name(r)}: {text}') for x, y, text in points])
                 for r in runs if (points := points_of(r))]
                for s, runs in zip(scene.shown, scene.sample_runs(picture, _MAX_CURVES))]
     whole = [c for group in run_sets for c in group]
-    if is_log := x_name == _MINUTES and differ_tenfold([c.points[-1][0] for c in whole]):  # 0 has no logarithm
-        later = [[_Curve(c.run, [p for p in c.points if p[0] > 0]) for c in group] for group in run_sets]
-        run_sets = [[c for c in group if c.points] for group in later]
+    if is_log := x_name == _MINUTES and differ_tenfold([points[-1][0] for _, points in whole]):  # 0 has no logarithm
+        run_sets = [[(run, later) for run, points in group if (later := [p for p in points if p[0] > 0])]
+                    for group in run_sets]
     drawn = [c for group in run_sets for c in group]
-    has_all_marks = sum(len(c.points) for c in drawn) <= _MAX_MARKS
+    has_all_marks = sum(len(points) for _, points in drawn) <= _MAX_MARKS
     if not has_all_marks:
         picture.notes.append('Only the last point of each curve is marked')
     for shown, group in zip(scene.shown, run_sets):
         _draw_system(picture, axes, shown, group, has_all_marks)
     legend(picture, [*explain_colours([s for s, group in zip(scene.shown, run_sets) if group]), *lines,
-                     *explain_marks([c.run for c in drawn])])
+                     *explain_marks([run for run, _ in drawn])])
     if is_log:
-        scale_up(axes.xaxis, x_name, [c.points[i][0] for c in drawn for i in (0, -1)])
+        scale_up(axes.xaxis, x_name, [points[i][0] for _, points in drawn for i in (0, -1)])
     else:
         axes.set_xlabel(x_name)
     return whole
@@ -114,7 +106,8 @@ def draw_accuracy_over_epochs(scene: Scene) -> Picture | None:
 def draw_learning_rate(scene: Scene) -> Picture | None:
     """Draw the learning rate over time. Return None if it was not logged."""
     picture, axes = scene.picture('learning_rate', 'Applied learning rate', 3.0)
-    peaks = [max(y for _, y, _ in c.points) for c in _draw_curves(scene, picture, axes, _learning_rates, _MINUTES)]
+    curves = _draw_curves(scene, picture, axes, _learning_rates, _MINUTES)
+    peaks = [max(y for _, y, _ in points) for _, points in curves]
     if differ_tenfold(peaks):
         scale_up(axes.yaxis, 'learning rate', peaks)
         axes.set_ylim(bottom=min(peaks) / 30)

@@ -2,7 +2,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mlperf_rn50
@@ -93,6 +93,14 @@ def _spreadsheet(value: Any) -> Any:
     return f"'{printable(value)}" if value[:1] in ('=', '+', '-', '@') else printable(value)
 
 
+def _render_rows(head: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(head), lineterminator='\n')
+    writer.writeheader()
+    writer.writerows({k: _spreadsheet(v) for k, v in row.items()} for row in rows)
+    return out.getvalue().rstrip('\n')
+
+
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that fit in a cell, without lists and objects."""
     return {k: v for k, v in values.items() if not isinstance(v, (list, tuple, dict)) and k not in _TABLES}
@@ -100,26 +108,15 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def render_csv(studies: Sequence[Study]) -> str:
     """Return CSV with a row per run: the plain values of its system, then those of the run."""
-    rows: list[dict[str, Any]] = []
-    for run_set, entry in _systems(studies):
-        shared = _plain(entry)
-        rows += ({**shared, **_plain(_run_object(run_set, run)), 'num_evaluations': len(run.evaluations),
-                  'num_warnings': run.num_warnings} for run in run_set.runs)
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(dict.fromkeys(k for row in rows for k in row)), lineterminator='\n')
-    writer.writeheader()
-    writer.writerows({k: _spreadsheet(v) for k, v in row.items()} for row in rows)
-    return out.getvalue().rstrip('\n')
+    rows = [{**_plain(entry), **_plain(_run_object(run_set, run)), 'num_evaluations': len(run.evaluations),
+             'num_warnings': run.num_warnings} for run_set, entry in _systems(studies) for run in run_set.runs]
+    return _render_rows(dict.fromkeys(k for row in rows for k in row), rows)
 
 
 def render_evaluations_csv(studies: Sequence[Study]) -> str:
     """Return CSV with a row per evaluation: values of its system and run, then those of the evaluation."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator='\n')
-    writer.writerow(['study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION])
-    for study, run_set in ((a, b) for a in studies for b in a.run_sets):
-        facts = [study.name, run_set.name, *(getattr(run_set, name) for name in _EVALUATION_FACTS)]
-        for run in run_set.runs:
-            shared = [_spreadsheet(v) for v in (*facts, str(run.path), run.status, run.seed)]
-            writer.writerows((*shared, *(getattr(e, name) for name in _EVALUATION)) for e in run.evaluations)
-    return out.getvalue().rstrip('\n')
+    head = ('study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION)
+    rows = ((study.name, s.name, *(getattr(s, name) for name in _EVALUATION_FACTS), str(run.path), run.status, run.seed,
+             *(getattr(e, name) for name in _EVALUATION))
+            for study in studies for s in study.run_sets for run in s.runs for e in run.evaluations)
+    return _render_rows(head, (dict(zip(head, row)) for row in rows))

@@ -11,7 +11,7 @@ from mlperf_rn50.analysis.page import page_template
 from mlperf_rn50.analysis.progress import track
 from mlperf_rn50.analysis.report import plots
 from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
-from mlperf_rn50.analysis.report.picture import Picture, dump_picture, inline_svg
+from mlperf_rn50.analysis.report.picture import Picture, dump_picture, figure_of
 from mlperf_rn50.analysis.report.refs import study_command, study_heading
 from mlperf_rn50.analysis.report.tables import finding_lines, is_large, overview_table, tables_of
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
@@ -22,29 +22,20 @@ from mlperf_rn50.text import printable
 
 _MAX_QUOTE = 200  # maximum characters quoted per log line
 _MAX_LINES = 24  # maximum log lines per source entry; five runs have fewer
+_Sources = dict[tuple[Ref, ...], str]  # ids of source entries, one for each distinct group of log lines
 
 
-class _Sources:
-    """Log lines from which a page's numbers come, with one entry per distinct group of lines."""
-
-    def __init__(self) -> None:
-        self.groups: dict[tuple[Ref, ...], str] = {}
-
-    def anchor(self, refs: tuple[Ref, ...]) -> str:
-        """Return the id of the entry for a group of lines."""
-        return self.groups.setdefault(refs, f'source-{len(self.groups) + 1}')
-
-    def quotes(self, folder: Path) -> list[tuple[str, list[dict], int]]:
-        """Return (id, first lines with links relative to folder, number of omitted lines) for each entry."""
-        numbers: dict[Path, set[int]] = {}
-        for path, line in (ref for refs in self.groups for ref in refs[:_MAX_LINES]):
-            numbers.setdefault(path, set()).add(line)
-        logs = {path: ('/'.join(path.parts[-3:] if path.parent.name == 'resnet' else path.parts[-2:]),
-                       quote(os.fsencode(os.path.relpath(path.absolute(), folder.absolute()))),  # may not be UTF-8
-                       _read_lines(path, lines)) for path, lines in numbers.items()}
-        return [(anchor, [{'name': name, 'href': href, 'line': line, 'text': texts.get(line, '')}
-                          for path, line in refs[:_MAX_LINES] for name, href, texts in (logs[path],)],
-                 max(0, len(refs) - _MAX_LINES)) for refs, anchor in self.groups.items()]
+def _quotes(sources: _Sources, folder: Path) -> list[tuple[str, list[dict], int]]:
+    """Return (id, first lines with links relative to folder, number of omitted lines) for each entry."""
+    numbers: dict[Path, set[int]] = {}
+    for path, line in (ref for refs in sources for ref in refs[:_MAX_LINES]):
+        numbers.setdefault(path, set()).add(line)
+    logs = {path: ('/'.join(path.parts[-3:] if path.parent.name == 'resnet' else path.parts[-2:]),
+                   quote(os.fsencode(os.path.relpath(path.absolute(), folder.absolute()))),  # may not be UTF-8
+                   _read_lines(path, lines)) for path, lines in numbers.items()}
+    return [(anchor, [{'name': name, 'href': href, 'line': line, 'text': texts.get(line, '')}
+                      for path, line in refs[:_MAX_LINES] for name, href, texts in (logs[path],)],
+             max(0, len(refs) - _MAX_LINES)) for refs, anchor in sources.items()]
 
 
 def _read_lines(path: Path, numbers: set[int]) -> dict[int, str]:
@@ -59,7 +50,8 @@ def _read_lines(path: Path, numbers: set[int]) -> dict[int, str]:
 
 def _cell(cell: Cell, sources: _Sources | None) -> dict:
     """Return a cell with its link target and its sort key, which is empty for a missing number."""
-    href = f'study-{cell.study}' if cell.study else sources.anchor(cell.refs) if cell.refs and sources else None
+    href = f'study-{cell.study}' if cell.study else None if sources is None or not cell.refs else sources.setdefault(
+        cell.refs, f'source-{len(sources) + 1}')
     is_number = cell.value is not None or cell.text == '-'
     return {'text': cell.text, 'href': href, 'span': cell.span, 'is_number': is_number,
             'key': '' if cell.value is None else cell.value, 'is_short': cell.span == 1 and len(cell.text) < 30}
@@ -77,8 +69,7 @@ def _table(table: Table, name: str, sources: _Sources | None) -> dict:
 
 
 def _pictures(pictures: Sequence[Picture], prefix: str) -> list[dict]:
-    return [{'id': f'{prefix}-{k}-', 'title': p.title, 'notes': p.notes, 'svg': inline_svg(p, f'{prefix}-{k}-')}
-            for k, p in enumerate(pictures)]
+    return [figure_of(p, f'{prefix}-{k}-') for k, p in enumerate(pictures)]
 
 
 def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _Sources | None) -> dict:
@@ -96,14 +87,14 @@ def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _S
 
 def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder: Path) -> str:
     """Return the page with the plots of draw_report. Links are relative to folder, where the page will be written."""
-    sources = None if is_large(studies) else _Sources()
+    sources: _Sources | None = None if is_large(studies) else {}
     overview = overview_table(studies)
     title = study_heading(studies[0]) if len(studies) == 1 else (
         f'ResNet-50 in MLPerf logs: {sum(len(s.run_sets) for s in studies)} systems in {len(studies)} studies')
     return page_template('report/page.html').render(
         title=title, overview=_table(overview, 'systems', sources) if overview else None,
         sections=[_section(i, s, p, sources) for i, (s, p) in enumerate(zip(studies, drawn[1:]), start=1)],
-        pictures=_pictures(drawn[0], 'p0'), quotes=sources.quotes(folder) if sources else None,
+        pictures=_pictures(drawn[0], 'p0'), quotes=None if sources is None else _quotes(sources, folder),
         version=mlperf_rn50.__version__)
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -83,6 +85,12 @@ class Picture:
         return '<g id="'.join(_add_titles(part, self.tips) for part in text.split('<g id="'))
 
 
+def make_picture(name: str, title: str, heading: str, height_in: float, notes: Sequence[str]) -> tuple[Picture, Axes]:
+    """Return a plot with one pair of axes."""
+    figure = Figure(figsize=(WIDTH_IN, height_in))
+    return Picture(name, title, heading, figure, list(notes)), figure.add_subplot()
+
+
 def _add_titles(part: str, tips: dict[str, Sequence[str]]) -> str:
     """Add a title to each mark of a group. If the numbers of marks and titles differ, add one title to the group."""
     gid, quote, rest = part.partition('"')
@@ -113,16 +121,16 @@ def render_svg(picture: Picture) -> str:
                   lambda m: f'viewBox="0 0 {m[1]} {float(m[2]) - top:g}"', svg, count=1)
 
 
-def inline_svg(picture: Picture, prefix: str) -> str:
-    """Return the SVG element for a page, with prefixed ids and the page's colours."""
+def figure_of(picture: Picture, prefix: str) -> dict[str, Any]:
+    """Return a plot for a page's template, with prefixed ids and the page's colours."""
     svg = render_svg(picture)
     svg = svg[svg.index('<svg'):]
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
     svg = re.sub(r'(xlink:href="#|url\(#)', rf'\g<1>{prefix}', svg)
     svg = svg.replace(INK, 'currentColor').replace(GRID, 'var(--grid)')
-    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()  # type: ignore[union-attr]
-    return re.sub(r'<svg [^>]*>', f'<svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="{prefix}title" '
-                                  'xmlns:xlink="http://www.w3.org/1999/xlink">', svg, count=1)
+    svg = re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', rf'<svg \1 role="img" aria-labelledby="{prefix}title" '
+                 'xmlns:xlink="http://www.w3.org/1999/xlink">', svg, count=1)
+    return {'id': prefix, 'title': picture.title, 'notes': picture.notes, 'svg': svg}
 
 
 def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from math import inf
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mlperf_rn50.analysis.report.picture import COLOURS, INK, WIDTH_IN, Picture, mark_of
+from mlperf_rn50.analysis.report.picture import COLOURS, INK, Picture, make_picture, mark_of
 from mlperf_rn50.analysis.report.refs import study_heading
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
@@ -48,8 +47,7 @@ class Scene:
                     short(self.study.baseline.name, MAX_NAME))
 
     def picture(self, name: str, title: str, height_in: float) -> tuple[Picture, Axes]:
-        figure = Figure(figsize=(WIDTH_IN, height_in))
-        return Picture(name, title, study_heading(self.study), figure, list(self.notes)), figure.add_subplot()
+        return make_picture(name, title, study_heading(self.study), height_in, self.notes)
 
     def rows(self, name: str, title: str) -> tuple[Picture, Axes]:
         """Return a plot with a labelled row for each system."""

@@ -1,6 +1,6 @@
 """Tables and findings of the report, for all output formats. The only files read are sidecar files of the logs."""
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mlperf_rn50.analysis.report import detail_tables as details
 from mlperf_rn50.analysis.report.refs import evaluation_refs, fact_refs, time_refs, training_refs, unit_name
@@ -59,13 +59,13 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
         'framework': Cell(run_set.framework or '-', refs=fact_refs(runs, 'framework'))}
 
 
-def _systems_table(title: str, run_sets: Sequence[RunSet], rows: Sequence[dict[str, Cell]], left_out: Sequence[str],
-                   **keys) -> Table:
-    """Return a table of systems without empty columns. A refused system's row has the reason instead of numbers."""
+def _systems_table(title: str, run_sets: Sequence[RunSet], rows: Sequence[dict[str, Cell]], order: Iterable[str],
+                   left_out: Sequence[str], **keys) -> Table:
+    """Return the columns in `order` that are not empty. A refused system's row has the reason instead of numbers."""
     empty = [name for name in ('accelerator', 'framework') if not any(getattr(s, name) for s in run_sets)]
     if not any(map(official_minutes, run_sets)):
         empty.append('official score, min')
-    head = tuple(h for h in rows[0] if h not in {*left_out, *empty})
+    head = tuple(h for h in order if h not in {*left_out, *empty})
     return Table(title, head, tuple(
         (row['system'], Cell(f'refused: {s.refusal}', span=len(head) - 1)) if s.refusal else
         tuple(row[h] for h in head) for s, row in zip(run_sets, rows)), **keys)
@@ -78,14 +78,6 @@ def _cost_cells(study: Study, run_set: RunSet, refs: tuple[Ref, ...]) -> dict[st
             'CPU kWh': figures_cell(kwh(energy.cpu_joules) if energy else None, refs),
             'GPU kWh': figures_cell(kwh(energy.gpu_joules) if energy else None, refs),
             'images/J': figures_cell(run_set.images_per_joule, refs)}
-
-
-def _cost_note(study: Study, left_out: Sequence[str]) -> str:
-    price = '' if 'cost' in left_out else (
-        f' Node-hours and cost are based on the time shown, at {study.price_per_node_hour:,g} per node-hour.')
-    return price if all(h in left_out for h in _ENERGY) else price + (
-        ' Energy is the mean over the scored runs from run_start to run_stop and covers only the CPU packages and GPUs '
-        'of all nodes; images/J uses the sum of the energies shown.')
 
 
 def _row(study: Study, run_set: RunSet) -> dict[str, Cell]:
@@ -118,15 +110,20 @@ def _bases(study: Study, run_sets: Sequence[RunSet]) -> dict[RunSet, RunSet]:
 def _note(study: Study, run_sets: Sequence[RunSet], absent: Sequence[str]) -> str:
     bases = _bases(study, run_sets)
     names = list(dict.fromkeys(b.name for b in bases.values()))
-    return (f'Speed-up and efficiency are relative to {some(names, MAX_NAMES)}. Efficiency = hardware (images/s) x '
-            'statistics (epochs) x rest (first epoch, evaluations, gaps). ' if bases else '') + (
-        'Efficiency between different accelerators is not defined. '
-        if any(has_other_units(s, b) for s, b in bases.items()) else '') + (
-        'The time is the MLPerf score.' if 'time from' in absent else
-        'The time is the MLPerf score (five runs, fastest and slowest dropped) or, without a score, the mean of the '
-        'converged runs ± standard deviation.') + (
-        ' The official score is scaled by the reference convergence points.'
-        if any(map(official_minutes, run_sets)) else '') + _cost_note(study, absent)
+    notes = [
+        (bool(bases), f'Speed-up and efficiency are relative to {some(names, MAX_NAMES)}. Efficiency = hardware '
+         '(images/s) x statistics (epochs) x rest (first epoch, evaluations, gaps).'),
+        (any(has_other_units(s, b) for s, b in bases.items()),
+         'Efficiency between different accelerators is not defined.'),
+        ('time from' in absent, 'The time is the MLPerf score.'),
+        ('time from' not in absent, 'The time is the MLPerf score (five runs, fastest and slowest dropped) or, without '
+         'a score, the mean of the converged runs ± standard deviation.'),
+        (any(map(official_minutes, run_sets)), 'The official score is scaled by the reference convergence points.'),
+        ('cost' not in absent, 'Node-hours and cost are based on the time shown, at '
+         f'{study.price_per_node_hour or 0:,g} per node-hour.'),
+        (not {*_ENERGY} <= {*absent}, 'Energy is the mean over the scored runs from run_start to run_stop and covers '
+         'only the CPU packages and GPUs of all nodes; images/J uses the sum of the energies shown.')]
+    return ' '.join(text for is_shown, text in notes if is_shown)
 
 
 def series_table(study: Study, series: Series) -> Table:
@@ -141,8 +138,8 @@ def series_table(study: Study, series: Series) -> Table:
     rows = [{**row, 'epochs': row['mean epochs'], 'minutes': row['time, min']} for row in rows]
     order = ('nodes', 'batch', 'epochs', 'minutes', *_FACTORS[:2], 'images/s', *_FACTORS[2:], 'converged',
              'time from', 'official score, min', 'node-hours', 'cost', *_ENERGY, 'system')
-    return _systems_table(series.title, run_sets, [{h: row[h] for h in order} for row in rows], absent,
-                          note=_note(study, run_sets, absent), minor=order[7:])
+    return _systems_table(series.title, run_sets, rows, order, absent, note=_note(study, run_sets, absent),
+                          minor=order[7:])
 
 
 def answer_table(study: Study) -> Table:
@@ -153,7 +150,7 @@ def answer_table(study: Study) -> Table:
     rows = [_row(study, s) for s in study.others]
     absent = _absent(study, study.others, rows)
     return _systems_table(
-        title, study.others, rows, absent, note=_note(study, study.others, absent),
+        title, study.others, rows, rows[0], absent, note=_note(study, study.others, absent),
         minor=(unit_name(study), 'batch', 'epochs to converge', 'time from', 's/epoch', *_FACTORS[2:], 'accelerator',
                'framework'))
 
@@ -181,20 +178,15 @@ def overview_table(studies: Sequence[Study], is_brief: bool = False) -> Table | 
              if not is_brief or not s.refusal and s in study.others]
     if len(studies) < 2 or not shown:
         return None
-    rows = []
-    for number, study, run_set in shown:
-        cells = _system_cells(run_set, 'accelerators')
-        costs = {'cost': _cost_cells(study, run_set, ())['cost']} if is_brief and study.price_per_node_hour else {}
-        rows.append({'system': Cell(run_set.name, study=number), 'round': Cell(', '.join(run_set.rounds)),
-                     **{h: cells[h] for h in ('time, min', 'mean epochs')}, **costs,
-                     'organisation': Cell(run_set.org or '-', refs=fact_refs(run_set.runs, 'org')),
-                     **{h: cells[h] for h in ('nodes', 'accelerators', 'batch', 'converged', 'time from',
-                                              'official score, min', 'accelerator', 'framework')},
-                     'target': percent_cell(run_set.target_accuracy, '.2f',
-                                            fact_refs(run_set.runs, 'target_accuracy')),
-                     'data': Cell(data_name(run_set.other_dataset)), 'study': Cell(study.name)})
+    rows = [{**_system_cells(s, 'accelerators'), **_cost_cells(study, s, ()), 'system': Cell(s.name, study=number),
+             'round': Cell(', '.join(s.rounds)), 'organisation': Cell(s.org or '-', refs=fact_refs(s.runs, 'org')),
+             'target': percent_cell(s.target_accuracy, '.2f', fact_refs(s.runs, 'target_accuracy')),
+             'data': Cell(data_name(s.other_dataset)), 'study': Cell(study.name)} for number, study, s in shown]
+    costs = ('cost',) if is_brief and studies[0].price_per_node_hour else ()
     return _systems_table(
         'Other systems' if is_brief else 'All systems', [s for _, _, s in shown], rows,
+        ('system', 'round', 'time, min', 'mean epochs', *costs, 'organisation', 'nodes', 'accelerators', 'batch',
+         'converged', 'time from', 'official score, min', 'accelerator', 'framework', 'target', 'data', 'study'),
         ('time from', 'official score, min', 'framework', 'study') if is_brief else (),
         note='Times to different targets or on different data are not comparable'
              + ('.' if is_brief else '; each study below has one target.'),
@@ -226,11 +218,12 @@ def finding_lines(study: Study, has_all: bool = False, more: str = '--findings')
     named: dict[str, list[str]] = {}
     for run_set in study.run_sets:
         found = [f for f in findings_of(study, run_set) if f.kind != 'refused']  # the table contains the refusal
-        shown = found if has_all else [f for f in found if f.grade != 'note']
-        texts = [render_finding(f) for f in (shown if has_all else shown[:MAX_SHOWN])]
-        texts += [] if len(texts) == len(shown) else [f'{len(shown) - len(texts)} more: {more}']
+        texts = [render_finding(f) for f in found if has_all or f.grade != 'note']
+        if not has_all and len(texts) > MAX_SHOWN:
+            texts[MAX_SHOWN:] = [f'{len(texts) - MAX_SHOWN} more: {more}']
         for text in texts:
             named.setdefault(text, []).append(run_set.name)
     lines = [f'{", ".join(names)}: {text}' for text, names in named.items()]
-    left = [f'{len(lines) - MAX_FINDINGS} more findings are in the JSON report'] * (len(lines) > MAX_FINDINGS)
-    return lines[:MAX_FINDINGS] + left
+    if len(lines) > MAX_FINDINGS:
+        lines[MAX_FINDINGS:] = [f'{len(lines) - MAX_FINDINGS} more findings are in the JSON report']
+    return lines

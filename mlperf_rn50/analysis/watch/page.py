@@ -1,17 +1,14 @@
 """Render a live run as a self-contained HTML page, which reloads itself until the run is over."""
 import math
-from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 import mlperf_rn50
 from mlperf_rn50.analysis.page import page_template
-from mlperf_rn50.analysis.report.picture import COLOURS, GRID, INK, STYLE, WIDTH_IN, Picture, inline_svg
+from mlperf_rn50.analysis.report.picture import COLOURS, GRID, INK, STYLE, Picture, figure_of, make_picture
 from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, facts_of, run_heading, status_word
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
 from mlperf_rn50.files import write_atomically
@@ -22,11 +19,6 @@ _MAX_MARKS, _MAX_BARS, _MAX_ROWS, _BAR_IN, _HEIGHT_IN = 200, 16, 400, 0.21, 2.9
 _PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))  # phases of a step and colours of their bars
 
 
-def _picture(name: str, title: str, notes: Sequence[str], height_in: float = _HEIGHT_IN) -> tuple[Picture, Axes]:
-    figure = Figure(figsize=(WIDTH_IN, height_in))
-    return Picture(name, title, '', figure, list(notes)), figure.add_subplot()
-
-
 def _draw_accuracy(run: LiveRun) -> Picture | None:
     """Draw Top-1 with the reference band and the target."""
     right = max([run.max_epochs or 0] + [e.epoch for e in run.evaluations]) or 1
@@ -34,7 +26,7 @@ def _draw_accuracy(run: LiveRun) -> Picture | None:
     if not run.evaluations and not band:
         return None
     notes = [f'shaded area: band of {run.num_reference} reference runs; dashed line: their mean'] if band else []
-    picture, axes = _picture('accuracy', 'Top-1', notes)
+    picture, axes = make_picture('accuracy', 'Top-1', '', _HEIGHT_IN, notes)
     axes.fill_between([e for e, _, _ in band], [low for _, low, _ in band], [high for _, _, high in band], color=GRID,
                       alpha=0.3, linewidth=0)
     means = [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]
@@ -56,7 +48,8 @@ def _draw_throughput(run: LiveRun) -> Picture | None:
     if len(run.speeds) < 2:
         return None
     unit_s, unit = (3600.0, 'hours') if run.speeds[-1][0] >= 10_000 else (60.0, 'minutes')
-    picture, axes = _picture('throughput', 'Throughput', ['each value is the average since the start of its epoch'])
+    picture, axes = make_picture('throughput', 'Throughput', '', _HEIGHT_IN,
+                                 ['each value is the average since the start of its epoch'])
     shown = thin(run.speeds, _MAX_MARKS)
     axes.plot([time_s / unit_s for time_s, _ in shown], [speed for _, speed in shown], color=COLOURS[0], linewidth=1.6)
     axes.set(xlabel=f'time on the clock, {unit}', ylabel='images/s')
@@ -73,7 +66,7 @@ def _draw_ranks(run: LiveRun) -> Picture | None:
     notes = ['from left to right: waiting for data; computing; exchanging gradients, including waits for other ranks']
     if len(run.ranks) > len(slowest):
         notes.append(f'the {len(slowest)} slowest of {len(run.ranks)} ranks')
-    picture, axes = _picture('ranks', 'Step time by rank', notes, 0.8 + _BAR_IN * len(slowest))
+    picture, axes = make_picture('ranks', 'Step time by rank', '', 0.8 + _BAR_IN * len(slowest), notes)
     for row, rank in enumerate(slowest):
         left, name = 0.0, f'rank {rank.rank}{f" on {rank.host}" if rank.host else ""}'
         for part, colour in _PARTS:
@@ -98,8 +91,7 @@ def _rows(run: LiveRun) -> list[dict[str, str]]:
 def render_page(run: LiveRun, written: datetime, every_s: float, price: float | None = None) -> str:
     with matplotlib.rc_context(STYLE):
         pictures = [p for draw in (_draw_accuracy, _draw_throughput, _draw_ranks) if (p := draw(run))]
-        figures = [{'id': f'{p.name}-', 'title': p.title, 'notes': p.notes, 'svg': inline_svg(p, f'{p.name}-')}
-                   for p in pictures]
+        figures = [figure_of(p, f'{p.name}-') for p in pictures]
     return page_template('watch/page.html').render(
         title=run_heading(run), word=status_word(run), level=STATUS_LEVELS[run.status], facts=facts_of(run, price),
         warnings=run.warnings, figures=figures, rows=_rows(run), has_band=bool(run.band),

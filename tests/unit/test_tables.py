@@ -12,8 +12,8 @@ from made_systems import made_set, refused, studies_of
 
 from mlperf_rn50.analysis import progress
 from mlperf_rn50.analysis.report import tables
-from mlperf_rn50.analysis.report.overview import draw_overview
 from mlperf_rn50.analysis.report.page import dump_report, render_html
+from mlperf_rn50.analysis.report.plots import draw_overview
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
 from mlperf_rn50.analysis.sets.rcp import reference_points
