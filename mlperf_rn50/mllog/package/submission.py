@@ -233,9 +233,8 @@ def render_package(package: Package, heading: str, score_minutes: float | None =
 def _compare(package: Package, score_minutes: float | None) -> list[str]:
     """Return a warning if the scores of result_summarizer and report differ although no score was scaled."""
     official = package.official_score_minutes
-    if official is None or score_minutes is None or any(name == 'scaling' for name, _ in package.findings):
-        return []
-    if abs(official - score_minutes) < _SAME_SCORE_MINUTES:
+    if official is None or score_minutes is None or abs(official - score_minutes) < _SAME_SCORE_MINUTES or any(
+            name == 'scaling' for name, _ in package.findings):
         return []
     hint = '; see the warnings above' if package.warnings else ''
     return [f'the scores differ: {official:.2f} min from result_summarizer, {score_minutes:.2f} min from report; the '
