@@ -168,12 +168,9 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
             wait_for(next(train_batches(config, plan.train_shard(rank), 0, 0, device_id, lambda: records)).images)
     except (RuntimeError, UserError) as e:  # MXNet and DALI raise RuntimeError
         problem = one_line(str(e))
-    used = 0
-    if device_id is not None and not problem:
-        free, total = mx.context.gpu_memory_info(device_id)
-        used = total - free
+    free, total = (0, 0) if device_id is None or problem else mx.context.gpu_memory_info(device_id)
     return {'what': what, 'problem': problem, 'warnings': layout_warnings(config),
-            'seconds': time.monotonic() - start, 'used_bytes': used}
+            'seconds': time.monotonic() - start, 'used_bytes': total - free}
 
 
 def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:

@@ -116,37 +116,33 @@ class RunLog:
                         warmup_steps: int, last_step_lr_factor: float) -> None:
         """Log the batch size, the optimizer and the schedule, under the keys for this optimizer."""
         o, s, t = config.optimizer, config.schedule, config.train
-        self._event(keys.GLOBAL_BATCH_SIZE, global_batch_size)
-        self._event(keys.MODEL_BN_SPAN, local_batch_size)
-        self._event(keys.GRADIENT_ACCUMULATION_STEPS, t.gradient_accumulation_steps)
-        self._event(events.TARGET_ACCURACY, t.target_accuracy)
-        self._event(events.LAST_STEP_LR_FACTOR, last_step_lr_factor)
-        self._event(keys.OPT_NAME, o.name)
-        self._event(keys.OPT_BASE_LR, s.base_lr)
-        self._event(keys.OPT_LR_WARMUP_EPOCHS, s.warmup_epochs)
-        self._event(f'{o.name}_opt_base_learning_rate', s.base_lr)
-        self._event(f'{o.name}_opt_weight_decay', o.weight_decay)
-        self._event(f'{o.name}_opt_momentum', o.momentum)
+        values: dict[str, Any] = {
+            keys.GLOBAL_BATCH_SIZE: global_batch_size, keys.MODEL_BN_SPAN: local_batch_size,
+            keys.GRADIENT_ACCUMULATION_STEPS: t.gradient_accumulation_steps, events.TARGET_ACCURACY: t.target_accuracy,
+            events.LAST_STEP_LR_FACTOR: last_step_lr_factor, keys.OPT_NAME: o.name, keys.OPT_BASE_LR: s.base_lr,
+            keys.OPT_LR_WARMUP_EPOCHS: s.warmup_epochs, f'{o.name}_opt_base_learning_rate': s.base_lr,
+            f'{o.name}_opt_weight_decay': o.weight_decay, f'{o.name}_opt_momentum': o.momentum}
         if o.name == 'sgd' and config.run.submission_division == 'open':  # closed forbids Nesterov momentum
-            self._event(events.SGD_NESTEROV, o.nesterov)
-        self._event(f'{o.name}_opt_learning_rate_decay_steps', decay_steps)
+            values[events.SGD_NESTEROV] = o.nesterov
+        values[f'{o.name}_opt_learning_rate_decay_steps'] = decay_steps
         if s.decay != 'step':
-            self._event(f'{o.name}_opt_end_learning_rate', s.end_lr)
+            values[f'{o.name}_opt_end_learning_rate'] = s.end_lr
         if s.decay == 'poly':
-            self._event(f'{o.name}_opt_learning_rate_decay_poly_power', s.poly_power)
+            values[f'{o.name}_opt_learning_rate_decay_poly_power'] = s.poly_power
         if o.name == keys.LARS:
-            self._event(keys.LARS_EPSILON, o.lars_epsilon)
-            self._event(keys.LARS_OPT_LEARNING_RATE_WARMUP_EPOCHS, s.warmup_epochs)
+            values |= {keys.LARS_EPSILON: o.lars_epsilon, keys.LARS_OPT_LEARNING_RATE_WARMUP_EPOCHS: s.warmup_epochs}
         elif s.decay == 'step':
-            self._event(keys.OPT_LR_DECAY_BOUNDARY_EPOCHS, list(s.step_epochs))
-        self._tag(tags.INPUT_BATCH_SIZE, local_batch_size)
+            values[keys.OPT_LR_DECAY_BOUNDARY_EPOCHS] = list(s.step_epochs)
+        for key, value in values.items():
+            self._event(key, value)
         momentum = 'Nesterov Momentum' if o.nesterov else 'Momentum'
-        self._tag(tags.OPT_NAME, 'LARS' if o.name == keys.LARS else f'SGD with {momentum}')
-        self._tag(tags.OPT_LR, s.base_lr)
-        self._tag(tags.OPT_LR_WARMUP_STEPS, warmup_steps)
-        self._tag(tags.OPT_MOMENTUM, o.momentum)
-        self._tag(tags.MODEL_L2_REGULARIZATION, o.weight_decay)
-        self._tag(tags.MODEL_EXCLUDE_BN_FROM_L2, not o.decay_bn_and_bias)
+        optimizer = 'LARS' if o.name == keys.LARS else f'SGD with {momentum}'
+        for tag, value in {
+                tags.INPUT_BATCH_SIZE: local_batch_size, tags.OPT_NAME: optimizer, tags.OPT_LR: s.base_lr,
+                tags.OPT_LR_WARMUP_STEPS: warmup_steps, tags.OPT_MOMENTUM: o.momentum,
+                tags.MODEL_L2_REGULARIZATION: o.weight_decay,
+                tags.MODEL_EXCLUDE_BN_FROM_L2: not o.decay_bn_and_bias}.items():
+            self._tag(tag, value)
 
     def model(self, description: Sequence[tuple[str, Any]], tensor_names: Sequence[str]) -> None:
         """Log the network, given as (v0.5 tag, value) layer by layer, and the name of every initialized tensor."""
@@ -181,31 +177,27 @@ class RunLog:
             shuffle['mirror'] = d.mirror
         self._event(events.DATASET, d.dataset, is_imagenet=d.dataset == IMAGENET and not d.synthetic,
                     synthetic=d.synthetic, **shuffle)
-        self._event(events.NUM_RANKS, num_ranks)
-        self._event(events.NUM_NODES, num_nodes)
         per_device = num_nodes * config.run.ranks_per_device
-        self._event(events.ACCELERATORS_PER_NODE, num_ranks // per_device if config.train.device == 'gpu' else 0)
-        self._event(keys.TRAIN_SAMPLES, d.num_train)
-        self._event(keys.EVAL_SAMPLES, d.num_val)
-        self._tag(tags.PREPROC_NUM_TRAIN_EXAMPLES, d.num_train)
-        self._tag(tags.PREPROC_NUM_EVAL_EXAMPLES, d.num_val)
-        self._tag(tags.INPUT_SIZE, d.num_train)
-        self._tag(tags.INPUT_ORDER, 'a new global permutation every epoch' if d.shuffle == 'global' else
-                  'each node permutes its part of the images every epoch, and gets a new part every '
-                  f'{d.node_rotation_epochs} epochs')
-        self._tag(tags.INPUT_SHARD, num_ranks)
-        self._tag(tags.INPUT_CENTRAL_CROP, d.resize_shorter > d.image_size)
-        if d.crop == 'random_resized':
-            self._tag(tags.INPUT_DISTORTED_CROP_RATIO_RANGE, [d.min_aspect, d.max_aspect])
-            self._tag(tags.INPUT_DISTORTED_CROP_AREA_RANGE, [d.min_area, d.max_area])
-        self._tag(tags.INPUT_MEAN_SUBTRACTION, list(d.mean))
-        self._tag(tags.INPUT_RANDOM_FLIP, d.mirror_probability)
-        self._tag(tags.INPUT_RESIZE, {'shorter_side': d.resize_shorter, 'crop': d.image_size})
-        self._tag(tags.INPUT_RESIZE_ASPECT_PRESERVING, True)
-        self._tag(tags.EVAL_EPOCH_OFFSET, t.eval_offset)
-        self._tag(tags.EVAL_SIZE, d.num_val)
-        self._tag(tags.EVAL_TARGET, t.target_accuracy)
-        self._tag(tags.TRAIN_LOOP)
+        per_node = num_ranks // per_device if t.device == 'gpu' else 0
+        for key, count in {events.NUM_RANKS: num_ranks, events.NUM_NODES: num_nodes,
+                           events.ACCELERATORS_PER_NODE: per_node, keys.TRAIN_SAMPLES: d.num_train,
+                           keys.EVAL_SAMPLES: d.num_val}.items():
+            self._event(key, count)
+        order = 'a new global permutation every epoch' if d.shuffle == 'global' else (
+            'each node permutes its part of the images every epoch, and gets a new part every '
+            f'{d.node_rotation_epochs} epochs')
+        crop = {tags.INPUT_DISTORTED_CROP_RATIO_RANGE: [d.min_aspect, d.max_aspect],
+                tags.INPUT_DISTORTED_CROP_AREA_RANGE: [d.min_area, d.max_area]}
+        for tag, value in {
+                tags.PREPROC_NUM_TRAIN_EXAMPLES: d.num_train, tags.PREPROC_NUM_EVAL_EXAMPLES: d.num_val,
+                tags.INPUT_SIZE: d.num_train, tags.INPUT_ORDER: order, tags.INPUT_SHARD: num_ranks,
+                tags.INPUT_CENTRAL_CROP: d.resize_shorter > d.image_size,
+                **(crop if d.crop == 'random_resized' else {}),
+                tags.INPUT_MEAN_SUBTRACTION: list(d.mean), tags.INPUT_RANDOM_FLIP: d.mirror_probability,
+                tags.INPUT_RESIZE: {'shorter_side': d.resize_shorter, 'crop': d.image_size},
+                tags.INPUT_RESIZE_ASPECT_PRESERVING: True, tags.EVAL_EPOCH_OFFSET: t.eval_offset,
+                tags.EVAL_SIZE: d.num_val, tags.EVAL_TARGET: t.target_accuracy, tags.TRAIN_LOOP: None}.items():
+            self._tag(tag, value)
 
     def block_start(self, epoch: int, num_epochs: int) -> None:
         self._event(keys.BLOCK_START, kind=keys.INTERVAL_START, first_epoch_num=epoch + 1, epoch_count=num_epochs)

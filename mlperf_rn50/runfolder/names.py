@@ -111,8 +111,8 @@ def new_run(folder: Path) -> RunFolder:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the finished checkpoints of a folder, oldest first; this only looks at names, not at content."""
-    checkpoints = [p for p in folder.glob(f'{CHECKPOINT_PREFIX}*') if is_checkpoint_name(p.name) and p.is_dir()]
-    return sorted(checkpoints, key=step_of)
+    paths = folder.glob(f'{CHECKPOINT_PREFIX}*')
+    return sorted((p for p in paths if is_checkpoint_name(p.name) and p.is_dir()), key=step_of)
 
 
 def newest_step(folder: Path) -> int:
@@ -121,8 +121,7 @@ def newest_step(folder: Path) -> int:
 
 
 def is_checkpoint_name(name: str) -> bool:
-    digits = name.removeprefix(CHECKPOINT_PREFIX)
-    return name.startswith(CHECKPOINT_PREFIX) and digits.isascii() and digits.isdecimal() and len(digits) < 20
+    return re.fullmatch(CHECKPOINT_PREFIX + '[0-9]{1,19}', name) is not None
 
 
 def step_of(path: Path) -> int:

@@ -44,11 +44,7 @@ def read_counters(sys: Path = SYS) -> Counters:
 
 def _words(paths: Mapping[str, Path]) -> dict[str, int]:
     """Read counters of 4-byte words and convert them to bytes. Omit unreadable counters."""
-    result = {}
-    for name, path in paths.items():
-        with suppress(OSError, ValueError):
-            result[name] = _WORD_BYTES * int(path.read_text())
-    return result
+    return {name: _WORD_BYTES * int(text) for name, path in paths.items() if (text := read_small(path)).isdecimal()}
 
 
 def make_rates(before: Counters, after: Counters, seconds: float) -> Counters:

@@ -52,12 +52,9 @@ class Binding:
 
 def _cores(sys: Path, cpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Group logical CPUs by physical core."""
-    cores: dict[tuple[int, ...], None] = {}
-    for cpu in cpus:
-        path = sys / f'devices/system/cpu/cpu{cpu}/topology/thread_siblings_list'
-        siblings = parse_cpu_list(path.read_text()) if path.exists() else [cpu]
-        cores[tuple(c for c in siblings if c in cpus) or (cpu,)] = None
-    return tuple(cores)
+    def siblings(cpu: int) -> list[int]:
+        return parse_cpu_list(read_small(sys / f'devices/system/cpu/cpu{cpu}/topology/thread_siblings_list'))
+    return tuple(dict.fromkeys(tuple(c for c in siblings(cpu) if c in cpus) or (cpu,) for cpu in cpus))
 
 
 def choose_devices(visible: Sequence[str], installed: Sequence[str],

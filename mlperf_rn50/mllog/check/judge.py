@@ -178,10 +178,9 @@ def check_logs(paths: Sequence[Path], rulesets: Sequence[str] | None, division: 
 
 
 def render_log(log: CheckedLog) -> str:
-    lines = [str(log.path)]
     if log.facts is None:
-        lines.append(f'  FAIL: {log.error}')
-        return '\n'.join(map(printable, lines))
+        return f'{printable(str(log.path))}\n{printable(f"  FAIL: {log.error}")}'
+    lines = [str(log.path)]
     for v in log.verdicts:
         level = ', levels 1 and 2' if v.ruleset == V05 else ''
         lines.append(f'  {v.ruleset:6s} {v.division:6s} {"pass" + level if v.passed else "FAIL"}')

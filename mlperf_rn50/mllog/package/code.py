@@ -67,24 +67,18 @@ def missing_code(home: Path) -> list[str]:
     return [name for name in _CALLED if not (home / name).is_file()]
 
 
-def _archive(home: Path, commit: str) -> bytes:
-    """Return the code of a commit as a tar file. Raise ValueError if the commit is unknown or lacks needed files."""
-    names = git(home, 'ls-tree', '-r', '--name-only', commit).decode('utf-8', 'replace').splitlines()
-    if missing := set(_CALLED) - set(names):
-        raise ValueError(f'{commit} lacks {min(missing)}')
-    tops = {name.partition('/')[0] for name in names}
-    return git(home, 'archive', '--format=tar', commit, '--', *(name for name in _CODE if name in tops))
-
-
 def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
     """Copy the program at the runs' commit and return ''. If that fails, copy the checkout as it is. Return a note."""
     commit = value_at(env, 'git_commit')
-    with suppress(ValueError):
+    with suppress(ValueError):  # from git, such as for an unknown commit
         if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit):
-            tar = _archive(home, commit)
-            folder.mkdir(parents=True, exist_ok=True)
-            subprocess.run(['tar', '--extract', '--directory', str(folder)], input=tar, check=True)
-            return ''
+            names = git(home, 'ls-tree', '-r', '--name-only', commit).decode('utf-8', 'replace').splitlines()
+            if set(_CALLED) <= set(names):
+                tops = {name.partition('/')[0] for name in names}
+                tar = git(home, 'archive', '--format=tar', commit, '--', *(name for name in _CODE if name in tops))
+                folder.mkdir(parents=True, exist_ok=True)
+                subprocess.run(['tar', '--extract', '--directory', str(folder)], input=tar, check=True)
+                return ''
     for name in _CODE:
         source = home / name
         if source.is_dir():

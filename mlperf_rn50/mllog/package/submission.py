@@ -15,7 +15,7 @@ import mlperf_rn50
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json, writing_folder
 from mlperf_rn50.mllog.check.judge import check_log
-from mlperf_rn50.mllog.check.official import CheckResult, find_danger, judge_tree
+from mlperf_rn50.mllog.check.official import CheckResult, TreeVerdict, find_danger, judge_tree
 from mlperf_rn50.mllog.duplicates import find_duplicates
 from mlperf_rn50.mllog.package import system_desc
 from mlperf_rn50.mllog.package.code import copy_code, find_flaws, missing_code, write_runs, write_scripts
@@ -207,15 +207,11 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
     code = home / CODE_FOLDER / 'code'  # written by copy_code; other code is not checked
     if missing := missing_code(code) if code.is_dir() else []:
         problems.append(f'{CODE_FOLDER}/code lacks {", ".join(missing)}, which its scripts call')
-    scores: Mapping[str, float] = {}
-    if not problems:
-        verdict = judge_tree(home, ROUNDS[round_name])
-        problems += verdict.problems
-        scores = verdict.scores
-        findings += [*verdict.results, *([('result_summarizer', verdict.crash)] if verdict.crash else []),
-                     *(('result_summarizer', f'{name}: {minutes:.2f} min') for name, minutes in scores.items())]
-    score = next(iter(scores.values())) if len(scores) == 1 else None
-    return Package(home, problems, warnings, findings, notes, score)
+    verdict = TreeVerdict() if problems else judge_tree(home, ROUNDS[round_name])
+    findings += [*verdict.results, *([('result_summarizer', verdict.crash)] if verdict.crash else []),
+                 *(('result_summarizer', f'{name}: {minutes:.2f} min') for name, minutes in verdict.scores.items())]
+    score = next(iter(verdict.scores.values())) if len(verdict.scores) == 1 else None
+    return Package(home, [*problems, *verdict.problems], warnings, findings, notes, score)
 
 
 def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:
@@ -233,9 +229,8 @@ def render_package(package: Package, heading: str, score_minutes: float | None =
 def _compare(package: Package, score_minutes: float | None) -> list[str]:
     """Return a warning if the scores of result_summarizer and report differ although no score was scaled."""
     official = package.official_score_minutes
-    if official is None or score_minutes is None or any(name == 'scaling' for name, _ in package.findings):
-        return []
-    if abs(official - score_minutes) < _SAME_SCORE_MINUTES:
+    if official is None or score_minutes is None or abs(official - score_minutes) < _SAME_SCORE_MINUTES or any(
+            name == 'scaling' for name, _ in package.findings):
         return []
     hint = '; see the warnings above' if package.warnings else ''
     return [f'the scores differ: {official:.2f} min from result_summarizer, {score_minutes:.2f} min from report; the '

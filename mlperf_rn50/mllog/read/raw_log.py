@@ -113,9 +113,7 @@ class RawLog:
     def add(self, line: int, event: LogEvent) -> None:
         """Add an event; raise ValueError if it begins a second run."""
         mark = LinePosition(event.time_s, line, len(self.resumes))
-        key = event.key
-        if self.format == 'MLPv0.5.0':
-            key = _V05_KEYS.get(key, key)
+        key = _V05_KEYS.get(event.key, event.key) if self.format == 'MLPv0.5.0' else event.key
         if self.last_s is not None and event.key != events.RUN_RESUMED:
             self.longest_gap_s = max(self.longest_gap_s, event.time_s - self.last_s)
         self.last_s = event.time_s

@@ -18,15 +18,6 @@ from mlperf_rn50.mllog.read.description import find_description
 from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.runfolder.jsonl import read_lines
-from mlperf_rn50.runfolder.names import run_of
-from mlperf_rn50.runfolder.records import EndRecord
-
-
-def read_duration_s(log: Path) -> float | None:
-    """Return the time of a finished run from its metrics.jsonl, measured on the monotonic clock; None if unknown."""
-    ends = [e.time_to_train_s for _, e in read_lines(run_of(log).metrics, EndRecord, b'"end"')]
-    return ends[-1] if ends else None
 
 
 def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
@@ -91,5 +82,4 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)
     best.findings.include(torn)
-    return RunResolver(path, best, find_description(path), last_line, time.time() if now_s is None else now_s,
-                       read_duration_s(path)).run()
+    return RunResolver(path, best, find_description(path), last_line, time.time() if now_s is None else now_s).run()

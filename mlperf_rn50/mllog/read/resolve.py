@@ -11,9 +11,10 @@ from mlperf_rn50.mllog.read.counts import CountReader, describe_in_log
 from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
 from mlperf_rn50.mllog.read.raw_log import RawLog, integer
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Run, RunStatus
-from mlperf_rn50.runfolder.jsonl import number
+from mlperf_rn50.runfolder.jsonl import number, read_lines
 from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import run_of
+from mlperf_rn50.runfolder.records import EndRecord
 from mlperf_rn50.text import plural
 
 _AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
@@ -58,9 +59,8 @@ def _normalized(name: str) -> str:
 class RunResolver:
     """Combines the content of a log, in its most complete line format, and a system description into a Run."""
 
-    def __init__(self, path: Path, log: RawLog, description: SystemDescription, last_line: int, now_s: float,
-                 duration_s: float | None):
-        self.path, self.log, self.last_line, self.now_s, self.duration_s = path, log, last_line, now_s, duration_s
+    def __init__(self, path: Path, log: RawLog, description: SystemDescription, last_line: int, now_s: float):
+        self.path, self.log, self.last_line, self.now_s = path, log, last_line, now_s
         in_log = vars(describe_in_log(log))
         self.description = replace(description, **{name: fact for name, fact in in_log.items() if fact is not None})
         self.sources: dict[str, FactSource] = {}
@@ -112,7 +112,8 @@ class RunResolver:
 
     def _is_sound(self) -> bool:
         """Return whether the log's times give a valid time to train; add findings about inconsistent times."""
-        contradictions = [*clock.contradictions(self.log), *clock.check_duration(self.log, self.duration_s)]
+        ends = [e.time_to_train_s for _, e in read_lines(run_of(self.path).metrics, EndRecord, b'"end"')]
+        contradictions = [*clock.contradictions(self.log), *clock.check_duration(self.log, ends[-1] if ends else None)]
         for finding in [*contradictions, *clock.misplaced(self.log)]:
             self.log.findings.add(finding)
         return not contradictions
