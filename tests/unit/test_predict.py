@@ -11,12 +11,7 @@ from helpers import PUBLISHED
 from made_systems import changed, made_set
 
 from mlperf_rn50.analysis.predict.anchors import base_of, one_node_base, second_base
-from mlperf_rn50.analysis.predict.answer import (
-    Answer,
-    PredictionRequest,
-    find_recipe,
-    make_answer,
-)
+from mlperf_rn50.analysis.predict.answer import Answer, PredictionRequest, find_recipe, make_answer
 from mlperf_rn50.analysis.predict.costs import MultiNodeCase, distinct, fit, make_costs, multi_node_cases
 from mlperf_rn50.analysis.predict.model import EVALUATION_S, predict_layout
 from mlperf_rn50.analysis.predict.plot import draw_prediction, dump_prediction
