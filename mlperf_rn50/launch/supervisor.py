@@ -1,6 +1,7 @@
 """Supervision of runs: doctor, attempts and restarts."""
 import platform
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -217,8 +218,14 @@ def name_of(failure: Failure, hosts: Sequence[str], ranks_per_node: int) -> str:
 
 def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
     """Return the hosts that failed in MAX_FAILURES attempts, with the last cause; return none if all hosts did."""
-    bad = {h: [f.cause for f in failures if f.host == h][-1] for h in hosts
-           if len({f.job for f in failures if f.host == h}) >= attempts.MAX_FAILURES}
+    lost: dict[str, set[str]] = defaultdict(set)
+    for failure in failures:
+        if failure.rank is None:
+            lost[failure.job].add(failure.host)
+    # A launcher that loses all other hosts is itself at fault.
+    counted = [f for f in failures if f.rank is not None or not 1 < len(lost[f.job]) >= len(hosts) - 1]
+    bad = {h: [f.cause for f in counted if f.host == h][-1] for h in hosts
+           if len({f.job for f in counted if f.host == h}) >= attempts.MAX_FAILURES}
     return bad if len(bad) < len(hosts) else {}
 
 

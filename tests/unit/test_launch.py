@@ -225,11 +225,15 @@ def test_stuck_attempts_are_counted_across_starts_of_a_job(tmp_path):
 def test_host_that_failed_twice_without_progress_is_bad(tmp_path):
     for job, host, cause in [('a', 'h1', 'does not answer'), ('b', 'h2', 'killed'), ('c', 'h2', 'does not answer'),
                              ('c', 'h2', 'killed'), ('c', 'h3', 'killed')]:
-        note_failure(tmp_path, Failure(job, host, cause))
+        note_failure(tmp_path, Failure(job, host, cause, 0 if cause == 'killed' else None))
     failures = read_failures(tmp_path)
     assert supervisor.bad_hosts(failures, ['h1', 'h2', 'h3']) == {'h2': 'killed'}
     assert supervisor.bad_hosts(failures[2:], ['h1', 'h2', 'h3']) == {}  # two failures in one attempt count once
     assert supervisor.bad_hosts(failures, ['h2']) == {}  # the last host is kept
+    cut = [Failure(job, host, 'had no contact') for job in ('1', '2') for host in ('h2', 'h3')]
+    assert supervisor.bad_hosts(cut, ['h1', 'h2', 'h3']) == {}  # the launcher's own link was cut
+    assert supervisor.bad_hosts(cut, ['h1', 'h2', 'h3', 'h4']) == {'h2': 'had no contact', 'h3': 'had no contact'}
+    assert supervisor.bad_hosts([f for f in cut if f.host == 'h2'], ['h1', 'h2']) == {'h2': 'had no contact'}
     hosts = ['10.0.0.1', '10.0.0.2', '10.0.0.3']
     assert supervisor.ranks_of('h2', ['h1', 'h2'], 2) == '2, 3'
     assert supervisor.name_of(failures[0], hosts, 2) == 'h1'
