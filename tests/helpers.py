@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ CLI = [sys.executable, '-m', 'mlperf_rn50']
 AVX2 = 'fpu sse4_1 sse4_2 avx f16c fma avx2 bmi2'
 AVX512 = f'{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl'
 BF16 = f'{AVX512} avx512_vnni avx512_bf16'
+
+
+class Terminal(io.StringIO):
+    """Stream that reports to be a terminal."""
+
+    def isatty(self):
+        return True
 
 
 def run(command, *, timeout=HANG_LIMIT_S, **keys) -> subprocess.CompletedProcess:
@@ -48,6 +56,14 @@ def return_memory() -> None:
         gc.collect()
         mxnet.nd.waitall()
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def address_of(array) -> int:
+    """Return the address of an MXNet array on a CPU."""
+    import mxnet as mx  # helpers.py is also for tests without MXNet
+    pointer = ctypes.c_void_p()
+    mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer))
+    return pointer.value
 
 
 @contextlib.contextmanager
@@ -93,6 +109,19 @@ def write_files(folder: Path, files, mode: int = 0o644) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f'{text}\n')
         path.chmod(mode)
+
+
+def deny(monkeypatch, end: str, *functions: str) -> None:
+    """Make functions of os refuse paths that end with a text, as for a user who is not root."""
+    def refuse(allowed, path, *rest, **keys):
+        if not str(path).endswith(end):
+            return allowed(path, *rest, **keys)
+        if allowed is access:
+            return False
+        raise PermissionError(13, 'Permission denied', str(path))
+    access = os.access
+    for name in functions:
+        monkeypatch.setattr(os, name, partial(refuse, getattr(os, name)))
 
 
 def wait_for(is_reached, is_alive, describe, pause_s=0.05):

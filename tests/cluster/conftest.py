@@ -1,7 +1,6 @@
 """Fixtures of all cluster tests: hosts, the image, a small training, and jobs."""
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -16,6 +15,8 @@ import pytest
 from cluster.hosts import Cluster, Host
 from e2e.training import pack_tiny
 from helpers import ROOT, run, skip_for, wait_for
+
+from mlperf_rn50.runfolder.jsonl import read_lines
 
 TOOLS = ('ip', 'nsenter', 'unshare', 'ssh', 'sshd', 'munged', 'slurmctld', 'slurmd', 'sbatch', 'debootstrap', 'buildah',
          'podman', 'runc', 'docker', 'dockerd')
@@ -127,9 +128,7 @@ checkpoint: {{period_steps: 5}}
 
 def run_metrics(run_dir: Path, event: str) -> list[dict]:
     """Return the records of an event in metrics.jsonl."""
-    path = run_dir / 'metrics.jsonl'
-    text = path.read_text() if path.exists() else ''
-    return [m for line in text.splitlines() if line.endswith('}') and (m := json.loads(line))['event'] == event]
+    return [m for _, m in read_lines(run_dir / 'metrics.jsonl', dict) if m['event'] == event]
 
 
 class Job:

@@ -11,7 +11,6 @@ With --elastic, a host that fails twice without a newer checkpoint is excluded, 
 Faults therefore hit a host only once between two checkpoints.
 """
 import argparse
-import json
 import os
 import random
 import re
@@ -25,6 +24,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cluster.hosts import Cluster, Host, kill, words  # noqa: E402
+
+from mlperf_rn50.runfolder.jsonl import read_lines  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = ('kill', 'stop 10 s', 'link down 5 s', 'link down 20 s')
@@ -44,8 +45,8 @@ checkpoint: {{period_epochs: 1, keep: 2}}
 
 def records(run_dir: Path, name: str = 'metrics*.jsonl') -> list[dict]:
     """Return the complete lines of files in the folder; a run without a checkpoint starts again as a new run."""
-    texts = [path.read_text() for path in sorted(run_dir.glob(name), key=lambda p: (len(p.name), p.name))]
-    return [json.loads(line) for line in ''.join(texts).splitlines(keepends=True) if line.endswith('}\n')]
+    return [m for path in sorted(run_dir.glob(name), key=lambda p: (len(p.name), p.name))
+            for _, m in read_lines(path, dict)]
 
 
 def steps_of(run_dir: Path) -> list[tuple[int, float, float]]:

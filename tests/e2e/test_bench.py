@@ -90,19 +90,6 @@ def test_bench_ops_rows(precisions):
         assert all(r['forward_gflops'] > 0 and r['backward_ms'] > 0 for r in table['rows'])
 
 
-@pytest.mark.parametrize('options, message', [
-    ([], '{train,data,allreduce,ops}: missing; see mlperf-rn50 bench --help'),
-    (['train', '--ranks', '2'], '--ranks: got 2, expected at most 1'),
-    (['train', '--steps', '0'], '--steps: got 0, expected 1 or more'),
-    (['allreduce'], 'ranks: got 1, expected 2 or more'),
-    (['data', '--data.synthetic', 'true'], 'data.synthetic: got true, expected false'),
-    (['ops', '--model.name', 'vgg16'], 'model.name: got vgg16, expected a ResNet')])
-def test_usage_errors_are_one_line(options, message):
-    done = call('bench', *options)
-    assert done.returncode == 2 and message in done.stderr and 'Traceback' not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
 @pytest.fixture(scope='module')
 def peers():
     """PyTorch and the photos for comparisons."""

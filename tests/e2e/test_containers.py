@@ -8,7 +8,6 @@ from helpers import ROOT, call, run, write_files
 from mlperf_rn50.launch.engines import ENGINES
 
 DIGITS = ROOT / 'launch/configs/digits_cpu.yaml'
-SWEEP = ['--study', 'x', '--config', DIGITS, '--layouts', '1x1']
 RECORD_CALL = 'echo "$(basename "$0") $*" >>"$LOG"'
 
 
@@ -59,28 +58,6 @@ def test_docker_sh_without_gpu_requests_none(stand_in, tmp_path, monkeypatch):
 def test_docker_sh_usage_errors(arguments, message):
     done = run([ROOT / 'launch/docker.sh', *arguments])
     assert done.returncode == 2 and message in done.stderr
-
-
-@pytest.mark.parametrize('command, arguments, message', [
-    ('launch apptainer', ['--config', DIGITS], '--image: got nothing, expected an Apptainer image'),
-    ('launch apptainer', ['--image', 'none.sif'], '--image: none.sif does not exist; build it with'),
-    ('launch local', ['--seeds', '0'], '--seeds: got 0, expected a whole number, 1 or more'),
-    ('launch local', ['--nodes'], '--nodes: expected one argument; see mlperf-rn50 launch local --help'),
-    ('launch local', ['--config', DIGITS, '--train.max_epoch', 1], '--train.max_epoch: unknown option; did you mean'),
-    ('launch', ['mpi'], "invalid choice: 'mpi' (choose from 'local', 'mpirun', "),
-    ('launch ranks', ['0', 'true'], 'RANKS: got 0, expected a whole number, 1 or more'),
-    ('sweep', ['--study', 'x'], '--layouts LIST, --config FILE: missing; see mlperf-rn50 sweep --help'),
-    ('sweep', [*SWEEP, '--study', '../x'], "--study: got '../x', expected a name"),
-    ('sweep', [*SWEEP, '--layouts', ' '], '--layouts: got nothing'),
-    ('sweep', [*SWEEP, '--layouts', '1x'], 'expected nodes x ranks, such as 2x4'),
-    ('sweep', [*SWEEP, '--lr-table', '/no'], '--lr-table: /no'),
-    ('sweep', [*SWEEP, '--schedule.base_lr=1'], '--schedule.base_lr: layouts have different values'),
-    ('sweep', [*SWEEP, '--run-dir', 'x'], '--run-dir: the sweep sets this option')])
-def test_usage_errors_are_one_line(command, arguments, message):
-    done = call(*command.split(), *arguments)
-    assert done.returncode == 2
-    [line] = done.stderr.splitlines()
-    assert line.startswith('mlperf-rn50: ') and message in line
 
 
 @pytest.mark.slow

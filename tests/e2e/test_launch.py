@@ -7,15 +7,9 @@ import sys
 
 import pytest
 from e2e.training import pack_tiny
-from helpers import ROOT, call, run, write_files
+from helpers import ROOT, run, write_files
 
 from mlperf_rn50.mllog.read.reader import read_run
-
-
-@pytest.mark.parametrize('arguments', [['2'], []])
-def test_usage_of_ranks(arguments):
-    done = call('launch', 'ranks', *arguments)
-    assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'PROGRAM: missing' in done.stderr
 
 
 def test_ranks_inside_a_slurm_job_have_numbers_and_cores_and_return_their_exit_code(tmp_path):

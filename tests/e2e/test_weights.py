@@ -85,10 +85,10 @@ def test_other_images_of_equal_count_are_not_compared_and_other_classes_refused(
 
 
 @pytest.mark.parametrize('words, message', [
-    ([], 'RUN|WEIGHTS: missing; see'), (['--config=x.yaml'], 'weights contain their config'),
+    (['--config=x.yaml'], 'weights contain their config'),
     (['--confusions=-1'], '--confusions: got -1, expected 0 or more'), (['--data.num_val=49'], 'set data.num_val')])
 def test_usage_errors_of_evaluate(kept, words, message):
-    done = call('evaluate', *([kept] if words else []), *words)
+    done = call('evaluate', kept, *words)
     assert (done.returncode, done.stdout) == (2, '') and message in done.stderr and done.stderr.count('\n') == 1
 
 
@@ -202,17 +202,13 @@ def test_export_check_accepts_a_different_data_folder(kept, tmp_path, tiny):
 
 
 @pytest.mark.parametrize('mode, name, keys', [
-    ('RGB', 'x.bmp', {}), ('RGBA', 'x.tiff', {}), ('RGBA', 'x.png', {}), ('LA', 'x.png', {}), ('CMYK', 'x.tiff', {}),
-    ('P', 'x.png', {}), ('1', 'x.tiff', {}), ('I;16', 'x.tiff', {}), ('I;16', 'x.png', {}), ('F', 'x.tiff', {}),
-    ('RGB', 'x.webp', {'lossless': True, 'save_all': True}), ('P', 'x.gif', {'save_all': True}),
+    ('RGB', 'x.bmp', {}), ('LA', 'x.png', {}), ('F', 'x.tiff', {}), ('P', 'x.gif', {'save_all': True}),
     ('CMYK', 'x.jpg', {'quality': 100}), ('L', 'x.jpg', {'quality': 100}),
-    ('RGB', 'turned.jpg', {'quality': 100, 'subsampling': 0}), ('RGB', 'turned.webp', {'lossless': True})])
-def test_all_picture_formats_are_decoded_correctly(kept, tmp_path, mode, name, keys):
+    ('RGB', 'turned.jpg', {'quality': 100, 'subsampling': 0})])
+def test_picture_becomes_the_input_of_its_pixels(kept, tmp_path, mode, name, keys):
     blurred = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
-    shown = Image.fromarray(blurred).resize((64, 32)).convert('L' if mode == 'I;16' else mode)
+    shown = Image.fromarray(blurred).resize((64, 32)).convert(mode)
     expected, config = shown.convert('RGB'), config_of(kept)
-    if mode == 'I;16':
-        shown = Image.fromarray(np.asarray(shown).astype(np.uint16) * 257)
     if keys.get('save_all'):
         keys = {**keys, 'append_images': [shown.rotate(180)]}
     if name.startswith('turned'):

@@ -10,6 +10,7 @@ from helpers import CLI, HANG_LIMIT_S, under_ranks
 
 from mlperf_rn50.data.prepare.command import pack
 from mlperf_rn50.data.prepare.samples import Dataset, digits
+from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import newest_step
 
 NUM_TRAIN, NUM_VAL, STEPS_PER_EPOCH = 150, 50, 5
@@ -49,8 +50,7 @@ def thin_ranks(num_ranks, *words) -> list:
 
 def metrics(run_dir, event=None, name='metrics.jsonl') -> list[dict]:
     """Return the events in metrics.jsonl without values that differ between equal runs."""
-    lines = [json.loads(line) for line in (Path(run_dir) / name).read_text().splitlines()]
-    return [{k: v for k, v in m.items() if k not in _VOLATILE} for m in lines
+    return [{k: v for k, v in m.items() if k not in _VOLATILE} for _, m in read_lines(Path(run_dir) / name, dict)
             if (m['event'] == event if event else m['event'] != 'ranks')]
 
 

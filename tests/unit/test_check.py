@@ -9,7 +9,7 @@ from argparse import ArgumentTypeError
 from dataclasses import replace
 
 import pytest
-from helpers import PUBLISHED, ROOT, call, run
+from helpers import PUBLISHED, ROOT, call, deny, run
 from lines import mllog, run_lines, write_lines
 from mlperf_logging.compliance_checker import mlp_parser
 from sample_log import LARS, SGD, closed, shift_clock, write_run
@@ -181,13 +181,7 @@ def test_unreadable_logs_do_not_stop_the_check_and_json_agrees(logs, tmp_path, m
     os.mkfifo(tmp_path / 'bad/result_1.txt')
     path = logs / 'set_0/result_0.txt'
     path.write_text(path.read_text().replace('"value": 0.1', '"value": NaN').replace('"here"', r'"\u001b[2J\ud800"'))
-    scandir = os.scandir
-
-    def refuse(path):
-        if str(path).endswith('closed'):
-            raise PermissionError(13, 'Permission denied', path)
-        return scandir(path)
-    monkeypatch.setattr(os, 'scandir', refuse)
+    deny(monkeypatch, 'bad/closed', 'scandir')
     words = ['check', tmp_path / 'none.txt', tmp_path / 'bad', logs, '--ruleset', 'v0.5']
     done, as_json = call(*words), call(*words, '--format', 'json')
     content = json.loads(as_json.stdout, parse_constant=pytest.fail)

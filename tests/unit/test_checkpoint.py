@@ -12,6 +12,7 @@ from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -190,10 +191,7 @@ def test_newest_intact_checkpoint_is_loaded(tmp_path):
 def test_checkpoint_without_read_permission_is_not_skipped(tmp_path, monkeypatch):
     for step in (5, 6):
         save(tmp_path, progress(step), STATE, keep=2)
-
-    def refuse(path, *_):
-        raise PermissionError(13, 'Permission denied', str(path))
-    monkeypatch.setattr(checkpoint, 'read_text', refuse)
+    monkeypatch.setattr(checkpoint, 'read_text', Mock(side_effect=PermissionError(13, 'Permission denied')))
     with pytest.raises(CheckpointError, match='step_00000006: cannot read the checkpoint: Permission denied'):
         load_newest(tmp_path)
 
@@ -367,8 +365,7 @@ def test_write_does_not_block_training_and_a_second_write_waits():
     assert written == [1, 2]
 
 
-def fail():
-    raise CheckpointError('the disk is full')
+fail = Mock(side_effect=CheckpointError('the disk is full'))
 
 
 def test_write_error_is_raised_once_by_the_next_call():
@@ -383,9 +380,7 @@ def test_write_error_is_raised_once_by_the_next_call():
 
 
 def test_checkpoint_error_takes_precedence_over_a_storage_error(monkeypatch):
-    def write_log(_):
-        raise StorageError('result_0.txt')
-    monkeypatch.setattr(loop, 'run_epochs', write_log)
+    monkeypatch.setattr(loop, 'run_epochs', Mock(side_effect=StorageError('result_0.txt')))
     saver = BackgroundWriter()
     with pytest.raises(StorageError, match='result_0.txt'):
         loop.run_to_end(SimpleNamespace(writer=saver))

@@ -8,7 +8,7 @@ import shutil
 import sys
 
 import pytest
-from helpers import CLI, ROOT, call, run, skip_for
+from helpers import CLI, ROOT, Terminal, call, run, skip_for
 from lines import write_set
 
 from mlperf_rn50 import __version__
@@ -18,22 +18,6 @@ from mlperf_rn50.cli.terminal import has_colour, paint, paint_status, paint_stat
 # Distributions whose names differ from the imported module.
 DISTRIBUTIONS = {'nvidia': 'nvidia-dali-cuda120', 'pil': 'pillow', 'pynvml': 'nvidia-ml-py', 'sklearn': 'scikit-learn'}
 INSTALL = 'is not installed; in the checkout, run launch/setup.sh or pip install'
-
-
-@pytest.mark.parametrize('words, message', [
-    (['-x'], '-x: unknown option; see mlperf-rn50 --help'),
-    (['--degub', 'report'], '--degub: unknown option; did you mean --debug?'),
-    (['--version=1'], '--version: ignored explicit argument'),
-    (['raport'], 'raport: unknown command; did you mean report?; expected one of'),
-    (['export'], 'RUN|WEIGHTS, --format {onnx,gluon}: missing; see mlperf-rn50 export --help'),
-    (['bench'], '{train,data,allreduce,ops}: missing; see'), (['evaluate'], 'RUN|WEIGHTS: missing; see'),
-    (['report', 'x', '--fromat', 'csv'], '--fromat: unknown option; did you mean --format?'),
-    (['train', '--train.local_batch_siz=8'], 'did you mean --train.local_batch_size?'),
-    (['bench', 'trian'], "invalid choice: 'trian'")])
-def test_usage_errors_are_one_line(words, message):
-    done = call(*words)
-    assert (done.returncode, done.stdout) == (2, '')
-    assert message in done.stderr and done.stderr.startswith('mlperf-rn50: ') and done.stderr.count('\n') == 1
 
 
 def test_help_lists_every_command_and_is_printed_without_arguments():
@@ -98,11 +82,6 @@ def test_extras_contain_the_packages():
         for module in packages:
             name = DISTRIBUTIONS.get(module.lower(), module.lower().replace('_', '-'))
             assert not extra or name in held | always, f'{name} is not in {extra}'
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.fixture

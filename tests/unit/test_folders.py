@@ -4,7 +4,7 @@ import os
 import random
 
 import pytest
-from helpers import call
+from helpers import call, deny
 from numbered import encoded
 
 from mlperf_rn50.data.prepare.folders import folder
@@ -133,21 +133,8 @@ def test_missing_source_is_named_in_one_line(tmp_path):
 @pytest.mark.parametrize('place', ['train/a', 'train/a/t1.jpg', 'val'])
 def test_missing_permission_is_named_in_one_line(source, monkeypatch, place):
     """Without permission, scandir, access and open fail as for a user who is not root."""
-    locked = str(source / place)
-
-    def lock(name):
-        original = getattr(os, name)
-
-        def locking(path, *rest, **keys):
-            if str(path) == locked:
-                if name == 'access':
-                    return False
-                raise PermissionError(13, 'Permission denied', path)
-            return original(path, *rest, **keys)
-        monkeypatch.setattr(os, name, locking)
-    for name in ('scandir', 'access', 'open'):
-        lock(name)
-    assert f'--source: {locked}: Permission denied; ' in refusal(source)
+    deny(monkeypatch, str(source / place), 'scandir', 'access', 'open')
+    assert f'--source: {source / place}: Permission denied; ' in refusal(source)
 
 
 # --- split by a hash -------------------------------------------------------------------------------
@@ -198,11 +185,6 @@ def test_split_is_recorded(tmp_path):
     assert done.returncode == 0, done.stderr
     notes = load_manifest(tmp_path / 'out')['notes']
     assert done.stdout.startswith('\n'.join(notes)) and 'selected by the SHA-256 of CLASS/FILE' in notes[-1]
-
-
-def test_validation_fraction_is_for_folders_only(tmp_path):
-    done = call('prepare', 'imagenet', '--source', tmp_path, '--out', tmp_path / 'out', '--validation', '0.1')
-    assert done.returncode == 2 and '--validation: got 0.1 with imagenet, expected it with folder only' in done.stderr
 
 
 def test_classes_of_imagenet_are_those_of_training(source):

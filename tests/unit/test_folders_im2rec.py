@@ -110,12 +110,6 @@ def test_records_that_training_cannot_use_are_refused(source, tmp_path, change, 
     assert {p: p.read_bytes() for p in source.iterdir()} == before
 
 
-@pytest.mark.parametrize('option', [('--skip-corrupt',), ('--resize-shorter', '8')])
-def test_options_that_change_records_are_refused(source, tmp_path, option):
-    done = adopt(source, tmp_path / 'out', *option)
-    assert done.returncode == 2 and 'got --resize-shorter or --skip-corrupt, expected neither' in done.stderr
-
-
 # --- records in messages ---------------------------------------------------------------------------
 
 @pytest.fixture

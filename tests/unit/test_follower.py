@@ -8,7 +8,7 @@ from lines import START_S, run_lines, write_lines
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
 
 from mlperf_rn50.analysis.watch.follower import Follower
-from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, LiveEvaluation, Node, to_json
+from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, Node, to_json
 from mlperf_rn50.runfolder.jsonl import Tail
 
 
@@ -27,17 +27,6 @@ def test_folder_without_a_run_is_waiting_and_runs_below_it_are_named(tmp_path):
     assert look(tmp_path).note == 'not started yet: no log in the folder; waiting'
     write_live(tmp_path / '1x1')
     assert look(tmp_path).note.endswith('; subfolders with runs: 1x1')
-
-
-def test_running_run(tmp_path):
-    # A record with more correct answers than images is ignored.
-    run = look(write_live(tmp_path, train(10), evaluation(1, 20), evaluation(2, 101), train(30), train(40)))
-    assert shown(run, 'status', 'number', 'quiet_s', 'dataset', 'target') == ('running', 0, 3.0, 'digits', 0.749)
-    assert shown(run, 'epoch', 'max_epochs', 'step', 'images_per_s') == (2.0, 10, 40, 128.0)
-    assert run.evaluations == (LiveEvaluation(1, 0.2, 10.0),)
-    # An epoch has 20 steps of 0.5 s. 8 epochs are left, less 3 s since the last record.
-    assert shown(run, 'epoch_s', 'left_s', 'time_s') == (10.0, 77.0, 23.0)
-    assert shown(run, 'node_hours', 'node_hours_at_end') == pytest.approx((2 * 23 / 3600, 2 * 100 / 3600))
 
 
 def test_finished_run_without_metrics_has_the_values_of_the_log(tmp_path):

@@ -145,16 +145,6 @@ def trained(net, is_hybrid):
             **{n: p.data().asnumpy() for n, p in params.items() if p.grad_req == 'null'}}
 
 
-@pytest.mark.parametrize('space', [mx.nd, mx.sym])
-def test_operators_of_the_stand_in_refuse_what_those_of_nvidia_refuse(nvidia, space):
-    arrays = {n: mx.sym.var(n) if space is mx.sym else mx.nd.ones((2,))
-              for n in ('data', 'gamma', 'beta', 'moving_mean', 'moving_var')}
-    for operator, keys in ((space.BatchNorm, {'other': 1}), (space.BatchNormAddRelu, {'act_type': 'relu'}),
-                           (space.BatchNormAddRelu, {'act_type': None})):
-        with pytest.raises((TypeError, mx.MXNetError)):
-            operator(**arrays, **({'addend': arrays['data']} if operator is space.BatchNormAddRelu else {}), **keys)
-
-
 @pytest.mark.parametrize('name, is_hybrid, num_norms, fusion', [
     ('resnet18', True, 20, BOTH), ('resnet18', False, 20, Fusion(NormRelu, None)),
     ('resnet50', False, 53, Fusion(None, NormAddRelu))])

@@ -5,10 +5,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import mxnet as mx
-import numpy as np
 import pytest
 
-from mlperf_rn50.data.shards import Shard, epoch_order
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.gpus import View, choose_gpus
 from mlperf_rn50.train.comm.horovod import HorovodComm
@@ -43,16 +41,6 @@ def test_gpus_of_many_ranks_are_chosen_with_few_comparisons():
     with pytest.raises(ConfigError, match='ranks 0, 9999 on n0, n1249 all use GPU GPU-0-0 '):
         choose_gpus(views, 1)
     assert Name.num_compared < 1000 * NUM_RANKS
-
-
-def test_parts_of_many_nodes_cover_the_epoch_and_rotate():
-    nodes = tuple(r // RANKS_PER_HOST for r in range(NUM_RANKS))
-    shard = Shard(1_280_000, 0, NUM_RANKS, 8, 1, nodes, 10)  # 16 full steps, so all parts have the same size
-    orders = [epoch_order(shard, 3, epoch) for epoch in (0, 9, 10)]
-    assert all(np.array_equal(np.sort(order), np.arange(shard.num_samples)) for order in orders)
-    before, same, rotated = ([set(order.reshape(-1, NUM_HOSTS, RANKS_PER_HOST)[:, node].flat)
-                              for node in range(NUM_HOSTS)] for order in orders)
-    assert before == same and rotated == [*before[1:], before[0]] and (orders[0] != orders[1]).any()
 
 
 def test_many_ranks_are_assigned_to_nodes_with_few_comparisons():

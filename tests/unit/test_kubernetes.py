@@ -150,12 +150,6 @@ def test_errors_are_one_line(words, message):
     assert message in done.stderr and done.stderr.startswith('mlperf-rn50: ') and done.stderr.count('\n') == 1
 
 
-def test_missing_required_option_is_reported():
-    done = call('launch', 'kubernetes', *WORDS[:WORDS.index('--volume')])
-    assert done.returncode == 2
-    assert '--volume CLAIM:PATH: missing; see mlperf-rn50 launch kubernetes --help' in done.stderr
-
-
 def test_ssh_server_refuses_a_port_that_another_server_uses(tmp_path):
     (tmp_path / 'keys').touch()
     with socket.create_server(('127.0.0.1', 0)) as server:

@@ -117,24 +117,6 @@ def test_clock_stops_when_the_target_is_detected_and_checks_still_decide(monkeyp
     assert problem or (ended.time_s, ended.epochs_to_converge) == (evaluated.time_s, evaluated.epoch + 1)
 
 
-def report_reads(rank, num_bytes, total):
-    """Report the bytes read by a rank of three on two hosts; return what it adds to a sum, and its event."""
-    comm, emit = Mock(rank=rank), Mock()
-    comm.sum.return_value = total
-    run: Any = SimpleNamespace(
-        plan=make_plan(Config(train=TrainConfig(local_batch_size=8)), 1), comm=comm, emit=emit,
-        hosts=[loop.RankPlace(name, 0, 1, '') for name in ('h2', 'h1', 'h2')],
-        trainer=Mock(**{'take_bytes.return_value': num_bytes}))
-    loop.report_reads(run, 3)
-    return comm.sum.call_args.args[0], emit.call_args.args[0]
-
-
-def test_bytes_read_are_summed_by_host():
-    own = [report_reads(*read, [0] * 4)[0] for read in ((0, (5, 1)), (1, (7, 2)), (2, (9, 4)))]
-    assert own == [[5, 1, 0, 0], [0, 0, 7, 2], [9, 4, 0, 0]]
-    assert report_reads(0, (5, 1), [14, 5, 7, 2])[1] == events.RecordsRead(3, {'h2': 14, 'h1': 7}, {'h2': 5, 'h1': 2})
-
-
 @pytest.mark.parametrize('keys, named', [
     ({}, 'finite; lower schedule.base_lr=0.1 or'), ({'precision': 'float16'}, 'finite; lower schedule.base_lr=0.1 or'),
     ({'precision': 'float16', 'loss_scale_policy': 'static', 'loss_scale': 2048.0}, 'finite; set '

@@ -1,9 +1,9 @@
 """SGD and LARS against NumPy, grouped updates, overflows and loss scale."""
-import ctypes
 
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import address_of
 
 from mlperf_rn50.train.optimizer import Optimizer, cut_buckets
 from mlperf_rn50.train.options import OptimizerConfig
@@ -148,12 +148,6 @@ LRS, FRACTIONS = (0.1, 0.5, 0.5, 0.05), (1.0, 0.25, 1.0, 0.5)
 BOTH = pytest.mark.parametrize('config', [
     OptimizerConfig('sgd', weight_decay=0.01), OptimizerConfig('lars', weight_decay=0.01, decay_bn_and_bias=True)],
     ids=['sgd', 'lars'])
-
-
-def address_of(array):
-    pointer = ctypes.c_void_p()
-    mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer))
-    return pointer.value
 
 
 def bits_of(optimizer) -> dict[str, bytes]:

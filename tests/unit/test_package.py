@@ -278,16 +278,6 @@ def test_differing_scores_are_reported(tmp_path, official, scored, is_shown):
     assert 'differ' not in submission.render_package(scaled, 'x', scored)
 
 
-@pytest.mark.parametrize('words, message', [
-    (['runs', '--org', 'us'], '--system SYSTEM, --out DIR: missing'),
-    (['--check', 'x', '--org', 'us'], '--check: got --org too, expected only a finished tree'),
-    (['--check', 'x'], '--check: x contains no results folder'),
-    ([DIGITS, ROOT / 'logs/digits_sweep/1x1', '--org', 'us', '--system', 'x', '--out', 'o'], 'RUNS: got 2 sets')])
-def test_incompatible_options_are_refused(words, message):
-    done = call('package', *words)
-    assert (done.returncode, done.stdout) == (2, '') and message in done.stderr
-
-
 def test_missing_mlperf_logging_is_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'mlperf_logging', None)
     for name in [n for n in sys.modules if n.startswith('mlperf_logging.')]:

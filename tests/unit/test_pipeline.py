@@ -1,5 +1,4 @@
 """DALI pipeline: every sample once over all ranks, correct pixels, and valid memory."""
-import ctypes
 import os
 import threading
 import weakref
@@ -12,7 +11,7 @@ from unittest.mock import patch
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import HANG_LIMIT_S
+from helpers import HANG_LIMIT_S, address_of
 from numbered import make_config, ramp, with_data
 from nvidia.dali import fn
 from nvidia.dali import types as dali_types
@@ -316,12 +315,6 @@ def counting_pipe(depth=2, **keys):
         pipe.set_outputs(images, labels + 0)  # in memory of DALI, not of the source
     pipe.build()
     return pipe
-
-
-def address_of(array):
-    pointer = ctypes.c_void_p()
-    mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer))
-    return pointer.value
 
 
 class Gate(mx.operator.CustomOp):

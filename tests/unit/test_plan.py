@@ -40,14 +40,6 @@ def test_started_ranks_must_match_the_configuration():
         make_plan(c, 4)
 
 
-@pytest.mark.parametrize('offset, first', [(0, [0, 4, 8]), (3, [3, 7, 11])])
-def test_evaluation_epochs_and_blocks(offset, first):
-    plan = make_plan(config(local_batch_size=8, eval_offset=offset, max_epochs=20), 1)
-    assert [e for e in range(20) if plan.is_eval_epoch(e)][:3] == first
-    assert plan.block_epochs(0) == first[0] + 1
-    assert plan.block_epochs(first[0] + 1) == 4
-
-
 def test_closed_division_trains_the_epochs_after_its_last_evaluation():
     c = replace(config(local_batch_size=208, max_epochs=42), run=RunConfig(submission_division='closed'))
     plan = make_plan(c, 8)

@@ -11,12 +11,7 @@ from helpers import PUBLISHED
 from made_systems import changed, made_set
 
 from mlperf_rn50.analysis.predict.anchors import base_of, one_node_base, second_base
-from mlperf_rn50.analysis.predict.answer import (
-    Answer,
-    PredictionRequest,
-    find_recipe,
-    make_answer,
-)
+from mlperf_rn50.analysis.predict.answer import Answer, PredictionRequest, find_recipe, make_answer
 from mlperf_rn50.analysis.predict.costs import (
     MultiNodeCase,
     distinct,

@@ -213,23 +213,6 @@ def test_prediction_from_bench_files(dump):
     assert row['layout']['recipe']['opt_name'] == 'lars' and row['minutes'] > 0 and row['layout']['epochs']['source']
 
 
-@pytest.mark.parametrize('words, message', [
-    ([], 'SOURCE, --layouts NxM'), ([A100, '--layouts', '1x' + '9' * 5000], '1x9'),
-    ([A100, '--layouts', ' '], '--layouts'), ([A100, '--layouts', '1x8', '--weak', '--strong'], '--strong'),
-    ([A100, '--layouts', '1x8', '--out', ''], '--out'), ([A100, '--layouts', '1x8', '--link-gbit-s', 'nan'], 'nan'),
-    ([A100, '--layouts', '1x8', '--what-if', 'link=25 port=2'], 'unknown field `port`; expected any of link=GBIT_S'),
-    *(([A100, '--layouts', '1x8', '--what-if', text], '$.l') for text in ('link=nan', 'link=0', 'link', 'local=1.5')),
-    ([A100, '--layouts', '1x8', '--what-if', ''], '--what-if'),
-    *(([A100, '--layouts', '1x8', '--what-if', text], 'expected changes such as link=25, each once')
-      for text in (' ', 'link=25 link=2', 'generation=', 'tcp=false')),
-    ([A100, '--layouts', '1x8', '--what-if', 'link=x'], 'Expected `float | null`'),
-    (['--validate', '--layouts', '1x2'], '--layouts')])
-def test_invalid_arguments_are_a_one_line_error_with_exit_code_2(words, message):
-    done = call('predict', *words)
-    assert (done.returncode, done.stdout) == (2, '') and message in done.stderr
-    assert done.stderr.startswith('mlperf-rn50: ') and done.stderr.count('\n') == 1 and len(done.stderr) < 400
-
-
 def test_exit_code_depends_on_predicted_minutes_and_files_are_complete(study, tmp_path):
     done = call('predict', study, '--layouts', '2x2', '--out', tmp_path, '--format', 'markdown')
     assert done.returncode == 1 and done.stderr == f'mlperf-rn50: wrote {tmp_path}\n'

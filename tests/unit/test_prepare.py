@@ -11,6 +11,7 @@ from contextlib import redirect_stdout
 import numpy as np
 import pytest
 from helpers import call
+from numbered import encoded
 from PIL import Image
 
 from mlperf_rn50.cli.prepare import make_parser
@@ -24,16 +25,7 @@ from mlperf_rn50.errors import DataError
 
 def picture(seed) -> bytes:
     """Return a JPEG of 40 by 30 pixels."""
-    buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (30, 40, 3), np.uint8)).save(buffer, 'JPEG')
-    return buffer.getvalue()
-
-
-def tiny_png(level) -> bytes:
-    """Return a PNG of one pixel."""
-    buffer = io.BytesIO()
-    Image.fromarray(np.full((1, 1), level, np.uint8)).save(buffer, 'PNG')
-    return buffer.getvalue()
+    return encoded('JPEG', Image.fromarray(np.random.default_rng(seed).integers(0, 255, (30, 40, 3), np.uint8)))
 
 
 def prepare(*arguments) -> int:
@@ -128,7 +120,8 @@ def test_interrupted_preparation_resumes_unless_options_changed(
 def test_failed_write_in_any_file_is_one_line_and_the_next_attempt_completes_the_data(tmp_path, monkeypatch):
     monkeypatch.setattr(packing, 'PART_SIZE', 3)
     for split, num in (('train', 10), ('val', 2)):
-        write_files(tmp_path / 'source' / split / 'cat', {f'{i}.png': tiny_png(i) for i in range(num)})
+        write_files(tmp_path / 'source' / split / 'cat', {
+            f'{i}.png': encoded('PNG', Image.new('L', (1, 1), i)) for i in range(num)})
     arguments = ('folder', '--source', tmp_path / 'source', '--out')
     assert prepare(*arguments, tmp_path / 'whole', '--workers', 1) == 0
     whole = {p.name: p.read_bytes() for p in (tmp_path / 'whole').iterdir()}

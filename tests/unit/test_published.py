@@ -81,17 +81,6 @@ def test_known_set_has_recipe_and_curves(tmp_path):
     assert known.num_units == 8 and known.unlogged == {}
 
 
-def test_unconverged_run_counts_without_epochs_and_a_refused_set_is_unknown(tmp_path):
-    write_set(tmp_path / 'box', 3, status=lambda k: 'aborted' if k == 2 else 'success')
-    [known] = load_run_sets([tmp_path])
-    assert [r.status for r in known.runs] == ['converged', 'converged', 'aborted']
-    assert [r.epochs_to_converge for r in known.runs] == [2, 2, None]
-    assert len(known.converged) == 2 and known.runs[2].curve[-1] == (2, 0.76)
-    write_set(tmp_path / 'box', 2, target=lambda k: 0.7 + k / 100)
-    [system] = load_run_sets([tmp_path])
-    assert system.refusal and system.global_batch_size == 64 and not system.has_recipe
-
-
 def test_published_table_is_complete():
     sets = load_published()
     assert len({(s.round, s.org, s.name.casefold()) for s in load_table()}) == len(load_table()) > 330

@@ -289,9 +289,7 @@ def test_lock_is_awaited_until_the_other_writer_ends(run, monkeypatch):
 
 
 def test_file_system_without_locks_is_a_warning(run, monkeypatch, capsys):
-    def refuse(*_):
-        raise OSError(95, 'Operation not supported')
-    monkeypatch.setattr(fcntl, 'flock', refuse)
+    monkeypatch.setattr(fcntl, 'flock', Mock(side_effect=OSError(95, 'Operation not supported')))
     leftovers = run.checkpoints / '.step_00000009.1.tmp'
     leftovers.mkdir()
     with hold(run):

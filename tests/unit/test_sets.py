@@ -8,7 +8,7 @@ import socket
 from dataclasses import replace
 
 import pytest
-from helpers import ROOT, call
+from helpers import ROOT, call, deny
 from lines import mllog, run_lines, v05, write_lines, write_set
 from made_systems import study_of
 
@@ -220,19 +220,8 @@ def test_duplicate_with_different_seed_is_not_counted(tmp_path):
     assert (row['num_runs'], row['num_converged'], row['score_minutes']) == (5, 4, None)
 
 
-def deny(monkeypatch, function, part):
-    """Make a function of os refuse paths that contain `part`."""
-    allowed = getattr(os, function)
-
-    def refuse(path, **keys):
-        if part in str(path):
-            raise PermissionError(13, 'Permission denied', str(path))
-        return allowed(path, **keys)
-    monkeypatch.setattr(os, function, refuse)
-
-
 def test_unreadable_folder_is_refused(tree, monkeypatch):
-    deny(monkeypatch, 'scandir', '2n')
+    deny(monkeypatch, '2n', 'scandir')
     study = study_of(tree)
     assert study.run_sets[2].refusal == 'the folder cannot be read: Permission denied'
     assert study.baseline.name == '1n' and [c is None for c in study.comparisons] == [False, False, True]
@@ -243,7 +232,7 @@ def test_unreadable_folder_is_refused(tree, monkeypatch):
 
 def test_description_in_an_inaccessible_folder_is_ignored(tmp_path, monkeypatch):
     folder = write_set(tmp_path / 'us/results/box/resnet', 1)
-    deny(monkeypatch, 'stat', 'systems')
+    deny(monkeypatch, 'systems/box.json', 'stat')
     found = make_finding('description_unreadable', None, 'box.json', 'Permission denied', file=folder / 'result_0.txt')
     assert found in set_findings(load_set(folder))
 

@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from helpers import HANG_LIMIT_S, emit
@@ -42,9 +43,7 @@ def assert_named(sink, event, name):
 
 
 def test_configuration_on_a_full_disk(tmp_path, monkeypatch):
-    def fail(_):
-        raise OSError(28, 'No space left on device')
-    monkeypatch.setattr('os.fsync', fail)
+    monkeypatch.setattr('os.fsync', Mock(side_effect=OSError(28, 'No space left on device')))
     run = RunFolder(tmp_path, 0)
     assert_named(Metrics(run, ''), events.Opened(PLAN, 0, [('h', 1)], False, ''), run.config)
     assert [p.name for p in tmp_path.iterdir()] == ['metrics.jsonl'] and not run.metrics.read_text()

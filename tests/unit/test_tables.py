@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from helpers import call
+from helpers import Terminal, call
 from lines import write_set
 from made_systems import made_set, refused, studies_of
 
@@ -140,11 +140,6 @@ def test_folder_names_may_not_be_utf8(is_large, monkeypatch, tmp_path):
 def test_lists_of_the_filter_are_in_numeric_order(tree):
     page = render_html(studies_of(tree), [[], [], []], tree)
     assert re.findall('<option>(.*?)</option>', re.search('<label>batch (.*)</label>', page)[1]) == ['9,984', '19,968']
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.mark.parametrize('stream, is_shown', [(Terminal(), True), (io.StringIO(), False)])

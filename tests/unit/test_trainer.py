@@ -1,5 +1,4 @@
 """Trainer: loss, steps, reproducibility notes, warm-up."""
-import ctypes
 import os
 import sys
 from dataclasses import replace
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import ROOT, run
+from helpers import ROOT, address_of, run
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batches
@@ -54,9 +53,7 @@ def small_training(thin_resnets):
 
 def memory_of(array) -> range:
     """Return the addresses of an array."""
-    pointer = ctypes.c_void_p()
-    mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer))
-    return range(pointer.value, pointer.value + array.size * array.dtype().itemsize)
+    return range(start := address_of(array), start + array.size * array.dtype().itemsize)
 
 
 @pytest.mark.parametrize('precision', ['float32', 'float16'])

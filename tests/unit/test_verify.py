@@ -124,16 +124,6 @@ def test_older_folder_is_checked_by_available_checksums(folder):
     assert 'train.rec: does not match its SHA-256 in manifest.json' in found
 
 
-@pytest.mark.parametrize('arguments, message', [
-    ([], 'got no data set and no --out DIR, expected a data set and --out, or --verify DIR'),
-    (['digits', '--verify', 'x'], '--verify: got a data set too'),
-    (['--verify', 'x', '--skip-corrupt'], '--verify: got --skip-corrupt too'),
-    (['--verify', 'x'], '--verify: x has no manifest.json; expected a folder written by prepare')])
-def test_usage_error_is_one_line(arguments, message):
-    done = call('prepare', *arguments)
-    assert done.returncode == 2 and message in done.stderr and done.stderr.count('\n') == 1
-
-
 # --- the sample of the doctor -----------------------------------------------------------------------
 
 def sample(folder, num_records, seed):

@@ -23,11 +23,11 @@ HOSTILE = '\x1b[31m<script>alert(1)</script>[red]&'
 
 @pytest.fixture
 def folder(tmp_path):
-    """Folder of a run with a reference, ranks and three evaluations."""
+    """Folder of a run with a reference, ranks and three evaluations; a fourth has more correct answers than images."""
     ranks = {'event': 'ranks', 'epoch': 3, 'time_s': 30.0, 'stragglers': ['rank 1 is slow: 50 % above the median'],
              'ranks': [rank(0, 1.0), rank(1, 1.5, 'n2')]}
     return write_live(tmp_path / 'run', reference(*range(1, 11)), train(10),
-                      *(evaluation(e, 15 * e) for e in (1, 2, 3)), course(3), ranks, train(70))
+                      *(evaluation(e, 15 * e) for e in (1, 2, 3)), evaluation(4, 101), course(3), ranks, train(70))
 
 
 @pytest.fixture
@@ -142,15 +142,6 @@ def test_json_output(folder):
     assert first['evaluations'][-1] == {'epoch': 3, 'accuracy': 0.45, 'time_s': 30.0} and len(first['band']) == 10
     assert first['cost'] == pytest.approx(2 * first['node_hours']) and first['is_over'] is False
     assert second['path'].endswith('result_0.txt') and second['number'] == 0
-
-
-@pytest.mark.parametrize('words, text', [
-    (['x', '--format', 'json'], '--format json: got no --once'), (['x', '--every', '0'], '--every: got 0, expected'),
-    (['x', '--every', 'nan'], '--every: got nan'), (['x', '--price-per-node-hour', '-1'], 'got -1, expected a number'),
-    ([], 'RUN_FOLDER')])
-def test_usage_error_is_one_line(words, text):
-    done = call('watch', *words)
-    assert done.returncode == 2 and text in done.stderr and done.stderr.count('\n') == 1
 
 
 def test_pipe_gets_lines_until_all_runs_are_over(tmp_path):

@@ -235,15 +235,18 @@ def test_early_signal_is_forwarded_to_rank():
     assert subprocess.run([sys.executable, '-c', code], timeout=HANG_LIMIT_S).returncode == 75
 
 
-def test_rank_gets_stop_request_if_launcher_dies(tmp_path):
+def test_rank_gets_stop_request_if_launcher_dies_which_is_recorded(tmp_path):
     handler = f'signal.signal(signal.SIGTERM, lambda *_: (os.mkdir("{tmp_path}/requested"), os._exit(75)))'
     body = f'{handler}; print(os.getppid(), flush=True); rest()'
-    launcher = start(body, command=['sh', '-c', '"$@" & wait', 'sh'])
+    launcher = start(body, folder=tmp_path / 'stalled/4-2', command=['sh', '-c', '"$@" & wait', 'sh'],
+                     MLPERF_RN50_JOB='4-2')
     watcher = psutil.Process(int(launcher.stdout.readline()))
     assert watcher.ppid() == launcher.pid
     launcher.kill()
     assert_ends(watcher)
     assert (tmp_path / 'requested').exists()
+    [failure] = read_failures(tmp_path)
+    assert failure.is_outside and failure.cause == 'the engine (mpirun, horovodrun or srun) on this host has ended'
 
 
 @pytest.mark.parametrize('is_stop_requested', [False, True])
@@ -275,17 +278,6 @@ def test_cause_of_the_end_of_a_rank_is_recorded(tmp_path, body, recorded):
     error_of(process)  # until the rank, too, has closed its output
     assert read_failures(tmp_path) == [Failure('4-2', os.uname().nodename, cause, 2, is_outside)
                                        for cause, is_outside in recorded]
-
-
-def test_lost_engine_is_recorded(tmp_path):
-    body = 'signal.signal(signal.SIGTERM, lambda *_: os._exit(75)); print(os.getppid(), flush=True); rest()'
-    launcher = start(body, folder=tmp_path / 'stalled/4-2', command=['sh', '-c', '"$@" & wait', 'sh'],
-                     MLPERF_RN50_JOB='4-2')
-    watcher = psutil.Process(int(launcher.stdout.readline()))
-    launcher.kill()
-    assert_ends(watcher)
-    [failure] = read_failures(tmp_path)
-    assert failure.is_outside and failure.cause == 'the engine (mpirun, horovodrun or srun) on this host has ended'
 
 
 @pytest.mark.slow  # the alarm takes 12 s

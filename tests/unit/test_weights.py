@@ -3,6 +3,7 @@ import hashlib
 import json
 import pickle
 from dataclasses import replace
+from unittest.mock import Mock
 
 import mxnet as mx
 import numpy as np
@@ -143,10 +144,7 @@ def test_damaged_description_is_refused(saved, change, message):
 
 def test_failed_write_keeps_existing_files(saved, monkeypatch):
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
-
-    def full(*_, **__):
-        raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(np, 'savez', full)
+    monkeypatch.setattr(np, 'savez', Mock(side_effect=OSError(28, 'No space left on device')))
     with pytest.raises(UserError, match='cannot write the weights: No space left on device'):
         save_weights(saved, 'best', DESCRIPTION, ARRAYS)
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
