@@ -34,7 +34,7 @@ def find_non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Return the array of a member. Raise ValueError if its header does not match its size."""
+    """Return the array of a member. Raise ValueError unless its header states numbers of the member's size."""
     name = member.filename
     with archive.open(member) as f:
         version = np.lib.format.read_magic(f)

@@ -139,7 +139,7 @@ def _all_reduce(rows: Sequence[Facts]) -> Check:
 
 def check_facts(rows: Sequence[Facts], device: str = 'cpu', precision: str = 'float32', num_nodes: int | None = None,
                 ranks_per_node: int | None = None, needed_disk_bytes: int = 0) -> list[Check]:
-    """Check the facts of all ranks (rank 0 first) against the requirements of a configuration."""
+    """Compare the facts of all ranks (rank 0 first) with each other and with a configuration's requirements."""
     return [
         _same('program', rows, lambda r: f'code {r["code"]}', f'code {rows[0]["code"]} on all ranks',
               'check out the same commit on {}'),

@@ -123,6 +123,6 @@ def _decode_v06(text: str) -> LogEvent:
 
 
 def encode_v06(event: LogEvent) -> str:
-    """Return an event as a 0.6.0 line. The official logger of that round is no longer published."""
+    """Return an event as a 0.6.0 line, encoded here because that round's logger is no longer published."""
     body = json.dumps({'value': event.value, 'metadata': event.metadata}, allow_nan=False)
     return f':::MLL {event.time_s:.3f} {event.key}: {body}'

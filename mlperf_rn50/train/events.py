@@ -4,13 +4,13 @@ Outline of a run, with the events of each line in order. Warned and Noted may oc
 
     open the run and its sinks               run.py
     build network and data, warm up          build.py  Opened, LossScaleChanged, Built       (new run only)
-    find reference runs                                ReferenceFound, InitStopped
+    report the reference runs                          ReferenceFound, InitStopped           (the latter: new run only)
     start the clock                                    RunStarted or Resumed
     for each epoch:                          loop.py   EpochStarted
         for each step:                                 LossScaleChanged, StepDone
             save if due, end if asked to stop          Saving
         end the epoch                                  EpochDone, RecordsRead
-        evaluate if due, end at the target             ClockStepped, EvalStarted, Evaluated, Compared, RanksTimed
+        evaluate if due, end at target or if behind    ClockStepped, EvalStarted, Evaluated, Compared, RanksTimed
         save if due, end if asked to stop              Saving
     end the run                                        ClockStepped, Ended
 """

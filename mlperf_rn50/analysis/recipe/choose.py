@@ -25,7 +25,7 @@ STEP_SCHEDULE_EPOCHS = 100.0
 
 
 def round_generation(run_set: RunSet) -> str:
-    """Return the generation of rounds with comparable recipes: v0.5, v0.6 or all later rounds."""
+    """Return the generation of a set's round, whose recipes are comparable: v0.5, v0.6, or v0.7 and later."""
     return run_set.round if run_set.round in _GENERATIONS else _GENERATIONS[0]
 
 

@@ -31,7 +31,7 @@ def _template() -> jinja2.Template:
 
 
 def _quote(text: str, style: str = '"') -> str:
-    """Quote a text, so that no YAML parser reads it as a number or a boolean."""
+    """Return a text as a YAML scalar that no parser reads as a number or a boolean."""
     return yaml.dump(text, default_style=style, width=float('inf')).rstrip('\n')
 
 

@@ -175,7 +175,7 @@ def parse_words(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
-    """Return the training that a command line requests, and a warning or ''; raise ConfigError if it is invalid."""
+    """Return the run that a command line requests and a warning or ''; raise ConfigError for an invalid one."""
     o, options = parse_words(argv)
     for text in (*options, o.config, o.run_dir or '', *(v.path for v in o.volume)):
         try:

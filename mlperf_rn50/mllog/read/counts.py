@@ -15,7 +15,7 @@ _OF_NODES = ('num_nodes', 'num_accelerators', 'accelerator')  # keys of each kin
 
 
 def describe_in_log(log: RawLog) -> SystemDescription:
-    """Return the description that a v0.6 log contains as an object or as text; in the text, values may be quoted."""
+    """Return the system description in a v0.6 log, an object or a text whose values may be quoted."""
     text = str(log.value(keys.SUBMISSION_ENTRY))[:10_000]
     found = {name: [quoted or digits for quoted, digits in re.findall(
         rf"""["']{name}\\*["']: ?(?:\\*["']([^"'\\]*)|(\d+))""", text)] for name in ('framework', *_OF_NODES)}

@@ -32,7 +32,7 @@ class SystemDescription:
     accelerator: str | None = None
     framework: str | None = None
     node_gbit_s: float | None = None  # sum over the ports that connect a node to others
-    fault: Finding | None = None  # about what cannot be read
+    fault: Finding | None = None  # about an unreadable file, or a value that is no number
 
 
 def _count(value: Any) -> int | None:
