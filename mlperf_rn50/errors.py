@@ -7,6 +7,8 @@ from collections.abc import Sequence
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 EXIT_RESUMABLE = 75  # EX_TEMPFAIL of sysexits.h; the run can continue with --resume
 EXIT_AT_ONCE = 130  # as in shells; after a second stop request, or Ctrl-C in a command with nothing to finish
+# Exit code of a run by the status in its last record, which the launcher returns whatever code the ranks ended with.
+EXIT_CODES = {'converged': EXIT_OK, 'aborted': EXIT_FAILED, 'failed': EXIT_FAILED, 'interrupted': EXIT_RESUMABLE}
 
 
 class UserError(Exception):

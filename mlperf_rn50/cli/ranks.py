@@ -1,6 +1,5 @@
 """Configuration and start of the commands that run on every rank."""
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,10 +14,9 @@ from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, missing_settings
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size
 from mlperf_rn50.system.processor import set_omp_threads, unbound_threads
-from mlperf_rn50.system.signals import STOP_SIGNALS, handle_in_thread
 from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat
 from mlperf_rn50.train.watchdog.stall_report import stalled_folder
-from mlperf_rn50.train.watchdog.watcher import run_watched
+from mlperf_rn50.train.watchdog.watcher import run_rank, run_watched
 
 
 def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser) -> tuple[Config, Any]:
@@ -64,11 +62,7 @@ def in_rank(program: Callable[[Heartbeat], int], config: Config, can_stop: bool 
         os.environ.update(missing_settings({**os.environ, DEVICE_VARIABLE: config.train.device}))
     program = _without_unused_packages()(program)
     if launched_size() is None:
-        heartbeat = Heartbeat()
-        with handle_in_thread(heartbeat.request_stop if can_stop else None):  # before the imports, which take seconds
-            return program(heartbeat)
+        return run_rank(program, Heartbeat(), can_stop)
     limits_s = {phase: getattr(config.comm, key) for phase, key in PHASES.items()}
     folder = stalled_folder(run_dir or Path(config.run.dir), dict(os.environ))
-    # A stop request during start-up takes effect after the first step, because train() unblocks the signals there.
-    signal.pthread_sigmask(signal.SIG_BLOCK if can_stop else signal.SIG_UNBLOCK, STOP_SIGNALS)
     return run_watched(program, limits_s, folder, can_stop)

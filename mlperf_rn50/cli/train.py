@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.cli.parsers import config_parser
-from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
+from mlperf_rn50.errors import EXIT_CODES, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
@@ -83,19 +83,13 @@ def _value_of(config: cfg.Config, key: str) -> Any:
 
 def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[str], heartbeat: Heartbeat) -> int:
     from mlperf_rn50.analysis.recipe.differences import find_deviations
-    from mlperf_rn50.runfolder.records import EXIT_CODES
-    from mlperf_rn50.system.launcher_env import rank_name
     from mlperf_rn50.train.comm.horovod import open_comm
     from mlperf_rn50.train.comm.sharing import sharing_of
     from mlperf_rn50.train.run import Job, train
     comm = open_comm(config.comm.compression, exchange=heartbeat.exchange, num_sharing=sharing_of(config))
     heartbeat.beat()  # the imports took a while, which must not count as a stall
     warnings = find_deviations(config, comm.world_size) if comm.rank == 0 and not resume else []
-    try:
-        end, folder = train(Job(config, comm, heartbeat, resume, is_elastic, allowed, warnings))
-    except UserError as e:
-        e.where = f'{rank_name()}, {heartbeat}: ' if heartbeat.has_started else ''
-        raise
+    end, folder = train(Job(config, comm, heartbeat, resume, is_elastic, allowed, warnings))
     if comm.rank == 0:
         with suppress(OSError):  # a closed terminal must not fail the run
             print(_render_end(end, folder, config), flush=True)

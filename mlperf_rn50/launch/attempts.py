@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE
+from mlperf_rn50.errors import EXIT_CODES, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.runfolder import records
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
@@ -50,7 +50,7 @@ def newest_run(folder: Path) -> RunFolder | None:
 def end_of(lines: Sequence[ProgressRecord]) -> str | None:
     """Return the final status of a run from its last line; None if that line is not an end event."""
     last = lines[-1] if lines else None
-    return last.status if isinstance(last, records.EndRecord) and last.status in records.EXIT_CODES else None
+    return last.status if isinstance(last, records.EndRecord) and last.status in EXIT_CODES else None
 
 
 def read_progress(folder: Path) -> RunProgress:
@@ -82,7 +82,7 @@ def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, past: S
     past: all attempts, can_exclude: whether a failing host can be excluded.
     """
     if attempt.end is not None:
-        return records.EXIT_CODES[attempt.end], ''
+        return EXIT_CODES[attempt.end], ''
     if is_stop_requested:
         return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED, ''
     if attempt.exit_code == EXIT_USAGE or restarts_left < 1:

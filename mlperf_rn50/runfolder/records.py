@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from mlperf_rn50.runfolder.jsonl import append, read_lines
 
 Number = Annotated[float, Meta(ge=0, le=1e9)]
@@ -25,8 +24,6 @@ Gauge = Annotated[float, Meta(ge=0, le=1e18)]
 Name = Annotated[str, Meta(max_length=64)]
 Rates = dict[str, Annotated[float, Meta(ge=0, le=1e15)]]  # by device
 
-# Exit code of a run by the status in its last record, which the launcher returns whatever code the ranks ended with.
-EXIT_CODES = {'converged': EXIT_OK, 'aborted': EXIT_FAILED, 'failed': EXIT_FAILED, 'interrupted': EXIT_RESUMABLE}
 
 
 class TrainRecord(Struct, tag_field='event', tag='train'):
@@ -153,7 +150,7 @@ class Attempt:
 
     run: int | None  # number of the run; None if no run began
     exit_code: Annotated[int, Meta(ge=-255, le=255)]
-    end: str | None  # a status of EXIT_CODES; None if metrics.jsonl has no EndRecord of the attempt
+    end: str | None  # a status of errors.EXIT_CODES; None if metrics.jsonl has no EndRecord of the attempt
     gained: bool  # whether the attempt wrote a newer checkpoint
     can_resume: bool
     has_stepped: bool = False  # whether the attempt recorded a step

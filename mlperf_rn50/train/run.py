@@ -24,7 +24,6 @@ from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.system.cgroup import render_cpu_list
 from mlperf_rn50.system.launcher_env import print_stderr
-from mlperf_rn50.system.signals import catch
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import events
 from mlperf_rn50.train.build import build, start_clock
@@ -73,7 +72,6 @@ def train(job: Job) -> tuple[events.Ended, RunFolder]:
     Return the end of the run (converged, aborted or interrupted) and its files.
     """
     check_values(job.config)
-    catch(job.heartbeat.request_stop)
     job.heartbeat.beat('start-up')
     with open_run(job) as run:
         try:

@@ -17,10 +17,10 @@ from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 
-from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, RankLost
+from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, RankLost, UserError
 from mlperf_rn50.system import cgroup, out_of_memory
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, print_stderr, rank_name
-from mlperf_rn50.system.signals import STOP_SIGNALS, StopRequests, catch, end_with_parent
+from mlperf_rn50.system.signals import STOP_SIGNALS, StopRequests, catch, end_with_parent, handle_in_thread
 from mlperf_rn50.train.watchdog import stall_report
 from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat
 
@@ -121,8 +121,7 @@ class Watcher:
         if not self._stop_requests.is_requested:  # otherwise the launcher has ended the ranks
             self._report('the engine (mpirun, horovodrun or srun) on this host has ended', is_outside=True)
         self._health = replace(self._health, orphaned_at=time.monotonic())
-        self._heartbeat.request_stop()
-        self._signal(signal.SIGTERM)  # the rank takes a checkpoint if the other ranks are alive
+        self._heartbeat.request_stop()  # the rank takes a checkpoint if the other ranks are alive
 
     def _sample_memory(self) -> None:
         sample = out_of_memory.take_sample(self._pid, self._cgroup, self._memory)
@@ -134,13 +133,11 @@ class Watcher:
         self._stop_requests.add(number, time.monotonic())
         if self._stop_requests.is_forced or not self._can_stop:
             self._is_ended = True
-            self._signal(signal.SIGKILL)
-        else:
-            self._signal(number)
+            self._kill()
 
-    def _signal(self, number: int) -> None:
+    def _kill(self) -> None:
         with suppress(ProcessLookupError):
-            os.kill(self._pid, number)
+            os.kill(self._pid, signal.SIGKILL)
 
     def _exit_code(self, status: int) -> int:
         if self._is_ended:
@@ -188,7 +185,7 @@ class Watcher:
 
     def _end(self, reason: str) -> None:
         where = str(self._heartbeat)
-        self._signal(signal.SIGKILL)
+        self._kill()
         self._report(reason, where, self._health.is_stopped)
         end = time.monotonic() + _GRACE_S  # a rank that waits for storage may never end
         while not os.waitpid(self._pid, os.WNOHANG)[0] and time.monotonic() < end:
@@ -202,12 +199,25 @@ class Watcher:
             print_stderr(f'mlperf-rn50: {rank_name()}, {where or self._heartbeat}: {reason}')
 
 
+def run_rank(program: Callable[[Heartbeat], int], heartbeat: Heartbeat, can_stop: bool) -> int:
+    """Run a rank, which reads stop requests from its heartbeat; return its exit code.
+
+    An error after its start states rank, host, step and phase. Without can_stop, a stop request ends the rank at once.
+    """
+    with handle_in_thread(heartbeat.request_stop if can_stop else None):  # before the imports, which take seconds
+        try:
+            return program(heartbeat)
+        except UserError as e:
+            e.where = f'{rank_name()}, {heartbeat}: ' if heartbeat.has_started else ''
+            raise
+
+
 def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, float], folder: Path | None = None,
                 can_stop: bool = True) -> int:
     """Run a rank in a forked process and watch it; return its exit code in both processes.
 
-    The watcher forwards STOP_SIGNALS; those that the caller has blocked reach the rank when the rank unblocks them. A
-    forced stop request (see StopRequests) ends the rank at once.
+    The watcher turns STOP_SIGNALS into a stop request of the heartbeat, which the rank reads; they are blocked in the
+    rank. A forced stop request (see StopRequests) ends the rank at once.
 
     Args:
         limits_s: time without a sign of life before a rank is ended, by phase; 0 disables the limit.
@@ -216,7 +226,7 @@ def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, floa
     heartbeat, parent = Heartbeat(), os.getppid()
     stacks_reader, stacks_writer = os.pipe()
     reader, writer = os.pipe()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # so that the watcher forwards them from the start
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # those that arrive now wait for the watcher's handlers
     pid = os.fork()
     if pid:
         os.close(reader)  # the writer stays open until this process ends
@@ -225,9 +235,8 @@ def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, floa
     os.close(writer)
     os.close(stacks_reader)
     _prepare_rank(heartbeat, reader, stacks_writer, folder)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
-        return program(heartbeat)
+        return run_rank(program, heartbeat, can_stop)
     except Exception as e:
         text = str(e).strip() or type(e).__name__
         # The loss of another rank is not a failure of this one. Without can_stop, the program reports findings.
