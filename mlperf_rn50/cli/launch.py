@@ -74,10 +74,11 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
 
 
 def run_ranks(argv: Sequence[str]) -> int:
-    """Run a program with a number of ranks on this machine."""
+    """Run a program with a number of ranks on this machine or each host."""
     from mlperf_rn50.launch.launcher import Launcher
     o, _ = ArgumentParser.parse_known_args(ranks_parser(), argv)  # unlike Parser, leaves $ and ~ to the program
     per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
     options = parse_arguments(ENGINES['local'].make_parser('local'), ['--ranks-per-device', per_device])
-    launcher = Launcher('ranks', ENGINES['local'], options, SignalQueue(LAUNCHER_SIGNALS), load_train_config)
-    return launcher.run_program(o.num_ranks, [o.program, *o.words], os.environ.get(DEVICE_VARIABLE, 'cpu'))
+    launcher = Launcher('ranks', ENGINES['local'], replace(options, hosts=o.hosts), SignalQueue(LAUNCHER_SIGNALS),
+                        load_train_config)
+    return launcher.run_program(o.ranks_per_node, [o.program, *o.words], os.environ.get(DEVICE_VARIABLE, 'cpu'))

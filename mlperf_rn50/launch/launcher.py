@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_RESUMABLE, ConfigError
@@ -181,11 +181,15 @@ class Launcher:
                                                            [str(CHECKOUT / 'launch/mps.sh'), 'stop'], device)
         return requeue(code, place.run_dir, self.say) if self.engine.in_slurm else code
 
-    def run_program(self, num_ranks: int, command: Sequence[str], device: str) -> int:
-        """Run a program with a number of ranks on this machine, without checks and restarts."""
-        place, job = Placement(Path(), ('localhost',), num_ranks), f'{os.getpid()}-{secrets.token_hex(4)}'
-        if (code := self.start_ranks(place, job, [str(CHECKOUT / 'launch/bind.sh'), *command], device)) == EXIT_FAILED:
-            self.try_mpi(place, f'{job}m', device)
+    def run_program(self, ranks_per_node: int, command: Sequence[str], device: str) -> int:
+        """Run a program with a number of ranks on this machine or each host, without checks and restarts."""
+        hosts, job = [h.name for h in self.options.hosts] or ['localhost'], f'{os.getpid()}-{secrets.token_hex(4)}'
+        check_ranks(self.options.hosts, ranks_per_node)
+        with TemporaryDirectory() as folder:
+            place = Placement(Path(folder), tuple(hosts), ranks_per_node)
+            code = self.start_ranks(place, job, [str(CHECKOUT / 'launch/bind.sh'), *command], device)
+            if code == EXIT_FAILED:
+                self.try_mpi(place, f'{job}m', device)
         return code
 
 

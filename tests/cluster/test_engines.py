@@ -7,6 +7,7 @@ import time
 import pytest
 import yaml
 from cluster.conftest import run_metrics
+from helpers import ROOT, run
 
 from mlperf_rn50.runfolder.names import list_checkpoints
 
@@ -35,6 +36,13 @@ def test_training_on_hosts(start, cluster, tiny_config, launcher, num_hosts):
     whole = (tiny_config.parent / 'data/train.rec').stat().st_size
     assert sum(epoch['new_record_bytes'].values()) == whole
     assert max(epoch['new_record_bytes'].values()) < 1.2 * whole / num_hosts
+
+
+@pytest.mark.engine
+def test_program_on_hosts(cluster):
+    command = [ROOT / 'launch/ranks.sh', '--hosts', 'h1,h2', 2, 'sh', '-c', 'echo $(hostname) $OMPI_COMM_WORLD_RANK']
+    done = run(cluster.hosts[0].inside(command), env=cluster.environment())
+    assert sorted(done.stdout.splitlines()) == ['h1 0', 'h1 1', 'h2 2', 'h2 3'], done
 
 
 def test_hostfile_and_two_ranks_per_host_on_one_device(start, cluster, tiny_config, tmp_path):
