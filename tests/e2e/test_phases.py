@@ -1,7 +1,5 @@
 """Faults injected into the training process in each phase of a run."""
 import json
-import os
-import shutil
 import time
 
 import pytest
@@ -98,14 +96,3 @@ def test_modified_run_folder_does_not_affect_the_run_and_is_checked_on_resume(tr
     again = call('train', '--resume', run_dir, '--train.max_epochs=3', '--schedule.base_lr=0.02')
     assert again.returncode == 1 and newest.name in again.stderr and 'resumed from' in again.stderr, again.stderr
     assert (run_dir / 'result_0.txt').read_text().count('"run_resumed"') == 1
-
-
-@pytest.mark.parametrize('phase, name', [('start-up', 'train.rec'), ('evaluation', 'validation.rec')])
-def test_truncated_data_is_reported(train, tiny, tmp_path, phase, name):
-    data = tmp_path / 'data'
-    shutil.copytree(tiny, data)
-    done, run_dir = train([phase], lambda _: os.truncate(data / name, 1000), f'--data.dir={data}',
-                          '--train.max_epochs=3', '--train.eval_batch_size=8')  # limits read-ahead
-    assert_one_line(done, 2, name.removesuffix('rec'))
-    for path in list_checkpoints(run_dir / 'checkpoints'):
-        load(path)

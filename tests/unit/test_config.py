@@ -10,10 +10,9 @@ from helpers import ROOT, call
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.analysis.watch.follower import _max_epochs
 from mlperf_rn50.cli.train import make_parser
 from mlperf_rn50.config import SECTIONS, Config, check_values, render_yaml, to_tree
-from mlperf_rn50.config_file import _Loader, load_tree, load_yaml, resolve_config, resolve_tree
+from mlperf_rn50.config_file import _Loader, load_yaml, resolve_config, resolve_tree
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
@@ -161,20 +160,6 @@ def test_fractions_and_exponents(tmp_path, value, expected, is_option):
 def test_written_texts_are_read_back(text):
     config = with_text(('run', 'submission_org'), text)
     assert yaml.load(render_yaml(config), _Loader) == to_tree(config)
-
-
-def bomb(num_levels):
-    """Return a short file whose merge keys expand by a factor of 9 per level."""
-    levels = ['a0: &a0 {k: 1}']
-    levels += [f'a{i}: &a{i} {{<<: [{", ".join([f"*a{i - 1}"] * 9)}]}}' for i in range(1, num_levels)]
-    return '\n'.join(levels)
-
-
-def test_merge_keys_do_not_expand(tmp_path):
-    (tmp_path / 'config.yaml').write_text(bomb(30))  # 9^29 keys, more than any memory
-    with pytest.raises(ConfigError, match=r'got the alias \*a0, expected explicit values'):
-        load_tree(tmp_path / 'config.yaml')
-    assert _max_epochs(tmp_path / 'config.yaml') is None
 
 
 def test_every_yaml_file_is_read_by_one_loader():

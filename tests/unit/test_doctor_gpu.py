@@ -1,7 +1,6 @@
 """Doctor checks of GPUs with made-up facts: MXNet builds, cards, drivers and trial batches."""
 import sys
 from contextlib import contextmanager
-from unittest.mock import Mock
 
 import mxnet as mx
 import numpy as np
@@ -15,7 +14,6 @@ from mlperf_rn50.data.pipeline import whole_images
 from mlperf_rn50.doctor import facts as doctor_facts
 from mlperf_rn50.doctor import gpu_stack
 from mlperf_rn50.doctor.gpu_stack import check_gpus, check_libraries, check_trial, cuda_major, mxnet_facts, one_line
-from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.options import TrainConfig
@@ -220,19 +218,6 @@ def test_error_of_a_kernel_is_one_line(monkeypatch, thin_resnets):
     assert trial['what'] == 'a training pass' and trial['problem'].endswith('CUDNN_STATUS_NOT_SUPPORTED')
     wrong = Config(train=TrainConfig(global_batch_size=7))
     assert 'global_batch_size' in doctor_facts.try_batches(wrong, 2, 0, None)['problem']
-
-
-@pytest.mark.parametrize('device, problem', [(0, ''), (None, 'train.device: got gpu, but MXNet finds no GPU')])
-def test_rank_with_a_gpu_tries_it_and_one_without_reports_the_reason(monkeypatch, device, problem):
-    find_device = Mock(return_value=device, side_effect=ConfigError(problem) if problem else None)
-    for name, stand_in in (('own_facts', lambda folder, mxnet: {'host': 'h1', 'gpus': [], 'mxnet': mxnet}),
-                           ('device_id_of', find_device), ('device_context', lambda device_id: mx.cpu()),
-                           ('try_batches', lambda c, size, rank, device_id: {'device': device_id}),
-                           ('_horovod_facts', lambda *_: {})):
-        monkeypatch.setattr(doctor_facts, name, stand_in)
-    [facts] = doctor_facts.gather_facts(config(device='gpu'), True, Comm())
-    assert (facts['device'], facts['device_problem'], facts['mxnet']['kind']) == (device, problem, 'cpu')
-    assert facts['trial'] == (None if problem else {'device': 0})
 
 
 def test_doctor_of_one_rank_does_not_need_horovod(monkeypatch):

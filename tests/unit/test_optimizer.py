@@ -95,20 +95,6 @@ def test_float16_weights_follow_their_float32_masters(config, can_skip):
         np.testing.assert_array_equal(weight, master.astype(weight.dtype))
 
 
-def test_lars_trust_ratios_are_reported():
-    params = make_params()
-    optimizer = Optimizer(params, OptimizerConfig('lars', lars_eta=0.1, weight_decay=0.0), 2)
-    grads = set_grads(params, 0)
-    weight = params['fc1_weight'].data().asnumpy()
-    optimizer.step(0.5, 0.5)
-    reported = {n: float(r) for names, ratios in optimizer.trust_ratios() for n, r in zip(names, ratios.asnumpy())}
-    assert set(reported) == {n for n in SHAPES if n.endswith('_weight')}
-    assert reported['fc1_weight'] == pytest.approx(
-        0.1 * np.linalg.norm(weight) / np.linalg.norm(grads['fc1_weight']), rel=1e-4)
-    assert optimizer.squared_norms().asnumpy().sum() == pytest.approx(
-        sum((g.astype(float)**2).sum() for g in grads.values()), rel=1e-5)
-
-
 @pytest.mark.parametrize('dtype, shape, scale', [
     ('float32', (512, 512, 3, 3), 0.01), ('float32', (1, 2**21), 1e-6), ('float16', (4, 9), 5000.0)])
 def test_norms_of_large_tensors_and_values_match_float64(dtype, shape, scale):
@@ -123,13 +109,13 @@ def test_norms_of_large_tensors_and_values_match_float64(dtype, shape, scale):
 
     def norms(arrays):
         return np.array([np.linalg.norm(arrays[t.name].asnumpy().astype(float)) for t in optimizer.tensors])
-    config = OptimizerConfig('lars', lars_eta=1.0, weight_decay=0.0, lars_epsilon=0.0)
+    config = OptimizerConfig('lars', lars_eta=0.1, weight_decay=0.0, lars_epsilon=0.0)
     optimizer = Optimizer(params, config)
     grads, weights = norms({n: p.grad() for n, p in params.items()}), norms({n: p.data() for n, p in params.items()})
     np.testing.assert_allclose(np.sqrt(optimizer.squared_norms().asnumpy()), grads[::-1], rtol=1e-5)
     optimizer.step(1e-9, is_finite=mx.nd.ones((1,)) if dtype == 'float16' else None)
     (names, ratios), = optimizer.trust_ratios()
-    np.testing.assert_allclose(ratios.asnumpy(), (weights / grads)[::-1], rtol=1e-5)
+    np.testing.assert_allclose(ratios.asnumpy(), (0.1 * weights / grads)[::-1], rtol=1e-5)
     assert names == [t.name for t in optimizer.tensors[::-1]]
 
 

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from unittest.mock import patch
 
 import mxnet as mx
 import numpy as np
@@ -131,23 +130,6 @@ def test_asynchronous_engine_gets_copies_that_are_held_for_four_runs(numbered, m
     assert [ref() is not None for ref in outputs] == [False] * 2 * (7 - num_held) + [True] * 2 * num_held
 
 
-def test_building_the_pipeline_reads_no_image(numbered, monkeypatch):
-    reads, read = [], RecordFile.read
-    monkeypatch.setattr(RecordFile, 'read', lambda self, position: (reads.append(position), read(self, position))[1])
-    before, shard = set(threading.enumerate()), Shard(21, 0, 1, 5)
-    with patch.object(pipeline, 'build_pipeline', wraps=pipeline.build_pipeline) as build:
-        train, evaluation = train_batches(numbered[21], shard, 1, 0, None), eval_batches(numbered[21], shard, None)()
-    assert build.call_count == 2
-    # The only new thread draws the order of the first epoch.
-    [thread] = set(threading.enumerate()) - before
-    thread.join(0.2)
-    assert thread.name == 'ahead_0' and not reads
-    next(train)
-    num_reads = len(reads)
-    next(evaluation)
-    assert len(reads) > num_reads >= 5
-
-
 def test_epoch_resumed_midway_keeps_its_order_and_random_numbers():
     shard = Shard(20, 0, 1, 10)
     requests = train_requests(DataConfig(), shard, 1, 3)  # the second step of the second epoch
@@ -250,21 +232,10 @@ def test_threads_are_pinned_if_each_has_a_cpu(numbered, monkeypatch, num_threads
 
 
 @pytest.mark.parametrize('missing', ['.rec', '.idx'])
-def test_missing_or_truncated_file_is_found_before_the_first_batch_without_opening_it(tmp_path, monkeypatch, missing):
-    config, shard, opened, open_file = make_config(tmp_path, ramp(4), num_val=4), Shard(4, 0, 1, 2), [], os.open
+def test_missing_or_truncated_file_is_found_before_the_first_batch(tmp_path, missing):
+    config, shard = make_config(tmp_path, ramp(4), num_val=4), Shard(4, 0, 1, 2)
     for path in tmp_path.glob('*.index.npy'):
         path.unlink()
-
-    def opening(path, *args, **keys):
-        opened.append(Path(path).suffix)
-        return open_file(path, *args, **keys)
-    monkeypatch.setattr(os, 'open', opening)
-    start, train = eval_batches(config, shard, None), train_batches(config, shard, 1, 0, None)
-    assert not {'.rec', '.idx'} & {*opened}
-    for stream in (train, start()):
-        opened.clear()
-        next(stream)
-        assert {'.rec', '.idx'} <= {*opened}
     for name, build in (('train', lambda: train_batches(config, shard, 1, 0, None)),
                         ('validation', lambda: eval_batches(config, shard, None))):
         os.truncate(tmp_path / f'{name}.rec', 3)

@@ -1,5 +1,4 @@
 """Instruction sets of processors, and numbers of OpenMP threads."""
-import os
 
 import pytest
 from helpers import AVX2, AVX512, BF16, cpuinfo
@@ -13,7 +12,6 @@ from mlperf_rn50.system.processor import (
     omp_threads,
     parse_processor,
     quota_threads,
-    set_omp_threads,
     unbound_threads,
 )
 
@@ -70,13 +68,6 @@ def test_bfloat16_without_avx512_is_refused_with_advice():
                                            ('²', None), ('9' * 5000, None)])
 def test_first_level_of_nested_threads_counts(text, threads):
     assert omp_threads(text) == threads
-
-
-@pytest.mark.parametrize('text, threads', [('2,1', 2), ('many', None)])
-def test_omp_threads_are_set_if_variable_is_not_a_number(text, threads, monkeypatch):
-    monkeypatch.setenv('OMP_NUM_THREADS', text)
-    assert set_omp_threads(7) == (threads or 7)
-    assert os.environ['OMP_NUM_THREADS'] == (text if threads else '7')
 
 
 @pytest.mark.parametrize('quota, local_size, threads', [(None, 2, 8), (0.5, 1, 1), (5.9, 2, 2), (64.0, 2, 8)])

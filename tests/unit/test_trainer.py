@@ -45,10 +45,7 @@ def test_smoothed_cross_entropy_matches_reference(smoothing):
 @pytest.fixture
 def small_training(thin_resnets):
     """Trainer of a small network, and batches of 8 from 20 images, so the third step of an epoch has 4."""
-    data = DataConfig(num_train=20, num_val=8, num_classes=3, image_size=16, resize_shorter=16, synthetic=True)
-    config = Config(data=data, model=ModelConfig(name='resnet18'), train=TrainConfig(local_batch_size=8))
-    plan = make_plan(config, 1)
-    return Trainer(plan, Comm(), 0, None), synthetic_batches(config, plan.train_shard(), None)
+    return make_normed()[:2]
 
 
 def memory_of(array) -> range:

@@ -1,9 +1,7 @@
 """Saved weights: round trip, damage, hostile files, and transfer to other networks."""
 import hashlib
 import json
-import pickle
 from dataclasses import replace
-from unittest.mock import Mock
 
 import mxnet as mx
 import numpy as np
@@ -81,11 +79,6 @@ def test_folder_without_weights_is_an_error_with_advice(tmp_path):
         load_weights(tmp_path)
 
 
-class _Trap:
-    def __reduce__(self):
-        return (open, ('/nonexistent/must-not-run', 'w'))
-
-
 def _update_digest(folder):
     """Update the digest for the changed arrays, as an attacker would."""
     content = json.loads((folder / 'best.json').read_text())
@@ -93,36 +86,16 @@ def _update_digest(folder):
     (folder / 'best.json').write_text(json.dumps(content))
 
 
-def test_damaged_arrays_raise_only_data_errors(saved):
-    """Arrays that are truncated or changed anywhere may load only with an updated digest."""
-    whole = (saved / 'best.npz').read_bytes()
-    random = np.random.default_rng(0)
-    kinds = set()
-    for i in range(60):
-        place = int(random.integers(len(whole)))
-        changed = whole[:place] if i % 2 else whole[:place] + bytes([random.integers(256)]) + whole[place + 1:]
-        (saved / 'best.npz').write_bytes(changed)
-        if changed != whole:
-            with pytest.raises(DataError, match='got SHA-256 .* from best.json'):
-                load_weights(saved)
-        _update_digest(saved)
-        try:
-            load_weights(saved)
-            kinds.add('loaded')
-        except DataError as e:
-            assert '\n' not in str(e)
-            kinds.add('refused')
-    assert kinds == {'loaded', 'refused'}  # a changed byte of a name or number is valid
-
-
 @pytest.mark.parametrize('content, message', [
-    (lambda path: np.savez(path, a=np.array([_Trap()], dtype=object)), 'a.npy: got object, expected numbers'),
-    (lambda path: path.write_bytes(pickle.dumps(_Trap())), 'not an .npz'),
+    (lambda path: path.write_bytes(path.read_bytes()[:-9]), 'not an .npz'),
     (lambda path: np.savez(path, a=np.arange(3)), 'a: got int64, expected float32 or float16'),
     (lambda path: np.savez(path, a=np.array([1, np.inf])), 'a: got 1 non-finite of 2 values'),
-], ids=['object', 'pickle', 'integers', 'infinity'])
-def test_invalid_arrays_are_refused_despite_valid_digest(saved, content, message):
+], ids=['cut', 'integers', 'infinity'])
+def test_invalid_arrays_are_refused_even_with_their_digest(saved, content, message):
+    """test_checkpoint has the hostile arrays that the common reader refuses."""
     content(saved / 'best.npz')
+    with pytest.raises(DataError, match='got SHA-256 .* from best.json'):
+        load_weights(saved)
     _update_digest(saved)
     with pytest.raises(DataError, match=message):
         load_weights(saved)
@@ -140,14 +113,6 @@ def test_damaged_description_is_refused(saved, change, message):
                      json.dumps({**json.loads(path.read_text()), **change}).encode())
     with pytest.raises(DataError, match=rf'best.json: not weights of this program \(.*{message}'):
         load_weights(saved)
-
-
-def test_failed_write_keeps_existing_files(saved, monkeypatch):
-    before = {p.name: p.read_bytes() for p in saved.iterdir()}
-    monkeypatch.setattr(np, 'savez', Mock(side_effect=OSError(28, 'No space left on device')))
-    with pytest.raises(UserError, match='cannot write the weights: No space left on device'):
-        save_weights(saved, 'best', DESCRIPTION, ARRAYS)
-    assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
 
 
 def build(seed=1):
@@ -204,10 +169,10 @@ def test_other_differences_are_refused_without_changes(change, message):
 
 
 def test_last_layer_stays_new_for_other_classes(thin_resnets):
-    nets = [build_model(CONFIG, mx.cpu(), seed) for seed in (1, 2)]
-    arrays, own = ({n: p.data().asnumpy() for n, p in net.collect_params().items()} for net in nets)
+    nets = [build(seed) for seed in (1, 2)]
+    arrays, own = map(arrays_of, nets)
     assert set_weights(nets[1], arrays) == []
-    nets[1] = build_model(CONFIG, mx.cpu(), 2)
+    nets[1] = build(2)
     note, = set_weights(nets[1], arrays, has_other_classes=True)
     assert note.startswith('the weights are for 3 other classes, the data has 3; the last layer (')
     for name, param in nets[1].collect_params().items():
