@@ -5,10 +5,8 @@ Horovod's Python, MXNet's Python and C interface, which pushes every operator to
 have 4 channels and an image of 32 pixels, so that the engine's threads, whose time does not count, finish them quickly;
 Horovod's library, which returns at once; and for float16, for which CPUs have no convolution, the network, which stays
 float32 while optimizer and exchange get arrays of the types that it has on a GPU.
-Usage: .venv/bin/python benchmarks/python_step.py [ROUNDS [profile]]    (profile: functions by time, for float16)
+Usage: .venv/bin/python benchmarks/python_step.py [ROUNDS]
 """
-import cProfile
-import pstats
 import statistics
 import sys
 import time
@@ -57,7 +55,7 @@ def float16_params(net):
     return params
 
 
-def step_times(precision, num_buckets, num_ranks, rounds, profile=None):
+def step_times(precision, num_buckets, num_ranks, rounds):
     """Return ms of the main thread for each step, and the number of exchanges in a step."""
     config = Config(data=DataConfig(num_train=IMAGES, image_size=32, resize_shorter=32, num_classes=10, synthetic=True),
                     model=ModelConfig(name='resnet50'), optimizer=OptimizerConfig('lars'),
@@ -74,26 +72,17 @@ def step_times(precision, num_buckets, num_ranks, rounds, profile=None):
             trainer.settle()
             exchanges.clear()
             begin = time.thread_time()
-            if profile:
-                profile.enable()
             trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step))
-            if profile:
-                profile.disable()
             times.append(1e3 * (time.thread_time() - begin))
     return times[3:], len(exchanges)
 
 
 def main():
-    rounds, profile = int((sys.argv[1:] or ['3'])[0]), sys.argv[2:]
+    [rounds] = sys.argv[1:] or [3]
     resnet.STAGE_CHANNELS = (4,) * 4
-    if profile:
-        profiler = cProfile.Profile()
-        step_times('float16', 8, 1024, rounds, profiler)
-        pstats.Stats(profiler).sort_stats('tottime').print_stats(30)
-        return
     cases = {'float32': (1, 7, 17), 'float16': (1, 8, 18)}
     for precision, num_buckets in [(p, n) for p, numbers in cases.items() for n in numbers]:
-        times, num_exchanges = step_times(precision, num_buckets, 1024, rounds)
+        times, num_exchanges = step_times(precision, num_buckets, 1024, int(rounds))
         print(f'{precision}, {num_exchanges} exchanges, ms: {statistics.median(times):.2f} (fastest {min(times):.2f})'
               f'   limit {LIMIT_MS}', flush=True)
 

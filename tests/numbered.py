@@ -39,3 +39,13 @@ def ramp(n):
     """Return n different images of 8x8 pixels whose left and right halves differ."""
     base = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
     return [base + np.uint8(i) for i in range(n)]
+
+
+def write_records(path, payloads, labels, keys, sample_ids):
+    """Write a .rec and its .idx with MXNet; return the path."""
+    import mxnet as mx  # numbered.py is also for tests without MXNet
+    record = mx.recordio.MXIndexedRecordIO(str(path.with_suffix('.idx')), str(path), 'w')
+    for payload, label, key, sample_id in zip(payloads, labels, keys, sample_ids):
+        record.write_idx(key, mx.recordio.pack(mx.recordio.IRHeader(0, label, sample_id, 0), payload))
+    record.close()
+    return path

@@ -95,11 +95,9 @@ SlurmdLogFile={self.folder}/slurmd_%n.log
 
     def _wait_until_ready(self) -> None:
         """Wait until every node is idle."""
-        deadline = time.monotonic() + HANG_LIMIT_S
-        command = self.controller.inside(['sinfo', '-h', '-o', '%D %t'])
-        while (done := run(command, env=self.environment())).stdout.split() != [str(len(self.nodes)), 'idle']:
-            assert time.monotonic() < deadline, f'Slurm is not ready: {done.stdout}{done.stderr}; see {self.folder}'
-            time.sleep(0.2)
+        command, idle = self.controller.inside(['sinfo', '-h', '-o', '%D %t']), [str(len(self.nodes)), 'idle']
+        wait_for(lambda: run(command, env=self.environment()).stdout.split() == idle, lambda: True,
+                 lambda: f'Slurm is not ready; see {self.folder}', pause_s=0.2)
 
     def state(self, job: str) -> str:
         """Return the state of a job from scontrol."""
@@ -203,23 +201,17 @@ def test_scancel_leaves_a_checkpoint(submit):
     assert job.state == 'CANCELLED'  # not requeued
 
 
-def test_job_is_requeued_on_the_signal_before_the_time_limit_and_converges(submit):
+@pytest.mark.parametrize('is_starting', [False, True])
+def test_job_is_requeued_on_the_signal_before_the_time_limit_and_converges(submit, is_starting):
     job = submit(*BARE, '--train.target_accuracy', '0.8')
-    job.wait_for_step(10)
+    job.wait_for(lambda: job.output.count(': cores ') == 2, 'the ranks')
+    if not is_starting:
+        job.wait_for_step(10)
     job.slurm.call('scancel', '--batch', '--signal', 'USR1', job.number)  # as sent by --signal=B:USR1@90
     job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
     job.wait_for_state('COMPLETED', 'FAILED')
     assert job.state == 'COMPLETED', job.output
     assert 'requeued and resumes from' in job.output and 'resumed from' in job.output
-    assert [m['status'] for m in run_metrics(job.run_dir, 'end')] == ['interrupted', 'converged']
-
-
-def test_job_is_requeued_on_a_signal_during_start_up(submit):
-    job = submit(*BARE, '--train.target_accuracy', '0.6')
-    job.wait_for(lambda: job.output.count(': cores ') == 2, 'the ranks')
-    job.slurm.call('scancel', '--batch', '--signal', 'USR1', job.number)
-    job.wait_for_state('COMPLETED', 'FAILED')
-    assert job.state == 'COMPLETED', job.output
     assert [m['status'] for m in run_metrics(job.run_dir, 'end')] == ['interrupted', 'converged']
 
 

@@ -47,11 +47,3 @@ def test_silent_host_is_excluded_by_its_full_name(start, cluster):
     assert 'host h3.cluster.example (with rank 2) does not answer h1' in job.output
     assert 'excluding h3.cluster.example, which did not answer' in job.output
     job.wait_for_step(16)
-
-
-def test_setting_of_open_mpi_at_fault_is_named(start):
-    # The interface exists, but mpirun on h1 does not reach h2 through it.
-    code, output = start('--restarts', 1, OMPI_MCA_oob_tcp_if_include='lo').end()
-    assert code == 2, output
-    assert output.startswith('mlperf-rn50: OMPI_MCA_oob_tcp_if_include=lo: Open MPI cannot start ranks'), output
-    assert output.endswith('; correct or remove it\n') and output.count('\n') == 1

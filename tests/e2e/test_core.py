@@ -72,5 +72,6 @@ def test_tensorboard_contains_metrics(tiny, tmp_path):
     tags = set(kept.Tags()['scalars'])
     assert {'train/learning_rate', 'train/gradient_norm', 'lars_ratio/conv0_weight', 'accuracy/top1_tiny-digits',
             'speed/images_per_s_of_epoch'} < tags
+    assert all(t.endswith('_weight') for t in tags if t.startswith('lars_ratio/'))
     assert any(t.startswith('compute_ms_per_step/rank_0_') for t in tags)
     assert all(s.value > 0 for s in kept.Scalars('lars_ratio/conv0_weight') + kept.Scalars('train/gradient_norm'))

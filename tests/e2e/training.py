@@ -2,11 +2,10 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
-from helpers import CLI, HANG_LIMIT_S, under_ranks
+from helpers import CLI, under_ranks, wait_for
 
 from mlperf_rn50.data.prepare.command import pack
 from mlperf_rn50.data.prepare.samples import Dataset, digits
@@ -80,11 +79,8 @@ def start(words) -> subprocess.Popen:
 
 def wait_for_checkpoint(run_dir, step, process) -> None:
     """Wait until a checkpoint of this step or a later one is written."""
-    deadline = time.monotonic() + HANG_LIMIT_S
-    while newest_step(run_dir / 'checkpoints') < step:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, f'no checkpoint of step {step}'
-        time.sleep(0.01)
+    wait_for(lambda: newest_step(run_dir / 'checkpoints') >= step, lambda: process.poll() is None, process.communicate,
+             pause_s=0.01)
 
 
 def parent_pid(process) -> int | None:

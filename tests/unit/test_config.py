@@ -35,17 +35,6 @@ def test_shipped_configurations_have_a_plan_and_begin_with_their_command(path):
     assert any(word in path.read_text() for word in ('ublished', 'easured'))
 
 
-def test_configurations_match_published_recipes():
-    def numbers(name):
-        c = resolve_config(ROOT / f'launch/configs/{name}.yaml', [], PARSER)
-        plan = make_plan(c, config_world_size(c))
-        return plan.global_batch_size, c.optimizer.name, c.schedule.base_lr, c.train.target_accuracy
-    assert numbers('dgx2_v05') == (4096, 'sgd', 1.8, 0.749)
-    assert numbers('dgx1_v07') == (1664, 'lars', 7.4, 0.759)
-    assert numbers('dgxa100_v10_8node') == (13056, 'lars', 12.8, 0.759)
-    assert [numbers(f'c4140_v100_{n}node')[0] for n in (1, 2, 4, 8)] == [832, 1664, 3328, 6656]
-
-
 def test_defaults_then_file_then_command_line(tmp_path):
     path = tmp_path / 'c.yaml'
     path.write_text('train: {local_batch_size: 16, eval_period: 2}\n')
@@ -102,10 +91,8 @@ def test_errors_in_a_file(tmp_path, text, message):
     ([*BATCH, '--schedule.warmup_epochs', '90'], 'expected less than decay_epochs=90.0'),
     ([*BATCH, '--data.resize_shorter', '200'], 'expected at least image_size=224'),
     ([*BATCH, '--data.min_area', '0.5', '--data.max_area', '0.4'], 'expected min_area <= max_area'),
-    ([*BATCH, '--data.min_area', '0'], 'data.min_area: got 0'),
     ([*BATCH, '--data.std', '[1,0,1]'], 'data.std: got 0.0, expected a number above 0'),
     ([*BATCH, '--train.max_epochs', '100001'], 'train.max_epochs: got 100001, expected a number above 0, up to '),
-    ([*BATCH, '--schedule.decay_epochs', '1e9'], 'schedule.decay_epochs: got 1000000000.0, expected a number above '),
     ([*BATCH, '--schedule.base_lr', '.inf'], 'schedule.base_lr: got inf, expected a number above 0'),
     ([*BATCH, '--data.mirror', 'alternating', '--data.mirror_probability', '0.3'],
      'data.mirror_probability: got 0.3 with mirror=alternating, expected 0.5'),

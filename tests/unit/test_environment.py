@@ -40,11 +40,6 @@ def test_network_rates_are_read_from_sys(tmp_path):
                                        {'name': 'mlx5_0', 'rate': '100 Gb/sec (4X EDR)'}]
 
 
-def test_hardware_of_local_machine_is_found():
-    hardware = find_hardware()
-    assert hardware['cpu']['sockets'] >= 1 and hardware['memory_bytes'] > 2**28
-
-
 def test_translated_output_is_avoided(tmp_path, monkeypatch):
     line = '{"lscpu": [{"field": "%s:", "data": "EPYC"}]}'
     write_files(tmp_path, {'lscpu': f'#!/bin/sh\n[ "$LC_ALL" = C ] && echo \'{line % "Model name"}\' ||'

@@ -105,17 +105,13 @@ def test_options_without_a_kernel_are_refused(right, wrong, message):
     (with_model(layout=None, name='inception_v3'), 'NCHW'), (CPU, 'NCHW'),
     (replace(GPU, model=ModelConfig(), train=replace(GPU.train, precision='float32')), 'NCHW')])
 def test_layout_is_channels_last_only_with_nvidias_kernels(nvidia, config, layout):
-    assert with_layout(config).model.layout == layout
+    assert with_layout(config).model.layout == layout and not layout_warnings(with_layout(config))
 
 
 def test_plain_mxnet_is_channels_first_and_warns_of_channels_last():
     assert with_layout(with_model(layout=None)).model.layout == 'NCHW' and not layout_warnings(with_model(layout=None))
     [warning] = layout_warnings(GPU)
     assert '880,801 rows in training, which is 70 images of 224 pixels per rank; set model.layout' in warning
-
-
-def test_nvidias_mxnet_does_not_warn_of_channels_last(nvidia):
-    assert not layout_warnings(GPU)
 
 
 # --- equality of the networks -----------------------------------------------------------------------

@@ -8,7 +8,6 @@ import pytest
 from helpers import git as shell
 
 import mlperf_rn50
-from mlperf_rn50.git import git
 from mlperf_rn50.system.environment import git_commit
 
 
@@ -98,8 +97,3 @@ def test_missing_commit_has_a_reason(checkout, commit_in, tmp_path, monkeypatch,
         monkeypatch.setenv('PATH', path)
     facts = commit_in(tmp_path / place)
     assert facts['git_commit'] is None and reason in facts['git_commit_missing']
-
-
-def test_unknown_command_is_an_error(checkout):
-    with pytest.raises(ValueError, match='git: .*nonsense'):
-        git(checkout, 'nonsense')

@@ -1,8 +1,5 @@
 """Visible and chosen GPUs of a rank: CUDA_VISIBLE_DEVICES, one GPU per task, MIG, and unintended sharing."""
-import platform
-from dataclasses import asdict
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import mxnet as mx
 import pytest
@@ -135,29 +132,20 @@ def test_without_uuids_devices_are_identified_by_number_and_host(gpus, num_gpus,
     assert view.uuids == uuids and view.cards == (('0000:0b:00.0',) if uuids == ('GPU-a0',) else ())
 
 
-def take(monkeypatch, seen, num_gpus):
-    """Return the devices that ranks on one host choose, given the GPUs visible to each and their number in CUDA."""
-    config, taken = Config(train=TrainConfig(device='gpu'), run=RunConfig(ranks_per_device=1)), []
+def test_device_numbers_of_two_ranks_follow_from_the_views_of_both(monkeypatch):
+    config = Config(train=TrainConfig(device='gpu'), run=RunConfig(ranks_per_device=1))
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
-    monkeypatch.setattr(mx.context, 'num_gpus', Mock(return_value=num_gpus))
-    reported = [asdict(make_view(platform.node(), gpus, num_gpus, None)) for gpus in seen]
-    for rank, gpus in enumerate(seen):
-        monkeypatch.setattr(device, 'find_visible_gpus', Mock(return_value=gpus))
-        comm = SimpleNamespace(rank=rank, gather_object=Mock(return_value=reported))
-        try:
-            taken.append(device.device_id_of(config, comm))
-        except ConfigError as e:
-            taken.append(str(e))
-        comm.gather_object.assert_called_once_with(reported[rank])
-    return taken
 
-
-def test_device_numbers_follow_from_the_views_of_all_ranks(monkeypatch):
-    assert take(monkeypatch, [[gpu(0), gpu(1)]] * 2, 2) == [0, 1]
-    same = take(monkeypatch, [[gpu(0)], [gpu(0)]], 1)
-    assert same[0] == same[1] and 'run.ranks_per_device: got 1 with 2 ranks' in same[0]
-    assert take(monkeypatch, [[], []], 2) == [0, 1]  # no facts from the driver
-    assert take(monkeypatch, [[]], 0)[0].startswith('train.device: got gpu, but MXNet finds no GPU')
+    def devices(visible, num_gpus):
+        monkeypatch.setattr(mx.context, 'num_gpus', lambda: num_gpus)
+        monkeypatch.setattr(device, 'find_visible_gpus', lambda: visible)
+        return [device.device_id_of(config, SimpleNamespace(rank=rank, gather_object=lambda own: [own] * 2))
+                for rank in range(2)]
+    assert devices([gpu(0), gpu(1)], 2) == devices([], 2) == [0, 1]  # the latter without facts from the driver
+    for visible, num_gpus, message in (([gpu(0)], 1, 'run.ranks_per_device: got 1 with 2 ranks'),
+                                       ([], 0, 'train.device: got gpu, but MXNet finds no GPU')):
+        with pytest.raises(ConfigError, match=f'^{message}'):
+            devices(visible, num_gpus)
     assert device.device_id_of(Config(), SimpleNamespace()) is None
 
 

@@ -1,4 +1,5 @@
 """Launchers: hosts, options, attempts, failures, lock, and the end of an engine."""
+import functools
 import io
 import json
 import os
@@ -26,7 +27,7 @@ from mlperf_rn50.launch.attempts import read_attempt, read_progress
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, check_ranks, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.launcher import Launcher, check_room, folder_lock, remove_leftovers
-from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, Stage, processes_of, run_engine, stage_of
+from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, Stage, next_stage, processes_of, run_engine, stage_of
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
 from mlperf_rn50.system import signals as stop_signals
@@ -150,19 +151,6 @@ def keep(run, step):
     (run.checkpoints / f'step_{step:08d}').mkdir(parents=True)
 
 
-def test_end_of_an_earlier_attempt_is_ignored(tmp_path):
-    run = begin(tmp_path)
-    keep(run, 8)
-    write(run, {'event': 'train', 'step': 8}, {'event': 'end', 'status': 'interrupted'})
-    before = read_progress(tmp_path)
-    attempt = read_attempt(tmp_path, before, 2, is_resumed=True)  # the resume fails immediately
-    assert attempt == Attempt(0, 2, None, gained=False, can_resume=True, place='step 8, start-up')
-    write(run, {'event': 'resumed', 'step': 8}, {'event': 'train', 'step': 12}, {'event': 'end', 'status': 'converged'})
-    keep(run, 12)
-    assert read_attempt(tmp_path, before, 0, is_resumed=True) == Attempt(
-        0, 0, 'converged', True, can_resume=True, has_stepped=True, place='step 12, start-up', cause='converged')
-
-
 def test_attempt_without_a_run_is_recorded(tmp_path):
     write(begin(tmp_path), {'event': 'end', 'status': 'converged'})
     before = read_progress(tmp_path)
@@ -241,6 +229,14 @@ with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
 
 
 # --- engines and how they end -----------------------------------------------------------------------------
+
+@pytest.mark.parametrize('required, expected', [
+    ([Stage.STOPPING, Stage.STOPPING], Stage.STOPPING), ([Stage.STOPPING, Stage.TERMINATING], Stage.TERMINATING),
+    ([Stage.TERMINATING], Stage.TERMINATING), ([None], Stage.TERMINATING),  # None: the time of a stage is over
+    ([Stage.TERMINATING, None, Stage.STOPPING], Stage.KILLING), ([Stage.STOPPING, None, None, None], Stage.KILLING)])
+def test_stop_stages(required, expected):
+    assert functools.reduce(next_stage, required, Stage.RUNNING) is expected
+
 
 
 STOP, AT_ONCE, LOST = 'stop request', 'second Ctrl-C', 'host lost'

@@ -4,11 +4,10 @@ import signal
 
 import pytest
 from lines import mllog, write_lines, write_set
-from made_systems import studies_of, study_of
+from made_systems import studies_of
 
 from mlperf_rn50.analysis.report import detail_tables, tables
 from mlperf_rn50.analysis.report.detail_tables import runs_table
-from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.analysis.report.tables import finding_lines
 from mlperf_rn50.analysis.report.text import render_table
 from mlperf_rn50.analysis.sets import load
@@ -89,12 +88,3 @@ def test_telemetry_files_are_found_by_node(tmp_path):
     assert find_telemetry(tmp_path) == {10: [tmp_path / 'telemetry_10_a.jsonl'],
                                         2: [tmp_path / 'telemetry_2_a_1.jsonl', tmp_path / 'telemetry_2_b.jsonl']}
     assert find_telemetry(tmp_path / 'none') == {}
-
-
-def test_plots_of_many_runs_scan_the_folder_once(tmp_path, monkeypatch):
-    """One scan per run would take minutes, because the folder grows with the number of runs."""
-    study = study_of(write_set(tmp_path / '1x4', 20))
-    scans, scan = [], os.scandir
-    monkeypatch.setattr(os, 'scandir', lambda path='.': scans.append(str(path)) or scan(path))
-    draw_study(study)
-    assert len([path for path in scans if path.endswith('1x4')]) == 1

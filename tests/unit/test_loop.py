@@ -1,5 +1,4 @@
 """The training loop with a made-up trainer: stops, checkpoints, changes of the loss scale, bytes read by each host."""
-import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,6 @@ from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.options import CheckpointConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.schedule import LossScale
-from mlperf_rn50.train.trainer import Flags
 
 
 class MadeUpTrainer:
@@ -115,19 +113,6 @@ def test_clock_stops_when_the_target_is_detected_and_checks_still_decide(monkeyp
     ended = handled[-1]
     assert ended.status == ('failed' if problem else 'converged')
     assert problem or (ended.time_s, ended.epochs_to_converge) == (evaluated.time_s, evaluated.epoch + 1)
-
-
-@pytest.mark.parametrize('keys, named', [
-    ({}, 'finite; lower schedule.base_lr=0.1 or'), ({'precision': 'float16'}, 'finite; lower schedule.base_lr=0.1 or'),
-    ({'precision': 'float16', 'loss_scale_policy': 'static', 'loss_scale': 2048.0}, 'finite; set '
-     'train.loss_scale_policy to dynamic, lower train.loss_scale=2048, lower schedule.base_lr=0.1 or')])
-def test_lost_run_names_the_options_that_may_help(keys, named):
-    config = Config(data=DataConfig(num_train=76), train=TrainConfig(local_batch_size=8, **keys))
-    trainer = SimpleNamespace(loss_scale=LossScale(1.0), read=lambda _: (math.nan, Flags()), settle=lambda: None)
-    run: Any = SimpleNamespace(plan=make_plan(config, 1), trainer=trainer, progress=SimpleNamespace(step=12))
-    with pytest.raises(RunFailed) as e:
-        loop.StepReporter(run).read(None)
-    assert named in str(e.value) and '\n' not in str(e.value)
 
 
 def test_change_of_the_loss_scale_is_reported_once_with_its_step(monkeypatch):

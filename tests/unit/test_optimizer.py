@@ -113,7 +113,7 @@ def test_norms_of_large_tensors_and_values_match_float64(dtype, shape, scale):
     optimizer = Optimizer(params, config)
     grads, weights = norms({n: p.grad() for n, p in params.items()}), norms({n: p.data() for n, p in params.items()})
     np.testing.assert_allclose(np.sqrt(optimizer.squared_norms().asnumpy()), grads[::-1], rtol=1e-5)
-    optimizer.step(1e-9, is_finite=mx.nd.ones((1,)) if dtype == 'float16' else None)
+    optimizer.step(1e-9, 0.5, is_finite=mx.nd.ones((1,)) if dtype == 'float16' else None)
     (names, ratios), = optimizer.trust_ratios()
     np.testing.assert_allclose(ratios.asnumpy(), (0.1 * weights / grads)[::-1], rtol=1e-5)
     assert names == [t.name for t in optimizer.tensors[::-1]]

@@ -18,12 +18,11 @@ from nvidia.dali.backend import TensorCPU
 from nvidia.dali.pipeline import Pipeline
 
 from mlperf_rn50.data import batches, pipeline
-from mlperf_rn50.data.augment import NUM_DRAWS
-from mlperf_rn50.data.batches import Request, eval_batches, train_batches, train_requests
+from mlperf_rn50.data.batches import Request, eval_batches, train_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.pipeline import keeps_outputs, to_mxnet
 from mlperf_rn50.data.records import Record, RecordFile
-from mlperf_rn50.data.shards import Shard, augmentation_uniforms, epoch_order
+from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.model.options import ModelConfig
 
@@ -96,12 +95,6 @@ def test_joined_batches_equal_single_ones(numbered, micro, first_step):
     assert {b.num_valid for b in joined} > {4}
 
 
-def test_joined_batches_share_the_memory_of_their_run(numbered):
-    config = with_data(numbered[24], input_batch_multiplier=3)
-    addresses = [address_of(b.images) for b in islice(train_batches(config, Shard(24, 0, 1, 4), 9, 0, None), 3)]
-    assert addresses[2] - addresses[1] == addresses[1] - addresses[0] == 4 * 3 * 8 * 8 * 4
-
-
 class Output:
     """Output of a pipeline in MXNet, with a weak reference to find out whether it is held."""
 
@@ -128,15 +121,6 @@ def test_asynchronous_engine_gets_copies_that_are_held_for_four_runs(numbered, m
     for _ in range(7):
         next(stream)
     assert [ref() is not None for ref in outputs] == [False] * 2 * (7 - num_held) + [True] * 2 * num_held
-
-
-def test_epoch_resumed_midway_keeps_its_order_and_random_numbers():
-    shard = Shard(20, 0, 1, 10)
-    requests = train_requests(DataConfig(), shard, 1, 3)  # the second step of the second epoch
-    for epoch, step in ((1, 1), (2, 0), (2, 1)):
-        request = next(requests)
-        np.testing.assert_array_equal(request.samples, epoch_order(shard, 1, epoch)[10 * step:][:10])
-        np.testing.assert_array_equal(request.uniforms, augmentation_uniforms(shard, 1, epoch, step, 0, NUM_DRAWS))
 
 
 def test_pixels_are_unchanged_normalised_or_padded_channels_last(numbered):
@@ -244,19 +228,6 @@ def test_missing_or_truncated_file_is_found_before_the_first_batch(tmp_path, mis
         (tmp_path / f'{name}{missing}').unlink()
         with pytest.raises(DataError, match=f'{name}{missing}: No such file or directory; create it with: mlperf-rn50'):
             build()
-
-
-def test_damaged_image_is_a_one_line_error(tmp_path):
-    config = make_config(tmp_path, ramp(4))
-    rec = tmp_path / 'train.rec'
-    content = bytearray(rec.read_bytes())
-    start = content.find(b'\x89PNG')
-    content[start:start + 60] = b'\0' * 60
-    rec.write_bytes(content)
-    with pytest.raises(DataError, match='train.rec, record 0, from /0: DALI cannot decode this image') as e:
-        for batch in islice(train_batches(config, Shard(4, 0, 1, 2), 1, 0, None), 2):
-            batch.images.asnumpy()
-    assert '\n' not in str(e.value)
 
 
 @pytest.mark.parametrize('label', [-1, 2])

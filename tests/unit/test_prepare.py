@@ -182,24 +182,27 @@ def imagenet_tars(tmp_path):
         'truth.txt': b'n02\nn01\nn03\n'})
 
 
+def prepare_imagenet(tars, *options):
+    return prepare('imagenet', '--source', tars, '--out', tars.parent / 'out', '--ground-truth', tars / 'truth.txt',
+                   *options)
+
+
 def test_imagenet_from_tars(imagenet_tars, tmp_path):
     out = tmp_path / 'out'
-    arguments = ('imagenet', '--source', imagenet_tars, '--out', out, '--ground-truth', imagenet_tars / 'truth.txt')
     with pytest.raises(DataError, match='got 6 training and 3 validation images of 3 classes, expected 1,281,167'):
-        prepare(*arguments)
-    assert prepare(*arguments, '--allow-partial') == 0
+        prepare_imagenet(imagenet_tars)
+    assert prepare_imagenet(imagenet_tars, '--allow-partial') == 0
     # Labels follow the sorted synsets, and the tar files are in the order n03, n01, n02.
     assert contents(out, 'train') == [(k, picture(10 * t + i)) for k, t in ((0, 1), (1, 2), (2, 0)) for i in range(2)]
     assert contents(out, 'validation') == [(1, picture(91)), (0, picture(92)), (2, picture(93))]
 
 
 @pytest.mark.parametrize('name', ['ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar'])
-def test_compressed_imagenet_tar_is_refused(imagenet_tars, tmp_path, name):
+def test_compressed_imagenet_tar_is_refused(imagenet_tars, name):
     path = imagenet_tars / name
     path.write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(DataError, match=rf'{name}: not a readable, uncompressed tar .*; decompress it or'):
-        prepare('imagenet', '--source', imagenet_tars, '--out', tmp_path / 'out', '--allow-partial', '--ground-truth',
-                imagenet_tars / 'truth.txt')
+        prepare_imagenet(imagenet_tars, '--allow-partial')
 
 
 @pytest.mark.parametrize('text, message', [
@@ -207,11 +210,10 @@ def test_compressed_imagenet_tar_is_refused(imagenet_tars, tmp_path, name):
     ('n01\nn02\n', 'got 2 lines, expected 3'),
     ('ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000002.JPEG n02\nx n03\n', "got 'no line'"),
 ])
-def test_wrong_ground_truth_is_refused(imagenet_tars, tmp_path, text, message):
+def test_wrong_ground_truth_is_refused(imagenet_tars, text, message):
     (imagenet_tars / 'truth.txt').write_text(text)
     with pytest.raises(DataError, match=message):
-        prepare('imagenet', '--source', imagenet_tars, '--out', tmp_path / 'out', '--allow-partial',
-                '--ground-truth', imagenet_tars / 'truth.txt')
+        prepare_imagenet(imagenet_tars, '--allow-partial')
 
 
 def test_imagenet_from_folders_or_a_missing_source(pictures, tmp_path):

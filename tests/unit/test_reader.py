@@ -1,17 +1,12 @@
 """Logs of other people: lines shared with other output, lost lines, descriptions, linked folders, other file names."""
-import csv
-import io
 import json
 
 import pytest
 from helpers import call
 from lines import START_S, mllog, run_lines, v05, v06, write_lines, write_set
-from made_systems import study_of
 
-from mlperf_rn50.analysis.report.data import render_csv
 from mlperf_rn50.analysis.sets.findings import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.check.judge import check_log
 from mlperf_rn50.mllog.events import decode_events
@@ -148,19 +143,6 @@ def test_ranks_precede_an_inventory(tmp_path, nodes, ranks, layout):
     assert (run.num_nodes, run.num_accelerators) == layout
 
 
-@pytest.mark.parametrize('source', ['entry', 'description'])
-def test_different_accelerators_have_no_efficiency_whatever_the_source(tmp_path, source):
-    for name, accelerator in (('1n', 'V100'), ('2n', 'A100')):
-        nodes = [{'num_nodes': int(name[0]), 'num_accelerators': 8, 'accelerator': accelerator}]
-        entry = {'nodes': nodes} if source == 'entry' or name == '1n' else None
-        write_lines(tmp_path / f'us/results/{name}/resnet/result_0.txt', lines_of(v06, int(name[0]), 8, entry))
-        if entry is None:
-            (tmp_path / f'us/results/{name}/entry.json').write_text(json.dumps({'nodes': nodes}))
-    study, = make_studies(load_run_sets([tmp_path]), '1n')
-    assert [s.accelerator for s in study.run_sets] == ['V100', 'A100']
-    assert study.comparisons[1].speedup == 1 and study.comparisons[1].efficiency is None
-
-
 def test_runs_on_different_accelerators_are_no_set(tmp_path):
     for k in range(2):
         entry = {'nodes': [{'num_nodes': 1, 'num_accelerators': 8, 'accelerator': f'A{k}'}]}
@@ -201,9 +183,3 @@ def test_files_of_other_names_are_mentioned(tmp_path, command):
     text = f'nor do its subfolders; files of other names are read if they are given, such as {tmp_path}/2n/*.log; '
     assert (done.returncode, done.stdout) == (2, '') and text in done.stderr
     assert call('report', tmp_path / '2n/run 1.log').returncode == 0
-
-
-def test_csv_cells_hold_one_value(tmp_path):
-    write_set(tmp_path / 'v1.0/us/results/box/resnet', 1)
-    rows = list(csv.DictReader(io.StringIO(render_csv([study_of(tmp_path)]))))
-    assert rows[0]['round'] == 'v1.0' and not [v for v in rows[0].values() if v[:1] in '([{' and v]

@@ -152,15 +152,18 @@ def test_interpolation_errors_match_the_documentation():
 
 
 @pytest.mark.parametrize('name, round_name, batch, opt_name, target', [
-    ('dgx1_v05', 'v0.5', 1664, 'sgd', 0.749), ('dgxa100_v07', 'v0.7', 3264, 'sgd', 0.759)])
+    ('dgx1_v05', 'v0.5', 1664, 'sgd', 0.749), ('dgx2_v05', 'v0.5', 4096, 'sgd', 0.749),
+    ('dgx1_v07', 'v0.7', 1664, 'lars', 0.759), ('dgxa100_v07', 'v0.7', 3264, 'sgd', 0.759),
+    ('dgxa100_v10_8node', 'v1.0', 13056, 'lars', 0.759)])
 def test_recipe_matches_the_stored_configuration_of_the_system(name, round_name, batch, opt_name, target):
     kept = resolve_config(ROOT / f'launch/configs/{name}.yaml', [], PARSER)
     choice = choose.choose_recipe(batch, opt_name, target, [s for s in load_published() if s.round == round_name])
     written = choose.make_config(choice, kept.run.num_nodes, kept.run.ranks_per_node)
     assert written.schedule == kept.schedule and written.optimizer == kept.optimizer and written.model == kept.model
     # Options of data throughput belong to the system, not to the recipe.
-    system_keys = {key: getattr(written.data, key) for key in ('prefetch_depth', 'device_memory_padding_mib',
-                                                               'host_memory_padding_mib')}
+    system_keys = {key: getattr(written.data, key) for key in (
+        'prefetch_depth', 'device_memory_padding_mib', 'host_memory_padding_mib', 'preallocate_width_hint',
+        'preallocate_height_hint', 'decoded_bytes_hint')}
     assert written.data == replace(kept.data, **system_keys)
     assert written.train == replace(kept.train, local_batch_size=None, global_batch_size=batch,
                                     eval_offset=written.train.eval_offset)

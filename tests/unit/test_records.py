@@ -4,10 +4,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import mxnet as mx
 import numpy as np
 import pytest
-from numbered import make_config, ramp
+from numbered import make_config, ramp, write_records
 
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.prepare.command import is_prepared
@@ -26,13 +25,8 @@ from mlperf_rn50.errors import DataError
 
 
 def write(folder: Path, payloads, labels=None) -> Path:
-    path = folder / 'train.rec'
-    record = mx.recordio.MXIndexedRecordIO(str(path.with_suffix('.idx')), str(path), 'w')
-    for i, payload in enumerate(payloads):
-        label = i if labels is None else labels[i]
-        record.write_idx(i, mx.recordio.pack(mx.recordio.IRHeader(0, label, 100 + i, 0), payload))
-    record.close()
-    return path
+    numbers = range(len(payloads))
+    return write_records(folder / 'train.rec', payloads, labels or numbers, numbers, [100 + i for i in numbers])
 
 
 def read_all(path: Path):

@@ -13,7 +13,7 @@ import pytest
 from helpers import HANG_LIMIT_S
 
 from mlperf_rn50.runfolder.records import Failure, read_failures
-from mlperf_rn50.system import cgroup, out_of_memory
+from mlperf_rn50.system import cgroup
 from mlperf_rn50.train.watchdog import stall_report
 from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat, RankState
 from mlperf_rn50.train.watchdog.stall_report import explain, full_folders, read_states, stalled_folder
@@ -107,14 +107,6 @@ def test_oom_kill_counted_during_exit_is_attributed_to_rank(tmp_path, monkeypatc
     (tmp_path / 'memory.events').write_text('oom_kill 4\n')
     watcher._sample_memory()
     assert watcher._cause(signal.SIGKILL)[0].startswith('out of memory: ')
-
-
-def test_abort_is_explained_by_last_memory_sample(monkeypatch):
-    watcher = watcher_of(Heartbeat())
-    watcher._memory = replace(watcher._memory, peak_address_space=0)
-    watcher._refresh()
-    monkeypatch.setattr(out_of_memory, 'soft_limit', lambda kind: 1)
-    assert watcher._cause(signal.SIGABRT)[0].startswith('out of memory: the address space of the process is limited to')
 
 
 # --- explanation of a stall -------------------------------------------------------------------------

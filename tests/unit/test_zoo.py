@@ -10,7 +10,7 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.model.zoo import Classifier, build_model, count_flops, count_parameters, image_shape, image_size_of
-from mlperf_rn50.train.options import CommConfig, TrainConfig
+from mlperf_rn50.train.options import TrainConfig
 
 
 def config_of(name, num_classes=1000, image_size=None, **data):
@@ -64,19 +64,3 @@ def test_seed_determines_weights_but_not_their_names():
 def test_too_small_images_are_refused(name):
     with pytest.raises(ConfigError, match=f'data.image_size: got 16, too small for {name}, expected about '):
         build_model(config_of(name, 4, image_size=16), mx.cpu(), 0)
-
-
-BACKWARD = 'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD'
-
-
-@pytest.mark.parametrize('device, num_buckets, given, expected', [
-    ('gpu', 1, None, {999}), ('gpu', 8, None, {25}), ('gpu', 1, '50', set()), ('cpu', 1, None, set())])
-def test_backward_pass_on_a_gpu_is_one_unit_unless_its_exchange_overlaps(
-        thin_resnets, monkeypatch, device, num_buckets, given, expected):
-    monkeypatch.delenv(BACKWARD, raising=False)
-    if given:
-        monkeypatch.setenv(BACKWARD, given)
-    config = Config(model=ModelConfig(name='resnet18'), train=TrainConfig(local_batch_size=1, device=device),
-                    comm=CommConfig(num_buckets=num_buckets))
-    # NVIDIA's MXNet passes on every flag, and its operator does not accept None.
-    assert {v for k, v in build_model(config, mx.cpu(), 0)._flags if k == 'backward_bulk_size'} == expected

@@ -1,15 +1,10 @@
-"""Work that a rank does for all ranks, at the start of a run and at evaluations, on 10,000 ranks."""
-import json
-from contextlib import nullcontext
+"""Choice of GPUs and nodes of 10,000 ranks, which each rank computes for all."""
 from dataclasses import replace
-from types import SimpleNamespace
 
-import mxnet as mx
 import pytest
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.gpus import View, choose_gpus
-from mlperf_rn50.train.comm.horovod import HorovodComm
 from mlperf_rn50.train.loop import RankPlace
 from mlperf_rn50.train.run import nodes_of
 
@@ -48,21 +43,3 @@ def test_many_ranks_are_assigned_to_nodes_with_few_comparisons():
     hosts = [RankPlace(Name(f'n{r // RANKS_PER_HOST}'), 0, RANKS_PER_HOST, '') for r in range(NUM_RANKS)]
     assert nodes_of(hosts) == [r // RANKS_PER_HOST for r in range(NUM_RANKS)]
     assert Name.num_compared < 10 * NUM_RANKS
-
-
-def test_values_of_many_ranks_are_parsed_at_once_and_only_where_needed(monkeypatch):
-    num_parsed, loads = 0, json.loads
-
-    def count(text):
-        nonlocal num_parsed
-        num_parsed += 1
-        return loads(text)
-    monkeypatch.setattr(json, 'loads', count)
-    comm, value = HorovodComm.__new__(HorovodComm), [{'data_s': 1.5}, 'ü', None]
-    comm._hvd = SimpleNamespace(allgather=lambda own, **_: mx.nd.tile(own, NUM_RANKS))
-    comm._exchange, comm._sets, comm.world_size = nullcontext, {range(NUM_RANKS): None}, NUM_RANKS
-    gathered = []
-    for rank, only_on_rank_0 in ((1, True), (0, True), (1, False)):
-        comm.rank = rank
-        gathered.append((comm.gather_object(value, only_on_rank_0), num_parsed))
-    assert gathered == [([], 0), ([value] * NUM_RANKS, 1), ([value] * NUM_RANKS, 2)]
