@@ -15,7 +15,7 @@ from mlperf_rn50.train.comm.horovod import check_controller
 from mlperf_rn50.train.options import TrainConfig
 
 
-@pytest.mark.parametrize('given, threads', [(None, '1'), ('', '1'), ('3,2', '3,2')])
+@pytest.mark.parametrize('given, threads', [(None, '1'), ('', '1'), ('many', '1'), ('3,2', '3,2')])
 def test_threads_follow_the_quota_unless_set(monkeypatch, given, threads):
     monkeypatch.setattr(_ranks, 'find_limits', lambda: Limits(quota_cpus=1.5))
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(64)))

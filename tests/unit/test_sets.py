@@ -340,3 +340,11 @@ def test_gaps_in_run_numbers_are_reported(tmp_path, numbers, missing):
         write_lines(tmp_path / f'result_{number}.txt', run_lines(seed=k, epoch_s=10.123 + k))
     assert [f for f in set_findings(load_set(tmp_path)) if f.kind == 'numbers_missing'] == (
         [make_finding('numbers_missing', None, missing)] if missing else [])
+
+
+def test_run_with_a_contradictory_clock_is_not_counted(tmp_path):
+    path = write_set(tmp_path, epoch_s=lambda k: 100.123 + k) / 'result_4.txt'
+    path.write_text(path.read_text().replace(mllog('run_start', 0), mllog('run_start', 60)))
+    found = load_set(tmp_path)
+    assert found.runs[4].status == 'failed'
+    assert make_finding('runs_contradictory', None, 1, 5) in set_findings(found)

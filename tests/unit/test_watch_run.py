@@ -2,6 +2,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 from datetime import datetime, timezone
 from io import BytesIO, TextIOWrapper
 
@@ -121,10 +122,12 @@ def test_texts_of_run_are_escaped_in_terminal_and_page(tmp_path):
     assert page.count('<script') == 1 and '\x1b' not in page and '&lt;script&gt;' in page
 
 
-def test_page_shows_curve_speed_and_ranks_and_refreshes(run):
+def test_page_shows_curve_speed_and_ranks_and_refreshes_until_the_end(run):
     page = render_page(run, WRITTEN, 4.2)
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in page and '}, 5000);' in page
     assert 'Written 2026-01-02 03:04:05 UTC' in page
+    over = render_page(replace(run, status='converged', has_end=True), WRITTEN, 4.2)
+    assert 'http-equiv="refresh"' not in over and '<script' not in over and 'The run is over' in over
     assert page.count('<figure>') == 3 and page.count('<title>rank ') == 6
     assert '<title>30.00 % at epoch 2</title>' in page and 'band of 5 reference runs; dashed line: their mean' in page
     assert len(re.findall('stroke-dasharray: [1-9]', page)) == 2  # the mean and the target
