@@ -116,11 +116,13 @@ def test_explanation_of_a_kill(after, limit, num_ranks, expected):
     assert explain_kill(BEFORE, after, limit, 64 * GB, num_ranks) == expected
 
 
-def test_explanation_of_an_abort():
+def test_explanation_of_an_abort(monkeypatch):
     assert explain_abort(int(3.9 * GB), None) == explain_abort(GB, 4 * GB) == ''
     assert explain_abort(int(3.9 * GB), 4 * GB).startswith(
         'out of memory: the address space of the process is limited to 4.0 GB (ulimit -v), 3.9 GB used; raise')
-    assert oom.explain_death(signal.SIGTERM, BEFORE, AFTER, 1) == ''
+    monkeypatch.setattr(oom, 'soft_limit', lambda kind: GB)
+    full = MemorySample(0, GB, 1)
+    assert [bool(oom.explain_death(number, full, AFTER, 1)) for number in (signal.SIGABRT, signal.SIGTERM)] == [1, 0]
 
 
 @pytest.mark.parametrize('error', [MemoryError(), RuntimeError('std::bad_alloc'), OSError(12, 'Cannot allocate memory'),
