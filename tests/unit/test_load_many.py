@@ -1,4 +1,4 @@
-"""Reports on many logs: parallel reading, and limits on rows, notes and directory scans."""
+"""Reports on many logs: parallel reading, and limits on rows and notes."""
 import os
 import signal
 

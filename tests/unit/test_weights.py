@@ -1,4 +1,4 @@
-"""Saved weights: round trip, damage, hostile files, and transfer to other networks."""
+"""Saved weights: round trip, damage, and transfer to other networks."""
 import hashlib
 import json
 from dataclasses import replace

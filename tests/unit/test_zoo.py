@@ -1,4 +1,4 @@
-"""Networks of the throughput studies: parameters, FLOPs, gradients, initialisation."""
+"""Networks of the throughput studies: parameters, FLOPs, initialisation."""
 import math
 
 import mxnet as mx
