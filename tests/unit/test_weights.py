@@ -2,6 +2,7 @@
 import hashlib
 import json
 from dataclasses import replace
+from unittest.mock import Mock
 
 import mxnet as mx
 import numpy as np
@@ -113,6 +114,14 @@ def test_damaged_description_is_refused(saved, change, message):
                      json.dumps({**json.loads(path.read_text()), **change}).encode())
     with pytest.raises(DataError, match=rf'best.json: not weights of this program \(.*{message}'):
         load_weights(saved)
+
+
+def test_failed_write_keeps_existing_files(saved, monkeypatch):
+    before = {p.name: p.read_bytes() for p in saved.iterdir()}
+    monkeypatch.setattr(np, 'savez', Mock(side_effect=OSError(28, 'No space left on device')))
+    with pytest.raises(UserError, match='cannot write the weights: No space left on device'):
+        save_weights(saved, 'best', DESCRIPTION, ARRAYS)
+    assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
 
 
 def build(seed=1):
