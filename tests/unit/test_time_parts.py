@@ -81,3 +81,9 @@ def test_start_of_the_first_epoch_shortly_before_the_run_counts(tmp_path):
     lines = [line.replace('1600000000000', '1599999999000') if 'epoch_start' in line else line for line in run_lines()]
     system = load(tmp_path, lines)
     assert [s[:4] for s in system.runs[0].segments] == [(1, 1, 0, 10), (2, 1, 11, 21)]
+
+
+def test_evaluation_beside_training_is_no_part_of_the_time(tmp_path):
+    start = mllog('eval_start', 10, epoch_num=1)
+    system = load(tmp_path, [mllog('eval_start', 0.5, epoch_num=1) if line == start else line for line in run_lines()])
+    assert (system.parts.training_s, system.parts.evaluation_s, system.parts.other_s) == pytest.approx((10, 2, 0))
