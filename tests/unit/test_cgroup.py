@@ -122,7 +122,8 @@ def test_explanation_of_an_abort(monkeypatch):
         'out of memory: the address space of the process is limited to 4.0 GB (ulimit -v), 3.9 GB used; raise')
     monkeypatch.setattr(oom, 'soft_limit', lambda kind: GB)
     full = MemorySample(0, GB, 1)
-    assert [bool(oom.explain_death(number, full, AFTER, 1)) for number in (signal.SIGABRT, signal.SIGTERM)] == [1, 0]
+    assert [bool(oom.explain_death(number, full, AFTER, 1)) for number in (signal.SIGABRT, signal.SIGTERM)] == [
+        True, False]
 
 
 @pytest.mark.parametrize('error', [MemoryError(), RuntimeError('std::bad_alloc'), OSError(12, 'Cannot allocate memory'),

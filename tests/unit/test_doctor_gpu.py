@@ -220,6 +220,13 @@ def test_error_of_a_kernel_is_one_line(monkeypatch, thin_resnets):
     assert 'global_batch_size' in doctor_facts.try_batches(wrong, 2, 0, None)['problem']
 
 
+def test_rank_with_a_gpu_tries_batches_on_it(monkeypatch):
+    for name, value in (('device_id_of', 0), ('device_context', mx.cpu()), ('try_batches', 'tried')):
+        monkeypatch.setattr(doctor_facts, name, lambda *_, value=value: value)
+    [facts] = doctor_facts.gather_facts(config(device='gpu'), False, Comm())
+    assert (facts['device'], facts['device_problem'], facts['trial']) == (0, '', 'tried')
+
+
 def test_doctor_of_one_rank_does_not_need_horovod(monkeypatch):
     monkeypatch.setitem(sys.modules, 'horovod.mxnet', None)
     rows, checks = doctor_facts.examine(config(), False, Comm())
