@@ -1,9 +1,9 @@
 """Predict time to train, throughput and cost of other layouts from measurements of one layout.
 
 examples:
-  mlperf-rn50 predict v0.7/NVIDIA/dgxa100_ngc20.06_mxnet --layouts '1x8 2x8 8x8 96x8'
-  mlperf-rn50 predict dgxa100_ngc20.06_mxnet --layouts '1x8 2x8 4x8' --strong --price-per-node-hour 20
-  mlperf-rn50 predict logs/digits_sweep --layouts '1x1 2x1 4x1 8x1' --link-gbit-s 1 --out prediction
+  mlperf-rn50 predict v2.0/NVIDIA/dgxa100_ngc22.04_mxnet
+  mlperf-rn50 predict dgxa100_ngc22.04_mxnet --layouts 16 --price-per-node-hour 20
+  mlperf-rn50 predict logs/digits_sweep --layouts 1x1,2x1,4x1,8x1 --link-gbit-s 1 --out prediction
   mlperf-rn50 predict step.json exchange.json --layouts '1x4 2x4 4x4 8x4'    (from bench train and bench allreduce)
   mlperf-rn50 predict --validate training_results_v0.7
 
@@ -11,9 +11,10 @@ SOURCE is a run folder, a study, a tree of published logs, a JSON file of bench 
 as round/organisation/system (mlperf-rn50 report published lists these names). Add a JSON file of bench allreduce to any
 SOURCE to set the interconnect speed.
 
-By default, the batch size per accelerator is constant (--weak). A layout that cannot be predicted is refused, with a
-reason. The knee is the layout with the smallest product of time and node-hours; faster layouts add a larger share of
-node-hours than they save of the time.
+Each layout has the batch with the least time, and so the least cost, among those of the source, of published recipes
+and of recipes interpolated between these. --weak, --strong, --global-batch-size and --local-batch-size fix the batch. A
+layout that cannot be predicted is refused, with a reason. The knee is the layout with the smallest product of time and
+node-hours; faster layouts add a larger share of node-hours than they save of the time.
 
 exit codes: 0 at least one layout was predicted, 1 all layouts were refused, 2 invalid arguments
 """
@@ -29,17 +30,20 @@ from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.parser import Parser
 
 _MAX_BATCH = 10_000_000
+_DEFAULT_NODES = 1, 2, 4, 8, 16
 
 
 def make_parser() -> Parser:
     parser = command_parser('predict', __doc__)
     add = parser.add_argument
     add('sources', nargs='*', metavar='SOURCE', help='measurements: folder, file, or round/organisation/system')
-    add('--layouts', nargs='+', metavar='NxM', help='layouts to predict, as nodes x accelerators (or ranks) per node')
+    add('--layouts', nargs='+', metavar='LAYOUT',
+        help='layouts to predict, as nodes or nodes x accelerators (or ranks) per node, such as 16 or 1x8,2x8 '
+             '(default: 1, 2, 4, 8 and 16 nodes like those of the source)')
     batch = parser.add_mutually_exclusive_group()
     batch.add_argument('--global-batch-size', metavar='N', type=count(_MAX_BATCH), help='images per step')
     batch.add_argument('--local-batch-size', metavar='N', type=count(_MAX_BATCH), help='images per accelerator or rank')
-    batch.add_argument('--weak', action='store_true', help='keep the images per accelerator of the source (default)')
+    batch.add_argument('--weak', action='store_true', help='keep the images per accelerator of the source')
     batch.add_argument('--strong', action='store_true', help='keep the images per step of the source')
     add('--link-gbit-s', metavar='X',
         type=partial(positive, least=1e-3, most=1e6, expected='a number from 0.001 to 1000000'),
@@ -68,14 +72,15 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.predict.source import load_source, parse_what_if
     from mlperf_rn50.analysis.predict.tables import render_prediction, render_prediction_json
     from mlperf_rn50.launch.sweep_layouts import parse_layouts
-    splits = parse_layouts(' '.join(options.layouts or []).split())
+    if not options.sources:
+        parser.error('the following arguments are required: SOURCE')
+    layouts = parse_layouts(' '.join(options.layouts), 0) if options.layouts else [(n, 0) for n in _DEFAULT_NODES]
     what_if = parse_what_if(options.what_if) if options.what_if else None
-    if missing := [name for name, value in (('SOURCE', options.sources), ('--layouts', splits)) if not value]:
-        parser.error(f'the following arguments are required: {", ".join(missing)}')
-    source = load_source(options.sources, options.system, splits[0][1], options.local_batch_size, options.link_gbit_s)
+    source = load_source(options.sources, options.system, layouts[0][1], options.local_batch_size, options.link_gbit_s)
+    splits = dict.fromkeys((n, per_node or source.base.layout.units_per_node) for n, per_node in layouts)
     answer = make_answer(PredictionRequest(
-        tuple(splits), options.global_batch_size, options.local_batch_size, options.strong, options.optimizer,
-        options.target, options.price_per_node_hour, what_if), source)
+        tuple(splits), options.global_batch_size, options.local_batch_size, options.weak, options.strong,
+        options.optimizer, options.target, options.price_per_node_hour, what_if), source)
     if options.out:
         from mlperf_rn50.analysis.predict.plot import dump_prediction
         print(f'mlperf-rn50: wrote {dump_prediction(answer, Path(options.out))}', file=sys.stderr)

@@ -81,8 +81,6 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
             raise ConfigError(f"{name}: layouts have different values; configure that of the first layout")
     if not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', o.study):
         raise ConfigError(f'--study: got {o.study!r}, expected a name for the folder in logs/')
-    if not o.layouts.strip():
-        raise ConfigError("--layouts: got nothing, expected a list such as '1x4 2x4'")
 
 
 def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
@@ -92,7 +90,7 @@ def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
         table = parse_lr_table(Path(o.lr_table).read_text()) if o.lr_table else None
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f'--lr-table: {o.lr_table}: {getattr(e, "strerror", None) or "not a text file"}') from e
-    return plan_layouts(parse_layouts(o.layouts.replace(',', ' ').split()),
+    return plan_layouts(parse_layouts(o.layouts),
                         train.local_batch_size or train.global_batch_size or 0, train.local_batch_size is not None,
                         o.is_weak, schedule.base_lr, schedule.warmup_epochs, table)
 

@@ -19,16 +19,24 @@ class SweepLayout:
         return f'{self.num_nodes}x{self.ranks_per_node}'
 
 
-def parse_layouts(words: Sequence[str]) -> list[tuple[int, int]]:
-    """Parse words such as '2x4' into (nodes, ranks per node); raise ConfigError for other words and duplicates."""
+def parse_layouts(text: str, per_node: int | None = None) -> list[tuple[int, int]]:
+    """Parse layouts such as '1x4,2x4' or '1x4 2x4' into (nodes, ranks per node).
+
+    A number of nodes alone, such as 16, has per_node ranks per node. Raise ConfigError for other words, duplicates and
+    no layout at all.
+    """
+    form = 'nodes x ranks, such as 2x4' if per_node is None else 'nodes, or nodes x accelerators, such as 16 or 2x8'
     result: list[tuple[int, int]] = []
-    for word in words:
-        m = re.fullmatch(r'([1-9]\d{0,8})x([1-9]\d{0,8})', word, re.ASCII)
-        if not m:
-            raise ConfigError(f'--layouts: got {word:.20}, expected nodes x ranks, such as 2x4')
-        if (int(m[1]), int(m[2])) in result:
+    for word in text.replace(',', ' ').split():
+        m = re.fullmatch(r'([1-9]\d{0,8})(?:x([1-9]\d{0,8}))?', word, re.ASCII)
+        if not m or not (m[2] or per_node is not None):
+            raise ConfigError(f'--layouts: got {word:.20}, expected {form}')
+        layout = int(m[1]), int(m[2] or per_node or 0)
+        if layout in result:
             raise ConfigError(f'--layouts: got {word} twice, expected different layouts')
-        result.append((int(m[1]), int(m[2])))
+        result.append(layout)
+    if not result:
+        raise ConfigError(f'--layouts: got nothing, expected {form}')
     return result
 
 

@@ -108,5 +108,5 @@ def test_any_layout_of_a_published_system_has_an_answer(start, splits, batch, is
     answer = make_answer(request, Source(base, link_of(known), (known,)))
     assert all(row.refusal or row.step_s > 0 for row in answer.rows)
     for row in answer.timed:
-        assert answer.best['fastest'].minutes <= row.minutes and row.efficiency > 0
+        assert answer.best['fastest'].minutes <= row.minutes and row.hardware_efficiency > 0
         assert row.node_hours == pytest.approx(row.minutes / 60 * row.layout.num_nodes)

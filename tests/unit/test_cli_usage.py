@@ -47,7 +47,8 @@ PRICE = 'expected a number above 0 and at most 1e9, such as 3.5'
     ('package --check x', '--check: x contains no results folder'),
     (f'package {FIVE} {ONE} --org us --system x --out o', 'RUNS: got 2 sets'),
     # predict
-    ('predict', 'SOURCE, --layouts NxM'), (f'{PREDICT} 1x{"9" * 5000}', '1x9'), (f"{PREDICT} ' '", '--layouts'),
+    ('predict', 'SOURCE: missing'), ('predict nvidia', 'nvidia: not a file, folder'),
+    (f'{PREDICT} 1x{"9" * 5000}', '1x9'), (f"{PREDICT} ' '", '--layouts'),
     (f'{PREDICT} 1x8 --weak --strong', '--strong'), (f"{PREDICT} 1x8 --out ''", '--out'),
     (f'{PREDICT} 1x8 --link-gbit-s nan', 'nan'), (f"{PREDICT} 1x8 --what-if ''", '--what-if'),
     (f"{PREDICT} 1x8 --what-if 'link=25 port=2'", 'unknown field `port`; expected any of link=GBIT_S'),

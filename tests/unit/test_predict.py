@@ -11,7 +11,14 @@ from helpers import PUBLISHED
 from made_systems import changed, made_set
 
 from mlperf_rn50.analysis.predict.anchors import base_of, one_node_base, second_base
-from mlperf_rn50.analysis.predict.answer import Answer, PredictionRequest, find_recipe, make_answer
+from mlperf_rn50.analysis.predict.answer import (
+    Answer,
+    PredictionRequest,
+    choose_batch,
+    find_batches,
+    find_recipe,
+    make_answer,
+)
 from mlperf_rn50.analysis.predict.costs import (
     MultiNodeCase,
     distinct,
@@ -29,6 +36,7 @@ from mlperf_rn50.analysis.predict.tables import render_prediction, render_predic
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published, load_table
 from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.scaling import compare
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.read.description import network_gbit_s
@@ -90,7 +98,7 @@ def test_published_efficiency_of_horovod_over_tcp_is_reproduced(gpus, flat, hier
     costs, layout = make_costs(CASES, lambda s: s.round), Layout(gpus // 8, 8, Recipe(None, 128 * gpus))
     for is_hierarchical, expected in ((False, flat), (True, hierarchical)):
         link = Link(25.0, 102_228_128, '', is_tcp=True, is_hierarchical=is_hierarchical)
-        assert 100 * predict_layout(base, layout, link, costs).efficiency == pytest.approx(expected, abs=6)
+        assert 100 * predict_layout(base, layout, link, costs).hardware_efficiency == pytest.approx(expected, abs=6)
 
 
 def test_interval_is_that_of_the_knowledge_and_wider_for_unknown_ports_and_epochs():
@@ -270,13 +278,14 @@ def test_recipe_of_imagenet_comes_from_the_source_or_published_sets():
 
 
 def test_base_is_predicted_as_measured_and_layout_without_a_recipe_has_only_a_step():
-    row, other = answer_of(source_of(known()), (1, 2), (2, 2)).rows
+    row, other = answer_of(source_of(known()), (1, 2), (2, 2), is_weak=True).rows
     assert row.step_s == pytest.approx(0.1) and row.measured_step_s == pytest.approx(0.1)
-    assert row.efficiency == pytest.approx(1) and row.measured_minutes == pytest.approx(70 / 60)
+    assert row.hardware_efficiency == pytest.approx(1) and row.measured_minutes == pytest.approx(70 / 60)
     assert row.minutes == pytest.approx((3.5 * 100 * 0.1 + 3.5 + 2) / 60)
     assert row.node_hours == pytest.approx(row.minutes / 60)
     assert other.exchange_s == pytest.approx(2 * 3 / 4 * 0.008) and other.minutes is other.node_hours is None
-    assert other.efficiency == pytest.approx(0.1 / other.step_s) and other.doubts
+    assert other.hardware_efficiency == pytest.approx(0.1 / other.step_s) and other.doubts
+    assert other.speedup is other.efficiency is None
     [row] = answer_of(source_of(known()), (2, 2), is_strong=True).rows
     assert row.minutes and row.compute_s == pytest.approx(0.05)
 
@@ -308,12 +317,13 @@ def test_what_if_changes_the_machine():
     source = load_source([A100])
 
     def row(**changes):
-        [found], [old] = answer_of(source, (4, 8), what_if=WhatIf(**changes)).rows, answer_of(source, (4, 8)).rows
+        [found], [old] = (answer_of(source, (4, 8), is_weak=True, what_if=w).rows for w in (WhatIf(**changes), None))
         assert (found.unchanged_step_s, found.unchanged_minutes) == (old.step_s, old.minutes)
         return found
     plain = row(link=200.0, ports=8)
     assert plain.knowledge == 'two' and plain.measured_step_s is None  # of a machine with these ports
-    assert plain.step_s == pytest.approx(answer_of(source, (4, 8)).rows[0].step_s)  # these ports are the described ones
+    [described] = answer_of(source, (4, 8), is_weak=True).rows
+    assert plain.step_s == pytest.approx(described.step_s)
     assert row(link=200.0).exchange_s == pytest.approx(8 * plain.exchange_s)
     assert row(link=200.0, ports=8, hierarchical=True).exchange_s < plain.exchange_s
     assert row(link=25.0, tcp=True).other_s > plain.other_s
@@ -336,13 +346,96 @@ def test_what_if_without_an_answer_is_refused(name, options, message):
         answer_of(load_source([name]) if isinstance(name, str) else source_of(name), (1, 8), **options)
 
 
-def test_knee_is_last_layout_that_saves_more_time_than_it_costs():
-    pairs = (1, 100.0), (2, 52.0), (4, 28.0), (8, 22.0), (16, None)
-    rows = tuple(Prediction(Layout(n, 2, RECIPE), minutes=m, node_hours=m and n * m / 60) for n, m in pairs)
-    answer = Answer(PredictionRequest(()), source_of(known()), None, rows)
-    assert [answer.best[name].layout.num_nodes for name in ('fastest', 'cheapest', 'knee')] == [8, 1, 4]
-    assert verdicts(answer)[0].startswith('Fastest predicted layout: 8x2')  # a layout without minutes may be faster
-    assert verdicts(replace(answer, rows=tuple(answer.timed)))[0].startswith('Fastest: 8x2')
+def answer_with_times(*pairs):
+    rows = tuple(Prediction(Layout(n, 2, RECIPE, Epochs(9, 9, 9, '')), step_s=0.1, minutes=m, interval=m and (m, m),
+                            node_hours=m and n * m / 60) for n, m in pairs)
+    return Answer(PredictionRequest(()), source_of(known()), None, rows, rows[0])
+
+
+@pytest.mark.parametrize('pairs, knee', [
+    (((1, 100.0), (2, 52.0), (4, 28.0), (8, 22.0), (16, None)), 4),
+    (((1, 100.0), (2, 51.0), (4, 26.0)), None),  # the largest layout has the smallest product
+    (((1, 100.0), (2, 99.0), (4, 98.0)), None)])  # the smallest one has
+def test_knee_is_last_layout_that_saves_more_time_than_it_costs_but_not_at_the_edge(pairs, knee):
+    answer = answer_with_times(*pairs)
+    assert (answer.best['knee'].layout.num_nodes if 'knee' in answer.best else None) == knee
+    assert (verdicts(answer)[-1] == 'Knee: not within these layouts') is (knee is None)
+
+
+def test_answer_is_in_the_first_lines():
+    lines = verdicts(answer_with_times((1, 100.0), (2, 52.0), (4, 28.0), (8, 22.0), (16, None)))
+    assert lines == [  # a layout without minutes may be faster
+        'Fastest predicted layout: 8 nodes, 22.00 min (22.00 to 22.00) at batch 400, 9 epochs, 2.93 node-hours',
+        'Cheapest predicted layout: 1 node, 100.00 min (100.00 to 100.00) at batch 400, 9 epochs, 1.67 node-hours',
+        'Knee predicted layout: 4 nodes, 28.00 min (28.00 to 28.00) at batch 400, 9 epochs, 1.87 node-hours']
+    assert verdicts(answer_with_times((1, 2.0), (3, 1.0)))[0].startswith('Fastest: 3 nodes, 1.00 min')
+    assert verdicts(answer_with_times((2, 1.0), (3, 2.0)))[0].startswith('Fastest and cheapest: 2 nodes')
+    [line] = verdicts(answer_with_times((2, None)))
+    assert line == '2 nodes: 100.0 ms per step at batch 400; the minutes are unknown'
+    answer = answer_of(load_source([A100]), (16, 4), price=20.0)
+    [row] = answer.rows
+    assert verdicts(answer) == [
+        f'16x4: {row.minutes:.2f} min ({row.interval[0]:.2f} to {row.interval[1]:.2f}) at batch 8,192, 40 epochs, cost '
+        f'{row.cost:.2f}']
+
+
+def candidate(batch, minutes, kind='published', measured=None):
+    layout = Layout(1, 1, replace(RECIPE, global_batch_size=batch), Epochs(9, 9, 9, '', kind))
+    return Prediction(layout, minutes=minutes, measured_minutes=measured)
+
+
+@pytest.mark.parametrize('rows, batch', [
+    ([candidate(100, 5.0), candidate(400, 4.9, 'interpolated')], 400),  # the least time
+    ([candidate(400, 5.0), candidate(100, 4.96, 'source')], 100),  # equal times: the source's recipe
+    ([candidate(400, 5.0, 'interpolated'), candidate(100, 5.04)], 100),  # a published one
+    ([candidate(200, 5.0), candidate(300, 5.01), candidate(900, 5.02)], 300),  # near to the measured 400 images
+    ([candidate(100, 5.0), candidate(400, 6.0, measured=4.0)], 400),  # measured times count
+    ([candidate(100, 5.0), candidate(400, 4.0, measured=6.0)], 100)])
+def test_batch_with_the_least_time_is_chosen(rows, batch):
+    for order in (rows, rows[::-1]):
+        assert choose_batch(order, 400).layout.recipe.global_batch_size == batch
+
+
+def test_batches_to_choose_from_are_multiples_that_fit_the_accelerator():
+    source = load_source([A100])  # 408 images per accelerator; the most on such accelerators in any published set
+    found = find_batches(source, 128, None, 0.759)
+    assert {3328, 4096, 8192, 13_056, 34_560} <= set(found) and not {3264, 4080, 8064} & set(found)
+    assert all(b % 128 == 0 and b <= 408 * 128 for b in found)
+    assert max(find_batches(source, 8, None, 0.759)) == 3264
+    assert max(find_batches(source, 128, 'sgd', 0.759)) == 34_560  # of the source; published with SGD up to 3,328
+    digits = source_of(known(), known(2, 128), known(4, 512))
+    assert [find_batches(digits, n, None, None) for n in (2, 4, 8, 6)] == [[64, 128], [64, 128], [64, 128, 512], [126]]
+
+
+def test_chosen_batch_is_faster_and_cheaper_than_constant_ones():
+    answer = answer_of(load_source(['dgxa100_ngc22.04_mxnet']), (1, 8), (8, 8), (16, 8), price=20.0)
+    one, eight, many = answer.rows
+    assert one.layout.recipe.global_batch_size == 3264 and one.minutes == pytest.approx(one.measured_minutes, rel=1e-3)
+    assert eight.measured_minutes and eight.layout.epochs.kind == 'source'
+    assert (many.layout.recipe.global_batch_size, many.layout.epochs.kind) == (8192, 'interpolated')
+    assert many.minutes < 0.7 * answer.weak[2].minutes and many.cost < 0.7 * answer.weak[2].cost
+    assert answer.strong[2].refusal == 'batch 3264 is not divisible by 128 accelerators; choose another batch'
+    assert f'16x8 {answer.weak[2].minutes:.2f} min, cost {answer.weak[2].cost:.2f}' in render_prediction(answer)
+    fixed = answer_of(answer.source, (16, 8), is_weak=True)
+    assert fixed.rows[0].minutes == answer.weak[2].minutes and fixed.weak == ()
+
+
+def test_layout_is_refused_only_if_all_batches_are():
+    row, = answer_of(load_source([A100]), (10_000, 8)).rows
+    assert row.refusal.startswith('global batch: got 80,000 (')  # one image per accelerator
+    row, = answer_of(source_of(known()), (2, 3)).rows
+    assert row.step_s and not row.minutes  # 32 images per rank; no recipe has a multiple of 6
+
+
+def test_efficiency_is_that_of_report():
+    answer = answer_of(source_of(one := known(epochs=(3,) * 3)), (1, 2), (2, 2), is_strong=True)
+    assert answer.rows[0].efficiency == pytest.approx(one.minutes / answer.rows[0].minutes)
+    two = known(2, epochs=(3,) * 3)
+    runs = tuple(replace(r, time_to_train_s=60 * answer.rows[1].minutes) for r in two.runs)
+    reported = compare(replace(two, runs=runs), one)
+    assert (answer.rows[1].speedup, answer.rows[1].efficiency) == pytest.approx((reported.speedup, reported.efficiency))
+    # The baseline of chosen batches is the best one on the source's layout, here with a recipe of fewer epochs.
+    assert answer_of(load_source([A100]), (1, 8)).rows[0].efficiency == 1
 
 
 @pytest.mark.parametrize('source, splits, options, doubted', [
@@ -357,7 +450,7 @@ def test_extrapolations_have_doubts(source, splits, options, doubted):
 
 def test_tables_of_ranks_on_other_data():
     """docs/predict.md shows all columns, notes and sources for ImageNet; test_predict_cli checks it."""
-    answer = answer_of(source_of(known(), known(2, 128, 0.11)), (1, 2), (2, 2), (4, 2), price=3.0)
+    answer = answer_of(source_of(known(), known(2, 128, 0.11)), (1, 2), (2, 2), (4, 2), price=3.0, is_weak=True)
     assert answer.rows[1].cost == pytest.approx(3.0 * 2 * answer.rows[1].minutes / 60)
     [refused] = answer_of(answer.source, (2, 3), global_batch_size=64).rows
     lines = render_prediction(replace(answer, rows=(*answer.rows, refused))).splitlines()
@@ -367,7 +460,7 @@ def test_tables_of_ranks_on_other_data():
             '2x3: refused: batch 64 is not divisible by 6 ranks; choose another batch'} < set(lines)
     assert any(line.startswith('- Model error: unknown') for line in lines)
     assert [line.split()[:4] for line in lines if line.startswith('4x2  ')] == [
-        ['4x2', '8', '256', '-'], ['4x2', '32', '100.0', '14.0']]
+        ['4x2', '256', '-', '-'], ['4x2', '8', '32', '2,439'], ['4x2', '100.0', '14.0', '9.0']]
     assert lines[-2:] == ['Warnings', '- 4x2: no recipe measured on digits at batch 256; the step is '
                                       'predicted, but not epochs or minutes']
 
@@ -378,14 +471,14 @@ def test_without_a_link_only_several_nodes_are_refused(tmp_path):
     answer = answer_of(source_of(known(), link=UNKNOWN), (1, 2), (2, 2), (2, 3))
     report = json.loads(render_prediction_json(answer))
     one, two, _ = report['predictions']
-    assert report['format'] == 'mlperf-rn50 predict 2' and report['link']['gbit_s'] is report['validation'] is None
+    assert report['format'] == 'mlperf-rn50 predict 3' and report['link']['gbit_s'] is report['validation'] is None
     layout = one['layout']
     assert (one['name'], one['refusal'], one['measured_minutes']) == ('1x2', None, 70 / 60)
     assert layout['epochs']['mean'] == 3.5 and layout['recipe']['base_lr'] == 0.02
     assert one['step_s'] == pytest.approx(0.1) and one['minutes']
     assert two['minutes'] is two['step_s'] is None
     assert two['refusal'].startswith('interconnect unknown; pass --link-gbit-s or a bench')
-    assert (report['fastest'], report['cheapest'], report['knee']) == ('1x2', '1x2', '1x2')
+    assert (report['fastest'], report['cheapest'], report['knee']) == ('1x2', '1x2', None)
     refused = replace(answer, rows=answer.rows[1:])
     assert not refused.predicted and draw_prediction(refused) is None
     assert {p.name for p in dump_prediction(refused, tmp_path / 'a/b').iterdir()} == {
@@ -399,11 +492,12 @@ def titles_of(picture):
 
 def test_plot_shows_measured_and_predicted_values():
     source = source_of(known(), known(2, 128), known(64, 4096))
-    titles = titles_of(draw_prediction(answer_of(source, (1, 2), (2, 2), (4, 2))))
+    titles = titles_of(draw_prediction(answer_of(source, (1, 2), (2, 2), (4, 2), is_weak=True)))
     assert '2x2: 0.36 minutes predicted, 80 % interval 0.29 to 0.45' in titles
     assert '2x2: 1.17 minutes measured' in titles
     assert not any(t.startswith(('4x2', '64x2')) for t in titles)  # 4x2 has no minutes, 64x2 is not predicted
-    titles = titles_of(draw_prediction(answer_of(source_of(known()), (2, 2), (4, 2))))  # without minutes: steps
+    steps = answer_of(source_of(known()), (2, 2), (4, 2), is_weak=True)  # without minutes
+    titles = titles_of(draw_prediction(steps))
     assert {'2x2: 102.48 ms per step predicted', '4x2: 104.96 ms per step predicted'} <= set(titles)
 
 

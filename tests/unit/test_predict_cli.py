@@ -58,7 +58,7 @@ def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
         load_source([str(tmp_path)], '2x3')
     write_set(tmp_path / '1x2', 2, ranks=2)
     assert load_source([str(tmp_path)], per_node=2).base.name == '1x2'
-    with pytest.raises(ConfigError, match=r'got no name, which matches 2 systems, expected one of 1x2 \(.*\), 1x4 \('):
+    with pytest.raises(ConfigError, match=r'got no name, which matches 2 systems, expected one of 1x2, 1x4$'):
         load_source([str(tmp_path)], per_node=8)
 
 
@@ -217,7 +217,7 @@ def test_exit_code_depends_on_predicted_minutes_and_files_are_complete(study, tm
     done = call('predict', study, '--layouts', '2x2', '--out', tmp_path, '--format', 'markdown')
     assert done.returncode == 1 and done.stderr == f'mlperf-rn50: wrote {tmp_path}\n'
     assert (tmp_path / 'prediction.md').read_text() == done.stdout
-    assert json.loads((tmp_path / 'prediction.json').read_text())['format'] == 'mlperf-rn50 predict 2'
+    assert json.loads((tmp_path / 'prediction.json').read_text())['format'] == 'mlperf-rn50 predict 3'
     assert call('predict', study, '--layouts', '1x2 2x2').returncode == 0
     assert call('predict', '--validate', study).returncode == 1
 

@@ -2,6 +2,7 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Layout, Link, generation_of
 from mlperf_rn50.analysis.sets.run_set import RunSet
@@ -47,6 +48,14 @@ def is_machine(a: RunSet, b: RunSet) -> bool:
             and _accelerator(a) == _accelerator(b) and (bool(_accelerator(a)) or a.units_per_node == b.units_per_node))
 
 
+def most_local(base: Base, sets: Iterable[RunSet], published: Iterable[RunSet]) -> float:
+    """Return the most images per accelerator or rank of a base, its sets and published sets with its accelerator."""
+    name = _accelerator(base.run_set) if base.run_set else ''
+    fitting = (*sets, *(s for s in published if name and _accelerator(s) == name))
+    return max(base.local_batch_size, *(b for b, _ in base.steps), *(
+        s.global_batch_size / s.num_units for s in fitting if s.global_batch_size and s.num_units), 0.0)
+
+
 def _words(run_set: RunSet) -> frozenset[str]:
     """Return the words of a system's name, without a leading number of nodes."""
     return frozenset(re.findall('[a-z0-9]+', re.sub(r'^\d+ *x *', '', run_set.name.casefold())))
@@ -57,7 +66,7 @@ def _nearest(target: RunSet, local_batch_size: float, sets: Iterable[RunSet]) ->
     def distance(pair: tuple[RunSet, Base]) -> tuple:
         s, base = pair
         return (_accelerator(s) != _accelerator(target), s.units_per_node != target.units_per_node,
-                abs(_round_number(s) - _round_number(target)), -len(_words(s) & _words(target)),
+                abs(_round_number(s.round) - _round_number(target.round)), -len(_words(s) & _words(target)),
                 s.recipe.opt_name != target.recipe.opt_name, abs(math.log(base.local_batch_size / local_batch_size)),
                 -base.num_nodes, s.name)
     found = min(((s, base) for s in sets if (base := base_of(s))), key=distance, default=None)
@@ -82,8 +91,9 @@ def second_base(layout: Layout, base: Base, sets: Sequence[RunSet], target: RunS
         and s.units_per_node == base.num_units))
 
 
-def _round_number(run_set: RunSet) -> float:
-    found = re.fullmatch(r'v(\d\.\d)', run_set.round)
+@cache
+def _round_number(round_: str) -> float:
+    found = re.fullmatch(r'v(\d\.\d)', round_)
     return float(found[1]) if found else 0.0
 
 
@@ -94,4 +104,4 @@ def lacks_schedule(run_set: RunSet | None) -> bool:
 
 def is_early(run_set: RunSet) -> bool:
     """Return whether a set is of a round before v1.0, with the software of that time."""
-    return 0.0 < _round_number(run_set) < 1.0
+    return 0.0 < _round_number(run_set.round) < 1.0

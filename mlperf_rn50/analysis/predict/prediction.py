@@ -2,6 +2,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal
 
 from mlperf_rn50.analysis.sets.recipe import Recipe
@@ -14,6 +15,7 @@ KNOWLEDGE: tuple[Knowledge, ...] = ('other', 'own', 'two')
 KNOWLEDGE_TEXTS: dict[Knowledge, str] = {'own': 'own set', 'two': 'own set and a second set', 'other': 'other set'}
 
 
+@cache
 def generation_of(accelerator: str | None) -> str:
     """Return the generation of an accelerator, such as A100 for NVIDIA A100-SXM4-80GB (500W), or '' if unnamed."""
     found = re.search(r'\b[A-Z]\d{2,3}S?\b', (accelerator or '').upper())
@@ -28,6 +30,7 @@ class Epochs:
     low: float
     high: float
     source: str
+    kind: Literal['source', 'published', 'interpolated'] = 'source'  # where the recipe is from
 
 
 @dataclass(frozen=True)
@@ -128,11 +131,13 @@ class Prediction:
     other_s: float | None = None  # besides computing and exchange
     step_s: float | None = None
     images_per_s: float | None = None
-    efficiency: float | None = None  # images/s per accelerator or rank, relative to the base
+    hardware_efficiency: float | None = None  # images/s per accelerator or rank, relative to the base
     minutes: float | None = None
     interval: tuple[float, float] | None = None  # minutes at both ends of the 80 % interval
     node_hours: float | None = None
     cost: float | None = None
+    speedup: float | None = None  # time of the base / time of this layout
+    efficiency: float | None = None  # speedup / ratio of accelerators or ranks
     knowledge: Knowledge | None = None  # None for the base's layout, and from one node to one node
     measured_share: float | None = None  # share of the step from measurements, not from fitted costs
     measured_step_s: float | None = None  # of a set with this layout and batch, but perhaps another recipe

@@ -24,7 +24,7 @@ from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
 from mlperf_rn50.text import printable, some
 
 _IMAGENET_PIXELS = 224
-_MAX_NAMES = 8  # maximum names listed in a message
+_MAX_NAMES = 5  # maximum names listed in a message
 _compared = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')
 _INCOMPLETE = ('no run has finished, or the logs lack the number of nodes, the number of accelerators or ranks, or the '
                'time of an epoch')
@@ -138,17 +138,23 @@ def load_bench(path: Path) -> Bench | None:
                         'or of bench allreduce over several hosts, with --format json') from e
 
 
+def _names(names: Sequence[str], tree: str) -> str:
+    """Return the first names and, if there are more, the command that lists the systems of a tree."""
+    return some(names, _MAX_NAMES) + f'; list them all: mlperf-rn50 report {tree}' * (len(names) > _MAX_NAMES)
+
+
 def _from_published(name: str) -> Source:
     """Return a published system by its full name or the last part of that name, and the other sets of its machine."""
     bases = {f'{s.round}/{s.org}/{s.name}': (s, base) for s in load_table() if (base := base_of(s))}
     found = [full for full, (s, _) in bases.items() if name.casefold() in (full.casefold(), s.name.casefold())]
     if len(found) > 1:
         raise ConfigError(f'SOURCE: got {name}, which names {len(found)} published systems, expected one of '
-                          f'{some(found, _MAX_NAMES)}')
+                          f'{_names(found, "published")}')
     if not found:
-        hint = nearest(name, [*bases]) or nearest(name, [s.name for s, _ in bases.values()])
+        alike = [full for full in bases if name.casefold() in full.casefold()][::-1] or [*bases][::-1]
         raise ConfigError(f'{printable(name)}: not a file, folder or published system' + (
-            hint or f'; expected a run, a study, a JSON file of bench, or a name such as {[*bases][-1]}'))
+            nearest(name, [*bases]) or nearest(name, [s.name for s, _ in bases.values()]) or
+            f'; expected a run, a study, a JSON file of bench, or a system such as {_names(alike, "published")}'))
     run_set, base = bases[found[0]]
     return Source(base, link_of(run_set), (run_set, *(
         s for s, _ in bases.values() if s is not run_set and not s.is_duplicate and is_machine(s, run_set))))
@@ -206,7 +212,7 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
                           'bench train file, and at most one bench allreduce file')
     if system and not folders:
         raise ConfigError(f'--system: got {system}, expected a SOURCE that is a folder of several systems')
-    source = (_from_systems(load_run_sets(folders), system, per_node) if folders else
+    source = (_from_systems(folders[0], system, per_node) if folders else
               _from_published(names[0]) if names else _from_bench(steps[0], local_batch_size))
     if gbit_s:
         return replace(source, link=replace(source.link, gbit_s=gbit_s, source='--link-gbit-s'))
@@ -217,10 +223,11 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     return replace(source, link=link, notes=(*source.notes, *[note] * (link.extra_s is None)))
 
 
-def _from_systems(run_sets: Sequence[RunSet], name: str | None, per_node: int | None) -> Source:
-    """Return the named system, or the one with the fewest nodes, and all comparable sets."""
+def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Source:
+    """Return the named system of a folder, or the one with the fewest nodes, and all comparable sets."""
     def distance(b: Base) -> tuple[int, bool]:
         return b.num_nodes, b.num_units != b.num_nodes * (per_node or 0)
+    run_sets = load_run_sets([folder])
     bases = [(s, base) for s in run_sets if (base := base_of(s))]
     if not bases:
         reasons = '; '.join(f'{s.name}: {s.refusal or _INCOMPLETE}' for s in run_sets[:3])
@@ -228,16 +235,16 @@ def _from_systems(run_sets: Sequence[RunSet], name: str | None, per_node: int | 
     least, names = min(distance(b) for _, b in bases), [b.name for _, b in bases]
     chosen = [(s, b) for s, b in bases if (b.name == name if name else distance(b) == least)]
     if len(chosen) != 1:
-        expected = some([f'{b.name} ({b.source})' for _, b in chosen] or names, _MAX_NAMES)
+        alike = [b.name if names.count(b.name) == 1 else f'{b.name} ({b.source})' for _, b in chosen] or names
         raise ConfigError(f'--system: got {name or "no name"}, which matches {len(chosen)} systems, expected one of '
-                          f'{printable(expected)}{"" if chosen else nearest(name or "", names)}')
+                          f'{printable(_names(alike, str(folder)))}{"" if chosen else nearest(name or "", names)}')
     [(run_set, base)] = chosen
-    alike = [(s, b) for s, b in bases if _compared(s) == _compared(run_set)]
-    steps = {b.local_batch_size: b.step_s for _, b in alike if b.num_nodes == base.num_nodes == 1
+    comparable = [(s, b) for s, b in bases if _compared(s) == _compared(run_set)]
+    steps = {b.local_batch_size: b.step_s for _, b in comparable if b.num_nodes == base.num_nodes == 1
              and b.num_units == base.num_units and not is_within(b.local_batch_size, base.local_batch_size, _ALIKE)}
-    notes = () if len(alike) == 1 or name else (
-        f'Predicted from {base.name}, the smallest of {len(alike)} systems; --system NAME selects another',)
-    return Source(replace(base, steps=tuple(steps.items())), link_of(run_set), tuple(s for s, _ in alike), notes)
+    notes = () if len(comparable) == 1 or name else (
+        f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system NAME selects another',)
+    return Source(replace(base, steps=tuple(steps.items())), link_of(run_set), tuple(s for s, _ in comparable), notes)
 
 
 def parse_what_if(text: str) -> WhatIf:

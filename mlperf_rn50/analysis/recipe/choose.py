@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 from mlperf_rn50 import config as cfg
@@ -105,6 +105,12 @@ def group(sets: Sequence[RunSet], opt_name: str | None = None, target: float | N
     return sorted((p for p in found if p.epochs), key=lambda p: (p.recipe.global_batch_size, _age(p), -len(p.runs)))
 
 
+@cache
+def published_recipes(opt_name: str | None = None, target: float | None = None) -> tuple[RecipeGroup, ...]:
+    """Return the groups of the published sets. Each has the same options as in group."""
+    return tuple(group(load_published(), opt_name, target))
+
+
 def _age(published: RecipeGroup) -> int:
     return _GENERATIONS.index(published.generation)
 
@@ -203,7 +209,7 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
 
     Raise ConfigError if no published set has this batch and none can be interpolated.
     """
-    recipes = group(load_published() if sets is None else sets, opt_name, target)
+    recipes = published_recipes(opt_name, target) if sets is None else group(sets, opt_name, target)
     if best := _best(_recipes_at(recipes, batch), batch):
         recipe = replace(best.recipe, global_batch_size=batch, target_accuracy=best.target)
         return Choice(recipe, 'known', (best,), best.mean_epochs, best.target)
