@@ -11,10 +11,9 @@ SOURCE is a run folder, a study, a tree of published logs, a JSON file of bench 
 as round/organisation/system (mlperf-rn50 report published lists these names). Add a JSON file of bench allreduce to any
 SOURCE to set the interconnect speed.
 
-Each layout has the batch with the least time, and so the least cost, among those of the source, of published recipes
-and of recipes interpolated between these. --weak, --strong, --global-batch-size and --local-batch-size fix the batch. A
-layout that cannot be predicted is refused, with a reason. The knee is the layout with the smallest product of time and
-node-hours; faster layouts add a larger share of node-hours than they save of the time.
+Each layout has the batch with the least time, and so the least cost, among published and interpolated recipes, unless
+an option fixes the batch. A layout that cannot be predicted is refused, with a reason. The knee is the layout with the
+smallest product of time and node-hours; faster layouts add a larger share of node-hours than they save of the time.
 
 exit codes: 0 at least one layout was predicted, 1 all layouts were refused, 2 invalid arguments
 """
@@ -30,14 +29,13 @@ from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.parser import Parser
 
 _MAX_BATCH = 10_000_000
-_DEFAULT_NODES = 1, 2, 4, 8, 16
 
 
 def make_parser() -> Parser:
     parser = command_parser('predict', __doc__)
     add = parser.add_argument
     add('sources', nargs='*', metavar='SOURCE', help='measurements: folder, file, or round/organisation/system')
-    add('--layouts', nargs='+', metavar='LAYOUT',
+    add('--layouts', nargs='+', metavar='LAYOUT', default=['1 2 4 8 16'],
         help='layouts to predict, as nodes or nodes x accelerators (or ranks) per node, such as 16 or 1x8,2x8 '
              '(default: 1, 2, 4, 8 and 16 nodes like those of the source)')
     batch = parser.add_mutually_exclusive_group()
@@ -74,13 +72,15 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.launch.sweep_layouts import parse_layouts
     if not options.sources:
         parser.error('the following arguments are required: SOURCE')
-    layouts = parse_layouts(' '.join(options.layouts), 0) if options.layouts else [(n, 0) for n in _DEFAULT_NODES]
+    layouts = parse_layouts(' '.join(options.layouts), 0)
     what_if = parse_what_if(options.what_if) if options.what_if else None
     source = load_source(options.sources, options.system, layouts[0][1], options.local_batch_size, options.link_gbit_s)
-    splits = dict.fromkeys((n, per_node or source.base.layout.units_per_node) for n, per_node in layouts)
+    base = source.base
     answer = make_answer(PredictionRequest(
-        tuple(splits), options.global_batch_size, options.local_batch_size, options.weak, options.strong,
-        options.optimizer, options.target, options.price_per_node_hour, what_if), source)
+        tuple(dict.fromkeys((n, per_node or base.layout.units_per_node) for n, per_node in layouts)),
+        base.global_batch_size if options.strong else options.global_batch_size,
+        base.local_batch_size if options.weak else options.local_batch_size, options.optimizer, options.target,
+        options.price_per_node_hour, what_if), source)
     if options.out:
         from mlperf_rn50.analysis.predict.plot import dump_prediction
         print(f'mlperf-rn50: wrote {dump_prediction(answer, Path(options.out))}', file=sys.stderr)

@@ -20,16 +20,15 @@ class SweepLayout:
 
 
 def parse_layouts(text: str, per_node: int | None = None) -> list[tuple[int, int]]:
-    """Parse layouts such as '1x4,2x4' or '1x4 2x4' into (nodes, ranks per node).
+    """Parse layouts such as '1x4,2x4 16' into (nodes, ranks per node), which are per_node if it is not None.
 
-    A number of nodes alone, such as 16, has per_node ranks per node. Raise ConfigError for other words, duplicates and
-    no layout at all.
+    Raise ConfigError for other words, for duplicates and for no layout.
     """
     form = 'nodes x ranks, such as 2x4' if per_node is None else 'nodes, or nodes x accelerators, such as 16 or 2x8'
     result: list[tuple[int, int]] = []
     for word in text.replace(',', ' ').split():
         m = re.fullmatch(r'([1-9]\d{0,8})(?:x([1-9]\d{0,8}))?', word, re.ASCII)
-        if not m or not (m[2] or per_node is not None):
+        if not m or m[2] is per_node is None:
             raise ConfigError(f'--layouts: got {word:.20}, expected {form}')
         layout = int(m[1]), int(m[2] or per_node or 0)
         if layout in result:

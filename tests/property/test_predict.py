@@ -104,7 +104,7 @@ SPLITS = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 16)), min_size=1
 @given(st.sampled_from(PUBLISHED_BASES), SPLITS, st.none() | st.integers(1, 100_000), st.booleans())
 def test_any_layout_of_a_published_system_has_an_answer(start, splits, batch, is_strong):
     known, base = start
-    request = PredictionRequest(tuple(splits), batch, is_strong=is_strong)
+    request = PredictionRequest(tuple(splits), base.global_batch_size if is_strong else batch)
     answer = make_answer(request, Source(base, link_of(known), (known,)))
     assert all(row.refusal or row.step_s > 0 for row in answer.rows)
     for row in answer.timed:

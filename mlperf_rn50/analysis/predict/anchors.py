@@ -48,12 +48,12 @@ def is_machine(a: RunSet, b: RunSet) -> bool:
             and _accelerator(a) == _accelerator(b) and (bool(_accelerator(a)) or a.units_per_node == b.units_per_node))
 
 
-def most_local(base: Base, sets: Iterable[RunSet], published: Iterable[RunSet]) -> float:
-    """Return the most images per accelerator or rank of a base, its sets and published sets with its accelerator."""
+def most_local(base: Base, own: Sequence[RunSet], published: Iterable[RunSet]) -> float:
+    """Return the most images per accelerator or rank of a base, its own sets and the published ones like it."""
     name = _accelerator(base.run_set) if base.run_set else ''
-    fitting = (*sets, *(s for s in published if name and _accelerator(s) == name))
-    return max(base.local_batch_size, *(b for b, _ in base.steps), *(
-        s.global_batch_size / s.num_units for s in fitting if s.global_batch_size and s.num_units), 0.0)
+    return max([base.local_batch_size, *(b for b, _ in base.steps), *(
+        s.global_batch_size / s.num_units for s in (*own, *(s for s in published if name and _accelerator(s) == name))
+        if s.global_batch_size and s.num_units)])
 
 
 def _words(run_set: RunSet) -> frozenset[str]:

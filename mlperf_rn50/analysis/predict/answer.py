@@ -19,7 +19,7 @@ from mlperf_rn50.text import plural
 
 _MAX_BATCH_RATIO = 2  # between the predicted and the measured local batch; beyond it, the computing time is doubtful
 _SAME_TIME = 1.01  # largest ratio of times between batches that count as equally fast
-_KINDS = ('source', 'published', 'interpolated')  # of recipes, the most certain first
+_KINDS = ('source', 'published', 'interpolated', None)  # of recipes, the most certain first
 _NO_SCHEDULE = ('the source logs declare no schedule, as in v0.5; the costs of several nodes of such software are not '
                 'known, so the interval is that of another machine')
 _NO_LINK = 'interconnect unknown; pass --link-gbit-s or a bench allreduce file measured across nodes'
@@ -27,34 +27,15 @@ _NO_LINK = 'interconnect unknown; pass --link-gbit-s or a bench allreduce file m
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """Layouts to predict. If no batch is given, the batch with the least time is chosen for each layout."""
+    """Layouts to predict. Without a batch, each layout has the one with the least time."""
 
     splits: tuple[tuple[int, int], ...]  # (nodes, accelerators or ranks per node)
     global_batch_size: int | None = None
-    local_batch_size: int | None = None
-    is_weak: bool = False  # keep the local batch of the source
-    is_strong: bool = False  # keep the global batch of the source
+    local_batch_size: float | None = None
     optimizer: str | None = None
     target: float | None = None  # Top-1 as a fraction; None for that of the source
     price: float | None = None  # per node-hour
     what_if: WhatIf | None = None
-
-    @property
-    def is_given(self) -> bool:
-        """Whether the batch of each layout is given, so that none is chosen."""
-        return bool(self.global_batch_size or self.local_batch_size or self.is_weak or self.is_strong)
-
-    def goal(self, base: Base) -> float | None:
-        """Return the Top-1 target, which is that of the source unless it is given."""
-        return self.target or (base.run_set.recipe.target_accuracy if base.run_set else None)
-
-    def batch(self, base: Base, num_units: int) -> int:
-        """Return the given batch of a layout. Raise UserError if it is not divisible by the accelerators or ranks."""
-        local = self.local_batch_size or base.local_batch_size
-        batch = self.global_batch_size or (base.global_batch_size if self.is_strong else local * num_units)
-        if batch % num_units:
-            raise UserError(f'batch {batch:.10g} is not divisible by {num_units} {base.unit}s; choose another batch')
-        return int(batch)
 
 
 @dataclass(frozen=True)
@@ -65,9 +46,8 @@ class Answer:
     source: Source
     costs: Costs
     rows: tuple[Prediction, ...]
-    baseline: Prediction  # the source's own layout, with its own batch if batches are given
+    baseline: Prediction  # the source's layout
     weak: tuple[Prediction, ...] = ()  # the layouts with the images per accelerator of the source, or none
-    strong: tuple[Prediction, ...] = ()  # with its images per step
 
     @property
     def predicted(self) -> list[Prediction]:
@@ -79,22 +59,17 @@ class Answer:
 
     @property
     def best(self) -> dict[str, Prediction]:
-        """The fastest, the cheapest and the knee layout, if there are any.
-
-        The knee has the smallest product of time and node-hours. It is neither the smallest nor the largest layout,
-        beyond which the product may be smaller.
-        """
+        """The fastest, the cheapest and, if not at the edge, the knee layout: least product of time and node-hours."""
         quantities = {'fastest': lambda r: r.minutes, 'cheapest': lambda r: r.node_hours,
                       'knee': lambda r: r.minutes * r.node_hours}
         found = {name: min(self.timed, key=value) for name, value in quantities.items() if self.timed}
-        sizes = {r.layout.num_units for r in self.timed}
-        return {name: r for name, r in found.items()
-                if name != 'knee' or min(sizes) < r.layout.num_units < max(sizes)}
+        sizes = [r.layout.num_units for r in self.timed]
+        return {name: r for name, r in found.items() if name != 'knee' or min(sizes) < r.layout.num_units < max(sizes)}
 
 
 def find_recipe(source: Source, batch: int, optimizer: str | None,
-              target: float | None) -> tuple[Recipe, Epochs | None, list[str]]:
-    """Return the recipe for a batch, from the source or, on ImageNet, from published sets, its epochs and doubts.
+              target: float | None) -> tuple[Recipe, Epochs | None]:
+    """Return the recipe for a batch, from the source or, on ImageNet, from published sets, and its epochs.
 
     Raise ConfigError if no published set has such a recipe. Other data have only the batch then, and no epochs.
     """
@@ -104,23 +79,22 @@ def find_recipe(source: Source, batch: int, optimizer: str | None,
         if (recipe.global_batch_size == batch and optimizer in (None, recipe.opt_name)
                 and target in (None, recipe.target_accuracy) and epochs):
             return recipe, Epochs(statistics.fmean(epochs), min(epochs), max(epochs), (
-                f'{range_text(epochs)}, measured in {plural(len(epochs), "run")} of {run_set.name}'), 'source'), []
+                f'{range_text(epochs)}, measured in {plural(len(epochs), "run")} of {run_set.name}'), 'source')
     if base.dataset is not None:
-        return Recipe(optimizer, batch), None, [f'no recipe measured on {base.dataset} at batch {batch}; the step is '
-                                                'predicted, but not epochs or minutes']
+        return Recipe(optimizer, batch), None
     choice = choose_recipe(batch, optimizer, target)
     low, most = choice.epochs_range
     high = max(choice.epochs, min(most, choice.recipe.last_eval_epoch or most))
-    is_known = choice.kind == 'known'
     return choice.recipe, Epochs(choice.epochs, min(low, choice.epochs), high, choice.source_text,
-                                 'published' if is_known else 'interpolated'), (
-        [] if is_known else [f'no recipe is published at batch {batch:,}; it is interpolated between two batches'])
+                                 'published' if choice.kind == 'known' else 'interpolated')
 
 
-def _doubts(base: Base, layout: Layout) -> list[str]:
-    """Return the weak points of a prediction, except those of its recipe."""
+def _doubts(base: Base, layout: Layout) -> tuple[str, ...]:
+    """Return the weak points of a prediction."""
     local, measured, units = layout.local_batch_size, base.local_batch_size, base.num_units / base.num_nodes
     doubts = {
+        f'no recipe measured on {base.dataset} at batch {layout.recipe.global_batch_size}; the step is '
+        'predicted, but not epochs or minutes': layout.epochs is None,
         f'{local:g} images per {base.unit} and step, measured with {measured:g}; computing time is '
         'extrapolated': not any(is_within(local, m, _MAX_BATCH_RATIO) for m in (measured, *(b for b, _ in base.steps))),
         f'{layout.units_per_node} {base.unit}s per node, measured with {units:g}; equal speed of each is assumed, and '
@@ -128,16 +102,19 @@ def _doubts(base: Base, layout: Layout) -> list[str]:
         f'derived from {base.num_nodes} nodes; the interval excludes the uncertainty of their overheads':
             layout.num_nodes == 1 < base.num_nodes,
         _NO_SCHEDULE: layout.num_nodes > 1 and lacks_schedule(base.run_set)}
-    return [text for text, is_true in doubts.items() if is_true]
+    return tuple(text for text, is_true in doubts.items() if is_true)
 
 
 def _predict_batch(request: PredictionRequest, source: Source, split: tuple[int, int], costs: Costs,
-                   batch: int) -> Prediction:
+                   batch: float) -> Prediction:
     base, link, (num_nodes, per_node) = source.base, source.link, split
     try:
-        recipe, epochs, doubts = find_recipe(source, batch, request.optimizer, request.goal(base))
+        if batch % (num_nodes * per_node):
+            raise UserError(f'batch {batch:.10g} is not divisible by {num_nodes * per_node} {base.unit}s; choose '
+                            'another batch')
+        recipe, epochs = find_recipe(source, int(batch), request.optimizer, request.target)
     except UserError as e:
-        return Prediction(Layout(num_nodes, per_node, Recipe(None, batch)), str(e))
+        return Prediction(Layout(num_nodes, per_node, Recipe(None, int(batch))), str(e))
     layout = Layout(num_nodes, per_node, recipe, epochs)
     if link.gbit_s is None and not base.has_accelerators and num_nodes not in (1, base.num_nodes):
         return Prediction(layout, _NO_LINK)
@@ -154,87 +131,64 @@ def _predict_batch(request: PredictionRequest, source: Source, split: tuple[int,
     return replace(found, cost=cost_of(found.node_hours, request.price),
                    measured_step_s=measured.step_s if measured else None,
                    measured_minutes=measured.minutes if measured and is_same else None,
-                   doubts=(*doubts, *_doubts(base, layout)))
+                   doubts=_doubts(base, layout))
 
 
-def _predict_given(request: PredictionRequest, source: Source, split: tuple[int, int], costs: Costs) -> Prediction:
-    try:
-        batch = request.batch(source.base, split[0] * split[1])
-    except UserError as e:
-        return Prediction(Layout(*split, Recipe(None, 0)), str(e))
-    return _predict_batch(request, source, split, costs, batch)
+def find_batches(source: Source, num_units: int, optimizer: str | None, target: float | None) -> list[float]:
+    """Return the batches to choose from: those of the source and, on ImageNet, of published recipes and between these.
 
-
-def find_batches(source: Source, num_units: int, optimizer: str | None, target: float | None) -> list[int]:
-    """Return the batches to choose from, which are multiples of the number of accelerators or ranks.
-
-    They are those of the source's sets and, on ImageNet, of published recipes, and between these the batches with a
-    power of two as images per accelerator. No accelerator has more images than in a set of the same accelerator.
+    No accelerator has more images than in the source's sets or in published ones with this accelerator.
     """
     base, batches = source.base, {source.base.global_batch_size, *(s.recipe.global_batch_size for s in source.sets)}
     if base.dataset is None:
         batches |= {p.recipe.global_batch_size for p in published_recipes(optimizer, target) if p.is_whole}
-        batches |= {b for k in range(24) if min(batches) <= (b := num_units << k) <= max(batches)}
-    fitting = {b for k in batches if is_within(b := num_units * round(k / num_units), k, SAME_BATCH)}
-    most = most_local(base, source.sets, load_table())
-    return sorted(b for b in fitting if b <= most * num_units)
+        batches |= {num_units << k for k in range(max(batches).bit_length())}
+    near = (num_units * round(b / num_units) for b in batches)
+    found = {b for b in near if any(is_within(b, k, SAME_BATCH) for k in batches)}
+    most = most_local(base, source.sets, load_table()) * num_units
+    return sorted(b for b in (*found, base.local_batch_size * num_units) if b <= most)
 
 
 def choose_batch(rows: Sequence[Prediction], local_batch_size: float) -> Prediction:
-    """Return the row with the least time, which also has the least cost. Measured times replace predicted ones.
+    """Return the row with the least time, and so the least cost. A measured time replaces the predicted one.
 
-    Among equally fast rows, prefer the source's recipe, then a published one, then the number of images per accelerator
-    nearest to the measured one.
+    Among equally fast rows, prefer the source's recipe, then a published one, then images per accelerator as measured.
+    If all are refused, return the one with the smallest batch, whose reason is the most useful one.
     """
-    minutes = [row.measured_minutes or row.minutes or math.inf for row in rows]
-    return min((row for row, m in zip(rows, minutes) if m <= _SAME_TIME * min(minutes)), key=lambda r: (
-        _KINDS.index(r.layout.epochs.kind) if r.layout.epochs else len(_KINDS),
+    least = min(r.measured_minutes or r.minutes or math.inf for r in rows)
+    return min(rows, key=lambda r: (
+        (r.measured_minutes or r.minutes or math.inf) > _SAME_TIME * least, r.refusal is not None,
+        _KINDS.index(r.layout.epochs and r.layout.epochs.kind), r.layout.recipe.global_batch_size if r.refusal else
         abs(math.log(r.layout.local_batch_size / local_batch_size))))
 
 
-def _predict_split(request: PredictionRequest, source: Source, split: tuple[int, int], costs: Costs) -> Prediction:
-    """Predict a layout with the given batch or the best one. If none has a time, keep the images per accelerator."""
-    given, num_units = _predict_given(request, source, split, costs), split[0] * split[1]
-    if request.is_given:
-        return given
-    rows = [_predict_batch(request, source, split, costs, batch) for batch in find_batches(
-        source, num_units, request.optimizer, request.goal(source.base))]
-    if timed := [r for r in rows if r.minutes]:
-        return choose_batch(timed, source.base.local_batch_size)
-    if given.refusal and source.base.dataset is None:  # the reason for the smallest batch is the most useful one
-        return _predict_batch(request, source, split, costs, num_units)
-    return given
-
-
-def _compared(row: Prediction, baseline: Prediction) -> Prediction:
-    """Add speed-up and efficiency as in report: relative to the time of the baseline, measured or else predicted."""
-    minutes = baseline.measured_minutes or baseline.minutes
-    if not minutes or not row.minutes:
-        return row
-    speedup = minutes / row.minutes
-    return replace(row, speedup=speedup, efficiency=speedup * baseline.layout.num_units / row.layout.num_units)
-
-
 def make_answer(request: PredictionRequest, source: Source) -> Answer:
-    """Predict all requested layouts. Without accelerators, costs are 0, with the interval for another machine's set."""
+    """Predict all requested layouts. Without accelerators, costs are 0, with the interval for another machine's set.
+
+    Speed-up and efficiency are relative to the source's layout, as in report, with its own batch if a batch is given.
+    """
     costs, what_if, base, original = costs_without(source.base.run_set), request.what_if, source.base, source
     if not base.has_accelerators:
         costs = Costs(errors=costs.errors)
+    if base.run_set and request.target is None:
+        request = replace(request, target=base.run_set.recipe.target_accuracy)
     if what_if:
-        if what_if.local and (request.global_batch_size or request.is_strong):
+        if what_if.local and request.global_batch_size:
             raise ConfigError('--what-if: got local with a fixed global batch, expected --weak or no batch option')
         source = change(source, what_if)
-    new = replace(request, local_batch_size=what_if.local) if what_if and what_if.local else request
-    rows = [_predict_split(new, source, split, costs) for split in request.splits]
-    if what_if:  # the unchanged machine has the same batch, unless the change is one of the batch
-        old = [_predict_given(request, original, split, costs) if what_if.local else
-               _predict_batch(request, original, split, costs, row.layout.recipe.global_batch_size)
-               for split, row in zip(request.splits, rows)]
-        rows = [replace(r, unchanged_step_s=o.step_s, unchanged_minutes=o.minutes) for r, o in zip(rows, old)]
-    own = base.num_nodes, base.layout.units_per_node
-    baseline = (_predict_batch(new, source, own, costs, base.global_batch_size) if new.is_given else
-                _predict_split(new, source, own, costs))
-    weak, strong = (tuple(_predict_given(replace(new, **rule), source, split, costs) for split in request.splits)
-                    for rule in ({'is_weak': True}, {'is_strong': True}))
-    return Answer(request, source, costs, tuple(_compared(row, baseline) for row in rows), baseline,
-                  *(((), ()) if new.is_given else (weak, strong)))
+
+    def choose(split: tuple[int, int], given: float | None) -> Prediction:
+        batches = [given] if given else find_batches(source, split[0] * split[1], request.optimizer, request.target)
+        return choose_batch([_predict_batch(request, source, split, costs, b) for b in batches], base.local_batch_size)
+    local, sizes = what_if and what_if.local or request.local_batch_size, [(s, s[0] * s[1]) for s in request.splits]
+    is_given = bool(request.global_batch_size or local)
+    baseline = choose((base.num_nodes, base.layout.units_per_node), base.global_batch_size if is_given else None)
+    rows = [choose(split, request.global_batch_size or (local or 0) * size) for split, size in sizes]
+    if minutes := baseline.measured_minutes or baseline.minutes:
+        rows = [replace(r, speedup=(gain := minutes / r.minutes), efficiency=gain * base.num_units / r.layout.num_units)
+                if r.minutes else r for r in rows]
+    if what_if:
+        rows = [replace(r, unchanged_step_s=old.step_s, unchanged_minutes=old.minutes) for r, old in zip(
+            rows, make_answer(replace(request, what_if=None), original).rows)]
+    return Answer(request, source, costs, tuple(rows), baseline, () if is_given else tuple(
+        choose(split, base.local_batch_size * size) for split, size in sizes))

@@ -69,8 +69,7 @@ def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
 
 def _rate_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
     layout, unit = p.layout, answer.source.base.unit
-    return {'layout': Cell(layout.name), f'{unit}s': number_cell(layout.num_units, ',d'),
-            f'images/{unit}': number_cell(layout.local_batch_size, ',g'),
+    return {'layout': Cell(layout.name), f'images/{unit}': number_cell(layout.local_batch_size, ',g'),
             'images/s': number_cell(p.images_per_s, ',.0f' if (p.images_per_s or 0) >= 1000 else ',.1f'),
             f'images/s per {unit}, %': number_cell(100 * (p.hardware_efficiency or 0.0), '.1f'),
             'basis': Cell(_basis(answer, p))}
@@ -84,20 +83,18 @@ def _step_cells(p: Prediction) -> dict[str, Cell]:
             'error': percent_cell(relative_error(p.step_s, p.measured_step_s), '+.1f')}
 
 
+def _spent(row: Prediction) -> str:
+    return f'{figures_cell(row.node_hours).text} node-hours' if row.cost is None else f'cost {money(row.cost)}'
+
+
 def _sentence(answer: Answer, row: Prediction, sep: str = ': ') -> str:
     """Return the answer for a layout, whose name is the number of nodes if these are like those of the source."""
-    layout, epochs = row.layout, row.layout.epochs
-    is_alike = layout.units_per_node == answer.source.base.layout.units_per_node
+    layout, is_alike = row.layout, row.layout.units_per_node == answer.source.base.layout.units_per_node
     name = (plural(layout.num_nodes, 'node') if is_alike else layout.name) + sep
-    if row.refusal:
-        return f'{name}refused: {row.refusal}'
-    batch = f'at batch {layout.recipe.global_batch_size:,}'
-    if not row.minutes or not row.interval or not epochs:
-        return f'{name}{_ms(row.step_s).text} ms per step {batch}; the minutes are unknown'
-    measured = f'; measured {row.measured_minutes:,.2f}' if row.measured_minutes else ''
-    spent = f'{figures_cell(row.node_hours).text} node-hours' if row.cost is None else f'cost {money(row.cost)}'
-    return (f'{name}{row.minutes:,.2f} min ({row.interval[0]:,.2f} to {row.interval[1]:,.2f}{measured}) {batch}, '
-            f'{epochs.mean:.3g} epochs, {spent}')
+    if row.minutes and row.interval and layout.epochs:
+        return (f'{name}{row.minutes:,.2f} min ({row.interval[0]:,.2f} to {row.interval[1]:,.2f}) at batch '
+                f'{layout.recipe.global_batch_size:,}, {layout.epochs.mean:.3g} epochs, {_spent(row)}')
+    return name + (f'refused: {row.refusal}' if row.refusal else f'{_ms(row.step_s).text} ms per step, minutes unknown')
 
 
 def verdicts(answer: Answer) -> list[str]:
@@ -105,24 +102,21 @@ def verdicts(answer: Answer) -> list[str]:
     if len(answer.timed) < 2:
         return [_sentence(answer, row) for row in answer.timed or answer.predicted or answer.rows]
     which = ' predicted layout' if len(answer.timed) < len(answer.rows) else ''  # one without a time may be faster
-    lines = [f'{" and ".join(name for name, _ in same).capitalize()}{which}: {_sentence(answer, same[0][1], ", ")}'
-             for same in grouped(answer.best.items(), lambda pair: pair[1].layout.name).values()]
-    return lines if 'knee' in answer.best else [*lines, 'Knee: not within these layouts']
+    same = grouped(answer.best.items(), lambda pair: pair[1].layout.name).values()
+    return [*(f'{" and ".join(name for name, _ in pairs).capitalize()}{which}: {_sentence(answer, pairs[0][1], ", ")}'
+              for pairs in same), *['Knee: not within these layouts'] * ('knee' not in answer.best)]
 
 
 def _other_batches(answer: Answer) -> list[str]:
-    """Return the times at constant batches and the measured ones, where they differ from the chosen batch."""
-    unit, lines = answer.source.base.unit, []
-    for name, rows in ((f'Constant images per {unit} (--weak)', answer.weak),
-                       ('Constant images per step (--strong)', answer.strong)):
-        texts = [f'{r.layout.name} {r.minutes:,.2f} min{"" if r.cost is None else f", cost {money(r.cost)}"}'
-                 for r, chosen in zip(rows, answer.rows) if r.minutes and r.layout.recipe != chosen.layout.recipe]
-        lines += [f'{name}: {"; ".join(texts)}'] * bool(texts)
-    sizes = {(r.layout.num_nodes, r.layout.num_units) for r in answer.rows if not r.measured_minutes}
-    measured = [f'{s.num_nodes}x{s.units_per_node:g} {s.minutes:,.2f} min at batch {s.global_batch_size:,}, '
-                f'{s.epochs_mean:.3g} epochs ({s.name})' for s in answer.source.sets
-                if (s.num_nodes, s.num_units) in sizes and s.minutes and s.epochs_mean and not answer.request.what_if]
-    return [*lines, *[f'Measured: {"; ".join(measured)}'] * bool(measured)]
+    """Return the times with constant images per accelerator and the measured ones, if the chosen batch differs."""
+    chosen = {(r.layout.num_nodes, r.layout.num_units): r for r in answer.rows}
+    weak = [f'{r.layout.name} {r.minutes:,.2f} min, {_spent(r)}' for r, row in zip(answer.weak, answer.rows)
+            if r.minutes and r.layout.recipe != row.layout.recipe]
+    measured = [f'{row.layout.name} {s.minutes:,.2f} min at batch {s.global_batch_size:,} ({s.name})'
+                for s in answer.source.sets if s.minutes and not answer.request.what_if
+                and (row := chosen.get((s.num_nodes or 0, s.num_units or 0))) and not row.measured_minutes]
+    lines = {f'Constant images per {answer.source.base.unit} (--weak)': weak, 'Measured': measured}
+    return [f'{name}: {"; ".join(texts)}' for name, texts in lines.items() if texts]
 
 
 def _link_line(link: Link) -> str:
@@ -165,9 +159,9 @@ def _inputs(answer: Answer) -> list[str]:
 
 def answer_heading(answer: Answer) -> str:
     """Return the source, target and data of a prediction."""
-    base, targets = answer.source.base, {r.layout.recipe.target_accuracy for r in answer.predicted}
-    goals = [f': Top-1 {100 * target:.2f} %' for target in targets if target]
-    return f'Prediction from {base.name}{goals[0] if len(targets) == 1 and goals else ""} on {data_name(base.dataset)}'
+    base, targets = answer.source.base, {r.layout.recipe.target_accuracy for r in answer.predicted} - {None}
+    goal = f': Top-1 {100 * (targets.pop() or 0.0):.2f} %' if len(targets) == 1 else ''
+    return f'Prediction from {base.name}{goal} on {data_name(base.dataset)}'
 
 
 def _notes(answer: Answer) -> list[str]:
@@ -177,42 +171,35 @@ def _notes(answer: Answer) -> list[str]:
             *_group((doubt, row) for row in answer.rows for doubt in row.doubts)]
 
 
-def _baseline_text(answer: Answer) -> str:
-    baseline = answer.baseline
-    return (f'Speed-up and efficiency are relative to {baseline.layout.name}, '
-            f'{"measured" if baseline.measured_minutes else "predicted"} '
-            f'{baseline.measured_minutes or baseline.minutes:,.2f} min at batch '
-            f'{baseline.layout.recipe.global_batch_size:,}.')
-
-
 def render_prediction(answer: Answer, is_markdown: bool = False, title: Callable[[str], str] = str) -> str:
     """Return the prediction as text: the answer, tables, and their sources. title formats a heading."""
-    style, price = MARKDOWN if is_markdown else terminal_style(title), answer.request.price
-    notes = {'speed-up': _baseline_text(answer) if any(r.speedup for r in answer.rows) else '',
-             'error': 'Error: predicted / measured - 1.', 'cost': f'Cost: {price or 0:g} per node-hour.'}
+    style, first = MARKDOWN if is_markdown else terminal_style(title), answer.baseline
+    notes = {'speed-up': f'Speed-up and efficiency are relative to {first.layout.name}, '
+                         f'{"measured" if first.measured_minutes else "predicted"} '
+                         f'{first.measured_minutes or first.minutes or 0.0:,.2f} min at batch '
+                         f'{first.layout.recipe.global_batch_size:,}.',
+             'error': 'Error: predicted / measured - 1.', 'cost': f'Cost: {answer.request.price or 0:g} per node-hour.'}
     details = [_table('Throughput', answer.predicted, partial(_rate_cells, answer), {}),
                _table('Parts of a step, ms', answer.predicted, _step_cells,
-                      {'step': 'Step = compute + exchange - overlapped + other.'})] if answer.predicted else []
+                      {'step': 'Step = compute + exchange - overlapped + other.'})]
+    table = _table('Predictions', answer.rows, partial(_answer_cells, answer), notes)
     return '\n\n'.join([
         style.gap.join(map(style.clean, verdicts(answer))),
-        render_section(answer_heading(answer), (), [
-            _table('Predictions', answer.rows, partial(_answer_cells, answer), notes)], _other_batches(answer), style,
-            'Other batches'),
-        render_section('Sources', _inputs(answer), details, _notes(answer), style)])
+        render_section(answer_heading(answer), (), [table], _other_batches(answer), style, 'Other batches'),
+        render_section('Sources', _inputs(answer), details if answer.predicted else [], _notes(answer), style)])
 
 
 def render_prediction_json(answer: Answer) -> str:
     """Return the prediction as JSON, whose keys docs/predict.md explains."""
     base, what_if = answer.source.base, answer.request.what_if
     own = validate_published().errors['own', 'round'] if base.has_accelerators else None
-    rows = {'predictions': answer.rows, 'weak': answer.weak, 'strong': answer.strong}
     return json.dumps({
         'format': 'mlperf-rn50 predict 3', 'version': mlperf_rn50.__version__,
         'source': {name: getattr(base, name) for name in (
             'name', 'source', 'num_nodes', 'num_units', 'unit', 'global_batch_size', 'step_s', 'dataset')},
         'link': asdict(answer.source.link), 'costs': asdict(answer.costs), 'validation': own and asdict(own),
         'what_if': what_if and str(what_if), 'price_per_node_hour': answer.request.price,
-        **{name: [{'name': row.layout.name, **asdict(row)} for row in of] for name, of in rows.items()},
+        'predictions': [{'name': row.layout.name, **asdict(row)} for row in answer.rows],
         **{name: answer.best[name].layout.name if name in answer.best else None
            for name in ('fastest', 'cheapest', 'knee')},
         'notes': _notes(answer)}, indent=1, allow_nan=False)
