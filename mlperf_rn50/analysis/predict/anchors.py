@@ -2,7 +2,6 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
 
 from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Layout, Link, generation_of
 from mlperf_rn50.analysis.sets.run_set import RunSet
@@ -66,7 +65,7 @@ def _nearest(target: RunSet, local_batch_size: float, sets: Iterable[RunSet]) ->
     def distance(pair: tuple[RunSet, Base]) -> tuple:
         s, base = pair
         return (_accelerator(s) != _accelerator(target), s.units_per_node != target.units_per_node,
-                abs(_round_number(s.round) - _round_number(target.round)), -len(_words(s) & _words(target)),
+                abs(_round_number(s) - _round_number(target)), -len(_words(s) & _words(target)),
                 s.recipe.opt_name != target.recipe.opt_name, abs(math.log(base.local_batch_size / local_batch_size)),
                 -base.num_nodes, s.name)
     found = min(((s, base) for s in sets if (base := base_of(s))), key=distance, default=None)
@@ -91,9 +90,8 @@ def second_base(layout: Layout, base: Base, sets: Sequence[RunSet], target: RunS
         and s.units_per_node == base.num_units))
 
 
-@cache
-def _round_number(round_: str) -> float:
-    found = re.fullmatch(r'v(\d\.\d)', round_)
+def _round_number(run_set: RunSet) -> float:
+    found = re.fullmatch(r'v(\d\.\d)', run_set.round)
     return float(found[1]) if found else 0.0
 
 
@@ -104,4 +102,4 @@ def lacks_schedule(run_set: RunSet | None) -> bool:
 
 def is_early(run_set: RunSet) -> bool:
     """Return whether a set is of a round before v1.0, with the software of that time."""
-    return 0.0 < _round_number(run_set.round) < 1.0
+    return 0.0 < _round_number(run_set) < 1.0

@@ -165,7 +165,8 @@ def choose_batch(rows: Sequence[Prediction], local_batch_size: float) -> Predict
 def make_answer(request: PredictionRequest, source: Source) -> Answer:
     """Predict all requested layouts. Without accelerators, costs are 0, with the interval for another machine's set.
 
-    Speed-up and efficiency are relative to the source's layout, as in report, with its own batch if a batch is given.
+    Speed-up and efficiency are those of report, from measured times where they are known. They are relative to the
+    source's layout, with its own batch if a batch is given.
     """
     costs, what_if, base, original = costs_without(source.base.run_set), request.what_if, source.base, source
     if not base.has_accelerators:
@@ -185,8 +186,8 @@ def make_answer(request: PredictionRequest, source: Source) -> Answer:
     baseline = choose((base.num_nodes, base.layout.units_per_node), base.global_batch_size if is_given else None)
     rows = [choose(split, request.global_batch_size or (local or 0) * size) for split, size in sizes]
     if minutes := baseline.measured_minutes or baseline.minutes:
-        rows = [replace(r, speedup=(gain := minutes / r.minutes), efficiency=gain * base.num_units / r.layout.num_units)
-                if r.minutes else r for r in rows]
+        rows = [replace(r, speedup=(gain := minutes / (r.measured_minutes or r.minutes)),
+                        efficiency=gain * base.num_units / r.layout.num_units) if r.minutes else r for r in rows]
     if what_if:
         rows = [replace(r, unchanged_step_s=old.step_s, unchanged_minutes=old.minutes) for r, old in zip(
             rows, make_answer(replace(request, what_if=None), original).rows)]

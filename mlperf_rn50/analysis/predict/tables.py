@@ -83,17 +83,14 @@ def _step_cells(p: Prediction) -> dict[str, Cell]:
             'error': percent_cell(relative_error(p.step_s, p.measured_step_s), '+.1f')}
 
 
-def _spent(row: Prediction) -> str:
-    return f'{figures_cell(row.node_hours).text} node-hours' if row.cost is None else f'cost {money(row.cost)}'
-
-
 def _sentence(answer: Answer, row: Prediction, sep: str = ': ') -> str:
     """Return the answer for a layout, whose name is the number of nodes if these are like those of the source."""
     layout, is_alike = row.layout, row.layout.units_per_node == answer.source.base.layout.units_per_node
     name = (plural(layout.num_nodes, 'node') if is_alike else layout.name) + sep
     if row.minutes and row.interval and layout.epochs:
+        spent = f'{figures_cell(row.node_hours).text} node-hours' if row.cost is None else f'cost {money(row.cost)}'
         return (f'{name}{row.minutes:,.2f} min ({row.interval[0]:,.2f} to {row.interval[1]:,.2f}) at batch '
-                f'{layout.recipe.global_batch_size:,}, {layout.epochs.mean:.3g} epochs, {_spent(row)}')
+                f'{layout.recipe.global_batch_size:,}, {layout.epochs.mean:.3g} epochs, {spent}')
     return name + (f'refused: {row.refusal}' if row.refusal else f'{_ms(row.step_s).text} ms per step, minutes unknown')
 
 
@@ -110,8 +107,8 @@ def verdicts(answer: Answer) -> list[str]:
 def _other_batches(answer: Answer) -> list[str]:
     """Return the times with constant images per accelerator and the measured ones, if the chosen batch differs."""
     chosen = {(r.layout.num_nodes, r.layout.num_units): r for r in answer.rows}
-    weak = [f'{r.layout.name} {r.minutes:,.2f} min, {_spent(r)}' for r, row in zip(answer.weak, answer.rows)
-            if r.minutes and r.layout.recipe != row.layout.recipe]
+    weak = [f'{r.layout.name} {r.minutes:,.2f} min{f", cost {money(r.cost)}" if r.cost else ""}'
+            for r, row in zip(answer.weak, answer.rows) if r.minutes and r.layout.recipe != row.layout.recipe]
     measured = [f'{row.layout.name} {s.minutes:,.2f} min at batch {s.global_batch_size:,} ({s.name})'
                 for s in answer.source.sets if s.minutes and not answer.request.what_if
                 and (row := chosen.get((s.num_nodes or 0, s.num_units or 0))) and not row.measured_minutes]
