@@ -3,6 +3,7 @@
 # Usage: launch/bind.sh PROGRAM [ARGUMENTS...]     all launchers start their ranks with this script
 # MLPERF_RN50_BIND=off disables binding. An existing OMP_NUM_THREADS is kept.
 # SIGUSR1, the stop request, is blocked until the program unblocks it.
+. "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
 here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 . "$here/launch/engines/isolate.sh"

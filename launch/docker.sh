@@ -7,6 +7,7 @@
 #   --mount DIR     additional folder to mount at the same path, such as the data folder
 # All other options are passed to launch/local.sh. MLPERF_RN50_DOCKER sets the engine (default: docker, else podman).
 
+. "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
 fail() {
     echo "launch/docker.sh: $*" >&2
@@ -20,7 +21,6 @@ add_mount() { # FOLDER, at the same path; --volume would refuse colons
 add_mount "$PWD"
 while [ $# -gt 0 ]; do
     case $1 in
-        --help | -h) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --image | --mount) [ $# -gt 1 ] || fail "$1: a value is missing" ;;&
         --image) image=$2; shift ;;
         --mount)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs ruff, mypy and shellcheck on all files. The rules are in pyproject.toml and setup.cfg.
 # Usage: launch/lint.sh
+. "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 . launch/engines/isolate.sh

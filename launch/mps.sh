@@ -5,6 +5,7 @@
 # folder prints the pipe folder: CUDA_MPS_PIPE_DIRECTORY, or a folder in /tmp with the same name for all ranks of a node.
 # The pipe folder must not be a link. This user must own it, and its mode must be 700.
 
+. "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
 folder=${CUDA_MPS_PIPE_DIRECTORY:-/tmp/mlperf_rn50-mps-$EUID}
 while [[ $folder == ?*/ ]]; do folder=${folder%/}; done # with a trailing slash, a link would be followed
@@ -27,7 +28,7 @@ ask() { # QUESTION
 case ${1:-} in
     start | stop) ;;
     folder) printf '%s\n' "$folder"; exit ;;
-    *) sed -n '2,6s/^# //p' "$0" >&2; exit 2 ;;
+    *) print_header >&2; exit 2 ;;
 esac
 nvidia-smi -L >/dev/null 2>&1 || exit 0
 command -v nvidia-cuda-mps-control >/dev/null ||

@@ -3,6 +3,7 @@
 # Usage: launch/user.sh launch/sshd.sh --port PORT --authorized-keys FILE
 # Each start generates a new host key in a new folder. Only keys in FILE are accepted, and no passwords.
 
+. "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
 fail() {
     echo "launch/sshd.sh: $*" >&2
@@ -11,7 +12,6 @@ fail() {
 port='' keys=''
 while [ $# -gt 0 ]; do
     case $1 in
-        --help | -h) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --port | --authorized-keys) [ $# -gt 1 ] || fail "$1: a value is missing" ;;&
         --port) port=$2 ;;
         --authorized-keys) keys=$2 ;;

@@ -11,12 +11,12 @@
 #   --gpu: only on a machine with a GPU: set-up (MLPERF_RN50_VARIANT=ngc in NVIDIA's container, else cu117), then doctor,
 #          measurements and tests/gpu, the most valuable first, for at most 12 minutes (--minutes N). At the end and after
 #          Ctrl-C, one archive to send back is in logs (or $MLPERF_RN50_GPU_RESULT), gpu_<card>_<time>.tar.gz
+. "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 . launch/engines/isolate.sh
 scope=quick
 case ${1:-} in
-    --help | -h) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
     --all | --ngc | --gpu) scope=${1#--}; shift ;;
 esac
 [ "$scope" != ngc ] || exec tests/ngc.sh "$@"

@@ -4,8 +4,9 @@
 # Clusters start containers under any id. The image also looks up names in /var/lib/extrausers, which anyone can write.
 # Groups below 500, such as 0, are not looked up there, so the group of the entry does not matter.
 
+. "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
-[ $# -gt 0 ] || { sed -n '2,/^$/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { print_header >&2; exit 2; }
 if ! getent passwd "$(id -u)" >/dev/null; then
     echo "user$(id -u):x:$(id -u):$(id -u)::${HOME:-/tmp}:/bin/bash" >>/var/lib/extrausers/passwd
 fi

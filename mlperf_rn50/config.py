@@ -9,8 +9,6 @@ import unicodedata
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-import yaml
-
 from mlperf_rn50.bounds import ABOVE_0, FROM_0, Bounds, free_option, require
 from mlperf_rn50.data.options import IMAGENET, DataConfig, check_data
 from mlperf_rn50.model.options import ModelConfig, check_model
@@ -92,7 +90,21 @@ def to_tree(config: Config) -> dict:
 
 def render_yaml(config: Config) -> str:
     """Return the configuration as YAML text that load_yaml accepts."""
-    return yaml.safe_dump(to_tree(config), sort_keys=False, default_flow_style=None)
+    return dump_yaml(to_tree(config)) + '\n'
+
+
+def render_differences(config: Config) -> str:
+    """Return the values that differ from the defaults, as YAML text."""
+    defaults = to_tree(Config())
+    changes = {name: {k: v for k, v in values.items() if v != defaults[name][k]}
+               for name, values in to_tree(config).items()}
+    return dump_yaml({name: values for name, values in changes.items() if values})
+
+
+def dump_yaml(value: Any, width: float = 110) -> str:
+    import yaml  # imported late, because --help needs no packages
+    text = yaml.safe_dump(value, sort_keys=False, default_flow_style=None, width=width)
+    return text.removesuffix('\n...\n').removesuffix('\n')
 
 
 def render_value(value: Any) -> str:

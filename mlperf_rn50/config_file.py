@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mlperf_rn50 import config as cfg
-from mlperf_rn50.config import KEYS, SECTIONS
+from mlperf_rn50.config import SECTIONS
 from mlperf_rn50.errors import ConfigError, nearest, option_error
 from mlperf_rn50.files import read_text
 from mlperf_rn50.parser import expand
@@ -106,9 +106,6 @@ def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument('--init-weights', metavar='PATH', type=str, help='short form of --train.init_weights')
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
-    for action in parser._actions:
-        if action.dest in KEYS and (m := KEYS[action.dest].metadata).get('bounds'):
-            action.help = f'{action.help} Expected: {m["bounds"].text}{m["unit"] and ", in " + m["unit"]}.'
 
 
 def _join_paths(argv: Sequence[str]) -> list[str]:

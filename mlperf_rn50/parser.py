@@ -1,7 +1,8 @@
 """Argument parser of all commands and launch scripts."""
 import os
 import re
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+import textwrap
+from argparse import ArgumentParser, HelpFormatter
 from typing import Any, NoReturn
 
 from mlperf_rn50.errors import ConfigError, option_error
@@ -21,12 +22,28 @@ def expand(text: str, name: str = '') -> str:
     return head + os.path.expanduser(value)
 
 
+class _HelpFormatter(HelpFormatter):
+    """Wrap paragraphs, rows of two columns, and examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return '\n\n'.join(_wrapped(paragraph, width) for paragraph in text.split('\n\n'))
+
+
+def _wrapped(paragraph: str, width: int) -> str:
+    lines = paragraph.splitlines()
+    if not any(line.startswith(' ') for line in lines):
+        return textwrap.fill(paragraph, width)
+    ends = [m.end() if (m := re.match(r'  \S+ {2,}', line)) else 6 * line.startswith(' ') for line in lines]
+    return '\n'.join(textwrap.fill(line, width, subsequent_indent=' ' * end, break_long_words=False,
+                                   break_on_hyphens=False) for line, end in zip(lines, ends))
+
+
 class Parser(ArgumentParser):
-    """A parser that raises ConfigError, accepts no abbreviations and prints examples verbatim."""
+    """A parser that raises ConfigError, accepts no abbreviations and wraps its help."""
 
     def __init__(self, prog: str, description: str, epilog: str = '', **more: Any):
         super().__init__(prog, description=description, epilog=epilog, allow_abbrev=False,
-                         formatter_class=RawDescriptionHelpFormatter, **more)
+                         formatter_class=_HelpFormatter, **more)
 
     def error(self, message: str) -> NoReturn:
         raise option_error(message.removeprefix('argument '), self)

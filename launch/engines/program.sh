@@ -7,6 +7,12 @@ run_program() {
     python=$here/.venv/bin/python
     if [ -x "$python" ]; then
         exec "$here/.venv/bin/mlperf-rn50" "$@"
+    elif [[ " ${*:1:3} " =~ \ (-h|--help)\  ]]; then # the parsers need only the standard library
+        (cd "$here" && python3 -B -m mlperf_rn50 "$@" 2>/dev/null) || {
+            sed -n '2s/^# //p' "$0"
+            echo 'The list of options needs launch/setup.sh, or python3 3.10 or newer in PATH.'
+        }
+        exit 0
     elif [ -L "$python" ]; then
         echo "mlperf-rn50: $python: user $(id -un 2>/dev/null || id -u) cannot execute $(readlink -m -- "$python"), to which it links; give access to that Python, or run launch/setup.sh as this user in a checkout of its own" >&2
     else

@@ -18,6 +18,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn, TextIO
 
+from mlperf_rn50.cli.parsers import HELP, config_help
 from mlperf_rn50.cli.terminal import has_colour, paint
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError, nearest
 from mlperf_rn50.files import DISK_FAULTS
@@ -72,7 +73,7 @@ class _MainParser(Parser):
         self.add_argument('--debug', action='store_true', help='show the traceback of an error')
 
     def format_help(self) -> str:
-        rows = ''.join(f'  {name:10} {_summary(name)}\n' for name in COMMANDS)
+        rows = ''.join(f'  {name:12}{_summary(name)}\n' for name in COMMANDS)
         self.epilog = f'commands:\n{rows}\n{_EPILOG}'
         return super().format_help()
 
@@ -91,7 +92,7 @@ def whole_parser() -> ArgumentParser:
 def _run(argv: Sequence[str]) -> int:
     """Run the command that the arguments name and return its exit code."""
     if argv[:1] == ['help']:
-        argv = [*argv[1:2], '--help']
+        argv = [*argv[1:2], '--help', *argv[2:]]
     place = next((i for i, word in enumerate(argv) if not word.startswith('-')), len(argv))
     parser = _MainParser()
     if parser.parse_args(argv[:place]).version:
@@ -105,7 +106,11 @@ def _run(argv: Sequence[str]) -> int:
         raise ConfigError(f'{argv[place]}: unknown command{nearest(argv[place], COMMANDS)}; expected one of '
                           f'{", ".join(COMMANDS)}')
     try:
-        return _command(argv[place]).run(argv[place + 1:])
+        command, words = _command(argv[place]), argv[place + 1:]
+        if hasattr(command, 'add_options') and {*HELP} & {*words}:
+            print(config_help(argv[place], command, words), end='')
+            return EXIT_OK
+        return command.run(words)
     except ModuleNotFoundError as e:
         if missing := explain_missing(e):
             raise missing from e
@@ -134,7 +139,8 @@ def _print_error(error: UserError) -> None:
         rank = launched_rank()
     except UserError:  # the rank itself may be invalid
         rank = 0
-    time.sleep(0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))  # the lost rank may still report its own error
+    # A lost rank may still report its own error.
+    time.sleep(1.5 * bool(rank) + 0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))
     where = error.where or (f'{rank_name()}: ' if rank else '')
     name = paint('mlperf-rn50:', 'red') if has_colour(sys.stderr) else 'mlperf-rn50:'
     try:

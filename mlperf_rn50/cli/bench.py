@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
@@ -25,9 +25,14 @@ if TYPE_CHECKING:
     from mlperf_rn50.config import Config
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
+ARGUMENTS = '{train,data,allreduce,ops} [--config FILE]'  # in the usage line
+
 
 def make_parser() -> ArgumentParser:
-    parser = config_parser('bench', __doc__)
+    return config_parser('bench', add_options)
+
+
+def add_options(parser: Any) -> None:
     add = parser.add_argument
     # Optional for the parser, which also reads YAML files; run() requires it.
     add('kind', nargs='?', choices=['train', 'data', 'allreduce', 'ops'], help='benchmark to run')
@@ -44,7 +49,6 @@ def make_parser() -> ArgumentParser:
     add('--warmup-steps', metavar='N', type=int, default=10, help='number of steps before the measurement')
     add('--steps', metavar='N', type=int, default=100, help='number of measured steps, batches or repetitions')
     add('--format', choices=['table', 'json'], default='table', help='output format')
-    return parser
 
 
 def run(argv: Sequence[str]) -> int:

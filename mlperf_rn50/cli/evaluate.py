@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.cli.weights import SavedWeights, load_saved
@@ -27,16 +27,20 @@ if TYPE_CHECKING:
     from mlperf_rn50.train.evaluate import Accuracy, Confusion
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
+ARGUMENTS = 'RUN|WEIGHTS'  # in the usage line
+
 
 def make_parser() -> ArgumentParser:
-    parser = config_parser('evaluate', __doc__)
+    return config_parser('evaluate', add_options)
+
+
+def add_options(parser: Any) -> None:
     add = parser.add_argument
     # Optional here, because the parser also reads the configuration of the weights; run() requires it.
     add('path', nargs='?', metavar='RUN|WEIGHTS', type=str, help='run folder (its newest run), weights folder, or .npz')
     add('--which', choices=['best', 'last'], default='best', help='saved network of the run')
     add('--confusions', metavar='N', type=int, default=10, help='number of confusions in the list')
     add('--format', choices=['table', 'json'], default='table', help='output format')
-    return parser
 
 
 def run(argv: Sequence[str]) -> int:

@@ -62,10 +62,10 @@ def load_train_config(argv: Sequence[str]) -> Config:
 
 def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None = None) -> int:
     """Run a launcher with options; return its exit code."""
+    engine = ENGINES[name]
+    options = parse_arguments(engine.make_parser(name), argv)  # before the imports, because --help needs no packages
     from mlperf_rn50.cli import train
     from mlperf_rn50.launch.launcher import Launcher
-    engine = ENGINES[name]
-    options = parse_arguments(engine.make_parser(name), argv)
     if options.only_prints:
         return train.run(options.as_train)
     if engine.in_slurm and os.environ.get('SLURM_RESTART_COUNT', '0') != '0':
@@ -75,8 +75,8 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
 
 def run_ranks(argv: Sequence[str]) -> int:
     """Run a program with a number of ranks on this machine or each host."""
-    from mlperf_rn50.launch.launcher import Launcher
     o, _ = ArgumentParser.parse_known_args(ranks_parser(), argv)  # unlike Parser, leaves $ and ~ to the program
+    from mlperf_rn50.launch.launcher import Launcher
     per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
     options = parse_arguments(ENGINES['local'].make_parser('local'), ['--ranks-per-device', per_device])
     launcher = Launcher('ranks', ENGINES['local'], replace(options, hosts=o.hosts), SignalQueue(LAUNCHER_SIGNALS),

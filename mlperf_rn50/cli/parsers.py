@@ -2,15 +2,19 @@
 from __future__ import annotations
 
 import math
-from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
-from collections.abc import Callable
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
+from mlperf_rn50.errors import ConfigError, nearest
 from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
     import jsonargparse
+
+HELP = ('-h', '--help')
 
 
 def command_parser(name: str, doc: str | None) -> Parser:
@@ -18,19 +22,48 @@ def command_parser(name: str, doc: str | None) -> Parser:
     return Parser(f'mlperf-rn50 {name}', *_split(doc))
 
 
-def config_parser(name: str = '', doc: str | None = None) -> jsonargparse.ArgumentParser:
+def config_parser(name: str = '', add_options: Callable[[Any], None] = lambda parser: None
+                  ) -> jsonargparse.ArgumentParser:
     """Return the parser of a command that takes a configuration, with --config and an option for each key."""
-    from jsonargparse import ArgumentParser, DefaultHelpFormatter  # slow to import
+    from jsonargparse import ArgumentParser  # slow to import
 
     from mlperf_rn50.config_file import add_config_options
-
-    class HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
-        """Show the defaults of options, and the examples verbatim."""
-    description, epilog = _split(doc)
-    parser = ArgumentParser(f'mlperf-rn50 {name}', description=description, epilog=epilog, allow_abbrev=False,
-                            exit_on_error=False, formatter_class=HelpFormatter)
+    parser = ArgumentParser(f'mlperf-rn50 {name}', allow_abbrev=False, exit_on_error=False)
     add_config_options(parser)
+    add_options(parser)
     return parser
+
+
+def config_help(name: str, command: ModuleType, words: Sequence[str]) -> str:
+    """Return the help of a command that takes a configuration, or of the group of keys named after --help."""
+    from mlperf_rn50.config import SECTIONS
+    from mlperf_rn50.config_text import help_of, summary_of
+    group = ''.join(words[[w in HELP for w in words].index(True) + 1:][:1])
+    if group in SECTIONS:
+        parser = Parser(f'mlperf-rn50 {name}', summary_of(SECTIONS[group]), add_help=False,
+                        usage=f'mlperf-rn50 {name} {command.ARGUMENTS} [--{group}.KEY VALUE ...]')
+        for key, text in help_of(SECTIONS[group]).items():
+            parser.add_argument(f'--{group}.{key}', metavar='VALUE', help=text.replace('%', '%%'))
+        return parser.format_help()
+    if group and not group.startswith('-'):
+        raise ConfigError(f'--help: got {group}, expected a group of keys: {", ".join(SECTIONS)}'
+                          f'{nearest(group, [*SECTIONS])}')
+    parser = command_parser(name, command.__doc__)
+    parser.usage = f'mlperf-rn50 {name} {command.ARGUMENTS} [--KEY VALUE ...]'
+    if '--config' in command.ARGUMENTS:
+        parser.add_argument('--config', metavar='FILE', help='YAML file with values that override the defaults')
+    command.add_options(parser)
+    rows = [f'  {section:12}{summary_of(type_)}' for section, type_ in SECTIONS.items()]
+    parser.epilog = '\n'.join([f'groups of keys (mlperf-rn50 {name} --help schedule lists one):', *rows, '',
+                               parser.epilog or ''])
+    return parser.format_help()
+
+
+def add_resume_options(parser: ArgumentParser) -> None:
+    parser.add_argument('--resume', metavar='DIR', type=str, help='run folder of the run to resume')
+    parser.add_argument('--elastic', action='store_true', help='allow --resume with a different number of ranks')
+    parser.add_argument('--allow-changed', metavar='KEYS', type=str,
+                        help='keys that may differ in the resumed run, such as schedule.base_lr,data.crop')
 
 
 def _split(doc: str | None) -> tuple[str, str]:  # (description, epilog), split at the first empty line

@@ -28,13 +28,6 @@ def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser)
     return resolve_config(Path(options.config) if options.config else None, argv, parser), None
 
 
-def add_resume_options(parser: ArgumentParser) -> None:
-    parser.add_argument('--resume', metavar='DIR', type=str, help='run folder of the run to resume')
-    parser.add_argument('--elastic', action='store_true', help='allow --resume with a different number of ranks')
-    parser.add_argument('--allow-changed', metavar='KEYS', type=str,
-                        help='keys that may differ in the resumed run, such as schedule.base_lr,data.crop')
-
-
 @contextmanager
 def _without_unused_packages() -> Iterator[None]:
     """Hide scikit-learn and SciPy, which MXNet would import for classes that no rank uses, in 0.9 of 2.5 s."""

@@ -9,31 +9,38 @@ Options override the --config file, which overrides the defaults. A resumed run 
 """
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50 import config as cfg
-from mlperf_rn50.cli.parsers import config_parser
+from mlperf_rn50.cli.parsers import add_resume_options, config_parser
 from mlperf_rn50.errors import EXIT_CODES, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
+    from mlperf_rn50.data.options import DataConfig
     from mlperf_rn50.runfolder.names import RunFolder
     from mlperf_rn50.train.events import Ended
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
+ARGUMENTS = '--config FILE'  # in the usage line
+
 
 def make_parser() -> ArgumentParser:
-    from mlperf_rn50.cli.ranks import add_resume_options
-    parser = config_parser('train', __doc__)
+    return config_parser('train', add_options)
+
+
+def add_options(parser: Any) -> None:
     add_resume_options(parser)
     add = parser.add_argument
-    add('--dry-run', action='store_true', help='print the plan of the run and exit, without reading data')
+    add('--dry-run', action='store_true', help='print the plan, the expected time and the state of the data, and exit')
+    add('--print-config', action='store_true', help='print all keys with comments, for a file for --config, and exit')
     add('--print', metavar='KEY', action='append', type=str, help='print the value of a key, such as run.dir, and exit')
     add('--ranks', type=int, metavar='N', help='number of ranks for --dry-run')
-    return parser
 
 
 def parse_command(argv: Sequence[str]) -> tuple[Namespace, cfg.Config, Any, Sequence[str]]:
@@ -55,6 +62,10 @@ def run(argv: Sequence[str]) -> int:
     options, config, resume, allowed = parse_command(argv)
     if options.dry_run:
         return _print_plan(config, options)
+    if options.print_config:
+        from mlperf_rn50.config_text import render_commented
+        print(render_commented(config))
+        return EXIT_OK
     if options.print:
         print('\n'.join(str(_value_of(config, key)) for key in options.print))
         return EXIT_OK
@@ -64,13 +75,32 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _print_plan(config: cfg.Config, options: Namespace) -> int:
-    """Print all values, derived numbers, and deviations from published runs that converged."""
+    """Print changed keys, derived numbers, the expected time and the state of the data; raise DataError as a start."""
+    from mlperf_rn50.analysis.predict.outlook import render_outlook
     from mlperf_rn50.analysis.recipe.differences import find_deviations
+    from mlperf_rn50.system.environment import query_gpus
     from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
     ranks = options.ranks or config_world_size(config) or 1
-    print('\n'.join([cfg.render_yaml(config), render_plan(make_plan(config, ranks)),
-                     *(f'warning: {text}' for text in find_deviations(config, ranks))]))
+    plan = make_plan(config, ranks)
+    gpus = query_gpus('name') if config.train.device == 'gpu' else []
+    print('\n'.join([cfg.render_differences(config), render_plan(plan),
+                     *render_outlook(config, ranks, plan.max_epochs, gpus[0]['name'] if gpus else None),
+                     *(f'warning: {text}' for text in find_deviations(config, ranks))]), flush=True)
+    print(f'data                  {_data_text(config.data)}')
     return EXIT_OK
+
+
+def _data_text(data: DataConfig) -> str:
+    """Return the state of the data; raise DataError for data that a start would refuse."""
+    from mlperf_rn50.data.records import MANIFEST_NAME, find_split
+    if data.synthetic:
+        return 'synthetic images, no files'
+    if not os.path.exists(Path(data.dir, MANIFEST_NAME)):
+        return f'not checked, because {data.dir} on this machine has no {MANIFEST_NAME}'
+    for split in ('train', 'validation'):
+        find_split(data, split)
+    train, val = f'{data.num_train:,}', f'{data.num_val:,}'
+    return f'{train} of {train} training, {val} of {val} validation images, ok'
 
 
 def _value_of(config: cfg.Config, key: str) -> Any:

@@ -8,7 +8,7 @@ from mlperf_rn50.doctor.machine import check_limits
 from mlperf_rn50.doctor.result import Check, Facts, by_node, hosts_of
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.processor import Processor, check_precision
-from mlperf_rn50.text import grouped
+from mlperf_rn50.text import grouped, plural
 
 _MAX_CLOCK_SKEW_S = 1.0
 
@@ -62,7 +62,7 @@ def _horovod(rows: Sequence[Facts], device: str) -> Check:
 def _layout(rows: Sequence[Facts], num_nodes: int | None, ranks_per_node: int | None) -> Check:
     nodes = [r for r in rows if r['local_rank'] == 0]
     counts = ', '.join(f'{r["host"]}: {r["local_size"]}' for r in nodes[:8]) + (', …' if len(nodes) > 8 else '')
-    layout = f'{len(rows)} ranks on {len(nodes)} nodes ({counts})'
+    layout = f'{plural(len(rows), "rank")} on {plural(len(nodes), "node")} ({counts})'
     fixes = [f'run.num_nodes is {num_nodes}; start ranks on {num_nodes} hosts'] * (num_nodes not in (None, len(nodes)))
     fixes += [f'run.ranks_per_node is {ranks_per_node}, but {r["host"]} has {r["local_size"]}' for r in nodes
               if ranks_per_node not in (None, r['local_size'])]
@@ -74,8 +74,9 @@ def _data(rows: Sequence[Facts]) -> list[Check]:
         return [Check('data set', 'not needed', 'synthetic images, or no configuration')]
     for row in rows:
         if row['data']['problem']:
-            return [Check('data set', 'failed', f'on {row["host"]}: {row["data"]["problem"]}',
-                          'check every record with prepare --verify DIR; see mlperf-rn50 prepare --help')]
+            problem, _, fix = row['data']['problem'].partition('; ')
+            return [Check('data set', 'failed', f'on {row["host"]}: {problem}',
+                          fix or 'check every record with: mlperf-rn50 prepare --verify DIR')]
     first = rows[0]['data']
     same = _same('data set', rows, lambda r: f'manifest {r["data"]["manifest"]} with {r["data"]["num_images"]} images',
                  f'{first["dataset"]}, {first["num_images"]} images, the same manifest on all ranks',

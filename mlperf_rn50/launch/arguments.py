@@ -10,7 +10,7 @@ from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.launcher_env import print_stderr
 from mlperf_rn50.text import printable
 
-_PRINTING = ('--dry-run', '--print')  # options with which train starts no ranks
+_PRINTING = ('--dry-run', '--print', '--print-config')  # options with which train starts no ranks
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Plan of a run for a number of ranks: batches, steps and evaluations. Pure."""
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.shards import Shard
@@ -79,7 +80,8 @@ def make_plan(config: Config, world_size: int) -> Plan:
     configured = config_world_size(config)
     if configured not in (None, world_size):
         raise ConfigError(f'run.num_nodes x run.ranks_per_node: got {r.num_nodes} x {r.ranks_per_node} = '
-                          f'{configured} ranks, but {world_size} were started; start {configured}, or set both to null')
+                          f'{configured} ranks, expected {world_size} as started; start {configured}, or set both to '
+                          'null')
     local = t.local_batch_size
     if local is None:
         assert t.global_batch_size is not None  # check_values requires exactly one of the two sizes
@@ -137,15 +139,31 @@ def _render_shuffle(plan: Plan) -> str:
     return f'node: each node reads {share}, a new part every {data.node_rotation_epochs} epochs'
 
 
+def _render_rates(plan: Plan) -> str:
+    """Return the learning rate at the ends of runs of epochs in which it rises, falls or is constant."""
+    rates = {epoch: [f'{plan.learning_rate(step):.6g}' for step in (
+        epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch - 1)] for epoch in range(plan.max_epochs)}
+
+    def course(epoch: int) -> tuple[bool, str]:
+        first, last = rates[epoch]
+        return float(first) < float(last), first if first == last else ''
+    texts = []
+    for _, group in groupby(rates, course):
+        epochs = list(group)
+        ends = dict.fromkeys([rates[epochs[0]][0], rates[epochs[-1]][1]])
+        texts.append(f'{" to ".join(dict.fromkeys([str(epochs[0] + 1), str(epochs[-1] + 1)]))}: {" .. ".join(ends)}')
+    return '; '.join(texts)
+
+
 def render_plan(plan: Plan) -> str:
-    """Return the plan as text, with the learning rate of every epoch."""
+    """Return the plan as text."""
     c, train, val = plan.config, plan.train_shard(), plan.eval_shard()
     evals = [str(e + 1) for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
     lines = [
         f'data set              {c.data.dataset}{" (synthetic images)" if c.data.synthetic else ""}: '
         f'{c.data.num_train:,} training, {c.data.num_val:,} validation images, {c.data.num_classes} classes',
         f'ranks                 {plan.world_size}',
-        f'local batch           {plan.local_batch_size} per rank and pass, {train.num_micro} passes per step',
+        f'local batch           {plan.local_batch_size} per rank and pass; passes per step: {train.num_micro}',
         f'global batch          {plan.global_batch_size}',
         f'steps per epoch       {plan.steps_per_epoch}',
         f'shuffle               {_render_shuffle(plan)}',
@@ -155,8 +173,5 @@ def render_plan(plan: Plan) -> str:
         f'target                Top-1 >= {c.train.target_accuracy} on {c.data.dataset}',
         f'aborts after          {plan.max_epochs} epochs, {plan.max_epochs * plan.steps_per_epoch} steps',
         f'evaluations           after epochs {" ".join(evals)} (counted from 1)',
-        'learning rate         scheduled, at the first and last step of each epoch (counted from 1):']
-    for epoch in range(plan.max_epochs):
-        first, last = epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch - 1
-        lines.append(f'  {epoch + 1:4d}  {plan.learning_rate(first):.6g} .. {plan.learning_rate(last):.6g}')
+        f'learning rate         {_render_rates(plan)} (epochs: first step .. last step)']
     return '\n'.join(lines)

@@ -92,6 +92,15 @@ def test_dry_run_works_without_data_and_gpu_and_writes_nothing(tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_dry_run_gives_the_state_of_the_data_and_refuses_what_a_start_refuses(tiny, tmp_path):
+    done = call(*arguments(tmp_path, tiny, '--dry-run'))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith('data                  150 of 150 training, 50 of 50 validation images, ok\n')
+    wrong = call(*arguments(tmp_path, tiny, '--dry-run', '--data.num_train=300'))
+    assert_one_line(wrong, 2)
+    assert 'data.num_train: got 300, expected 150 from ' in wrong.stderr and 'learning rate  ' in wrong.stdout
+
+
 def test_error_on_two_ranks_is_one_line_from_rank_0():
     assert_one_line(run(thin_ranks(2, 'train', '--resume=/nonexistent')), 2, 'contains no checkpoint')
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import sys
+from dataclasses import fields
 
 import pytest
 from helpers import CLI, ROOT, Terminal, call, run, skip_for
@@ -14,6 +15,7 @@ from lines import write_set
 from mlperf_rn50 import __version__
 from mlperf_rn50.cli import COMMANDS, EXTRAS, explain_missing
 from mlperf_rn50.cli.terminal import has_colour, paint, paint_status, paint_statuses
+from mlperf_rn50.config import SECTIONS
 
 # Distributions whose names differ from the imported module.
 DISTRIBUTIONS = {'nvidia': 'nvidia-dali-cuda120', 'pil': 'pillow', 'pynvml': 'nvidia-ml-py', 'sklearn': 'scikit-learn'}
@@ -23,11 +25,30 @@ INSTALL = 'is not installed; in the checkout, run launch/setup.sh or pip install
 def test_help_lists_every_command_and_is_printed_without_arguments():
     done = call('--help')
     assert call('help').stdout == done.stdout and call('help', 'check').stdout == call('check', '--help').stdout
-    shown = re.findall(r'^  (\w+) .{20,}\.$', done.stdout, re.MULTILINE)
+    shown = re.findall(r'^  (\w+) +[A-Z][a-z]+ ', done.stdout, re.MULTILINE)
     assert done.returncode == 0 and shown == list(COMMANDS) and {'train', 'bench', 'report'} < set(shown)
     assert [name for name in shown if f'examples:\n  mlperf-rn50 {name}' not in call(name, '--help').stdout] == []
     mistaken = call()
     assert (mistaken.returncode, mistaken.stdout, mistaken.stderr) == (2, '', done.stdout)
+
+
+def test_help_of_a_group_lists_its_keys_and_the_short_help_the_groups():
+    short, group = call('train', '--help').stdout, call('bench', '--help', 'schedule').stdout
+    assert short.startswith('usage: mlperf-rn50 train --config FILE [--KEY VALUE ...]\n\n')
+    assert all(re.search(rf'^  {name} +[A-Z]', short, re.MULTILINE) for name in SECTIONS) and '--run.dir' not in short
+    keys = [f'--schedule.{f.name}' for f in fields(SECTIONS['schedule'])]
+    assert re.findall(r'^  (--\S+) VALUE', group, re.MULTILINE) == keys
+    assert '(default 0.1; a number above 0)' in ' '.join(group.split()) and 'Literal' not in group
+    assert call('help', 'train', 'comm').stdout == call('train', '--help', 'comm').stdout
+    wrong = call('train', '--help', 'shedule')
+    assert wrong.returncode == 2 and wrong.stderr.endswith('did you mean schedule?\n')
+
+
+def test_help_fits_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv('COLUMNS', '60')
+    for words in (['export'], ['train'], ['train', 'data'], ['launch', 'kubernetes']):
+        lines = call('help', *words).stdout.splitlines()
+        assert len(lines) > 10 and [x for x in lines if len(x) > 60 and not x.startswith('usage:')] == []
 
 
 def test_version_lists_the_software_stack():
@@ -43,7 +64,7 @@ def test_debug_shows_the_traceback():
 
 @pytest.mark.parametrize('words, missing, message', [
     (['prepare', 'digits', '--out', 'digits'], 'sklearn', f"scikit-learn {INSTALL} '.[demo]'"),
-    (['train', '--help'], 'jsonargparse', f"jsonargparse {INSTALL} '.[cpu]'")])
+    (['train', '--dry-run'], 'jsonargparse', f"jsonargparse {INSTALL} '.[cpu]'")])
 def test_missing_package_is_one_line_with_the_install_command(words, missing, message, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     done = call(*words)

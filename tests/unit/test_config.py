@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlperf_rn50.cli.train import make_parser
-from mlperf_rn50.config import SECTIONS, Config, check_values, render_yaml, to_tree
+from mlperf_rn50.config import SECTIONS, Config, check_values, render_differences, render_yaml, to_tree
 from mlperf_rn50.config_file import _Loader, load_yaml, resolve_config, resolve_tree
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.train.options import TrainConfig
+from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
 
 CONFIGS = sorted((ROOT / 'launch/configs').glob('*.yaml'))
@@ -42,6 +42,24 @@ def test_defaults_then_file_then_command_line(tmp_path):
     config = resolve_config(path, options, PARSER)
     assert (config.train.local_batch_size, config.train.eval_period, config.train.max_epochs) == (16, 3, None)
     assert config.data.mean == (1.0, 2.0, 3.0) and config.run.dir == '*a: b: c'
+
+
+def test_printed_configuration_has_every_key_with_a_comment_and_is_read_back(tmp_path):
+    options = ['--config', CONFIGS[0], '--run.dir', f'{"long folder " * 20}: x', '--run.reference=["a"]']
+    text = call('train', *options, '--print-config').stdout
+    path = tmp_path / 'c.yaml'
+    path.write_text(text)
+    assert resolve_config(path, [], PARSER) == resolve_config(CONFIGS[0], [str(o) for o in options[2:]], PARSER)
+    assert re.findall(r'^(\w+):', text, re.MULTILINE) == list(SECTIONS)
+    keys = [f.name for section in SECTIONS.values() for f in dataclasses.fields(section)]
+    assert re.findall(r'(?<=  #).*\n  (\w+):', text) == keys
+    assert '(default 0.1; a number above 0)\n  base_lr: ' in text
+
+
+def test_differences_are_the_keys_that_differ_from_the_defaults():
+    assert render_differences(Config()) == '{}'
+    c = Config(train=TrainConfig(local_batch_size=8), schedule=ScheduleConfig(step_epochs=(1.0,)))
+    assert render_differences(c) == 'schedule:\n  step_epochs: [1.0]\ntrain: {local_batch_size: 8}'
 
 
 def test_round_trip_of_a_resolved_configuration(tmp_path):
@@ -81,7 +99,7 @@ def test_errors_in_a_file(tmp_path, text, message):
 
 
 @pytest.mark.parametrize('options, message', [
-    ([], 'expected exactly one of them'),
+    ([], 'train.global_batch_size: got nothing; set --train.global_batch_size, such as 256'),
     ([*BATCH, '--train.eval_offset', '4'], 'train.eval_offset: got 4, expected 0 to 3'),
     ([*BATCH, '--train.target_accuracy', '74.9'], 'expected a fraction such as 0.749'),
     ([*BATCH, '--train.precision', 'float16'], 'expected float32 or bfloat16 on a CPU'),

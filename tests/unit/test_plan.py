@@ -36,7 +36,7 @@ def test_global_batch_is_shared_evenly_or_refused_with_a_fix():
 def test_started_ranks_must_match_the_configuration():
     c = replace(config(local_batch_size=8), run=RunConfig(num_nodes=2, ranks_per_node=4))
     assert make_plan(c, 8).world_size == 8
-    with pytest.raises(ConfigError, match='2 x 4 = 8 ranks, but 4 were started'):
+    with pytest.raises(ConfigError, match='2 x 4 = 8 ranks, expected 4 as started'):
         make_plan(c, 4)
 
 
@@ -71,6 +71,18 @@ def test_shuffle_by_node_is_in_the_shards_and_the_text():
     assert 'node: each node reads about 1/2 of the images, a new part every 3 epochs' in render_plan(plan)
     assert (plan.train_shard(3).nodes, plan.train_shard(3).rotation_epochs) == ((0, 0, 1, 1), 3)
     assert make_plan(config(global_batch_size=60), 4).train_shard().rotation_epochs is None
+
+
+@pytest.mark.parametrize('schedule, max_epochs, text', [
+    ({'decay': 'step', 'step_epochs': (3.0, 5.0)}, 6, '1 to 2: 0.0025 .. 0.1; 3: 0.1; 4 to 5: 0.01; 6: 0.001'),
+    ({'decay': 'poly', 'poly_power': 1.0, 'end_lr': 0.0, 'decay_epochs': 4.0}, 4,
+     '1 to 2: 0.0025 .. 0.1; 3 to 4: 0.0975 .. 0'),
+    ({'decay': 'step', 'step_epochs': (2.5,), 'warmup_epochs': 0.0}, 3, '1 to 2: 0.1; 3: 0.1 .. 0.01')])
+def test_learning_rate_is_given_for_runs_of_epochs(schedule, max_epochs, text):
+    schedule = ScheduleConfig(**{'warmup_epochs': 2.0, **schedule})
+    c = Config(data=DataConfig(num_train=200), schedule=schedule,
+               train=TrainConfig(local_batch_size=10, max_epochs=max_epochs))
+    assert f'learning rate         {text} (epochs' in render_plan(make_plan(c, 1))
 
 
 # --- resume with a different number of ranks ----------------------------------------------------------

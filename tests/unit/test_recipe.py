@@ -12,7 +12,7 @@ from helpers import HISTORY, ROOT, call
 
 import mlperf_rn50
 from mlperf_rn50.analysis.recipe import choose
-from mlperf_rn50.analysis.recipe.differences import find_deviations
+from mlperf_rn50.analysis.recipe.differences import find_deviations, find_followed, followed_text
 from mlperf_rn50.analysis.recipe.tables import render_config
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.cli.parsers import config_parser
@@ -20,6 +20,7 @@ from mlperf_rn50.config_file import resolve_config
 from mlperf_rn50.data.pictures import JPEG_QUALITY
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mllog.run import Evaluation
+from mlperf_rn50.train.plan import config_world_size
 
 PARSER = config_parser('train')
 SETS = {s.name: s for s in load_published('open')}
@@ -258,10 +259,24 @@ def test_command_reports_the_same_deviation_as_train(tmp_path):
         assert any(line.startswith(row) for line in lines), row
     dgx1 = json.loads(call('recipe', '--compare', ROOT / 'launch/configs/dgx1_v05.yaml', '--format', 'json').stdout)
     assert not any(row['is_alone'] for row in dgx1['comparison'] if row['key'].startswith('schedule'))  # also steps
-    warning = call('train', '--config', path, '--dry-run').stdout.splitlines()[-1]
+    warning, _ = call('train', '--config', path, '--dry-run').stdout.splitlines()[-2:]
     assert warning == f'warning: {report["deviations"][0]}'
     assert warning.startswith('warning: schedule, optimizer: got a combination of values that was never published')
     assert 'schedule.decay (got poly (100 epochs), published step (30 60 80 epochs) at 1,664)' in warning
+
+
+@pytest.mark.parametrize('name, batches', [
+    ('c4140_v100_1node', {1664}), ('c4140_v100_4node', {1664, 4096}), ('c4140_v100_8node', {4096, 16384}),
+    ('dgx2_v05', {4096})])
+def test_learning_rate_scaled_from_published_neighbours_has_no_deviation(name, batches):
+    config = resolve_config(ROOT / f'launch/configs/{name}.yaml', [], PARSER)
+    ranks = config_world_size(config)
+    followed = find_followed(config, ranks)
+    assert find_deviations(config, ranks) == [] and {p.recipe.global_batch_size for p in followed} == batches
+    text = followed_text(followed, config.train.local_batch_size * ranks)
+    assert ('mlperf-rn50 recipe ' in text) == (name != 'dgx2_v05')
+    unscaled = replace(config, schedule=replace(config.schedule, base_lr=5 * config.schedule.base_lr))
+    assert find_followed(unscaled, ranks) == [] != find_deviations(unscaled, ranks)
 
 
 @pytest.mark.parametrize('config', [

@@ -14,6 +14,7 @@ from mlperf_rn50.text import grouped
 
 # Largest ratio of similar batches, from the published recipe with the widest range (batches 1,632 to 2,064).
 SIMILAR_BATCH = 1.3
+_DOUBLED = 2.0  # largest ratio of a batch to that of a published recipe whose learning rate is scaled with it
 _SLACK = 0.01  # largest relative difference between values that count as equal
 # Keys whose values are logged or follow from optimizer and decay.
 _LOGGED = (
@@ -142,21 +143,25 @@ def global_batch_size(config: Config, num_ranks: int | None) -> int | None:
     return t.local_batch_size * t.gradient_accumulation_steps * num_ranks if t.local_batch_size and num_ranks else None
 
 
-def _range(recipes: Sequence[RecipeGroup], key: str, batch: int) -> tuple[float, float] | None:
-    """Return the lowest and highest value of a key in recipes. A learning rate may also scale with the batch."""
+def _range(recipes: Sequence[RecipeGroup], key: str, batch: int, is_scaled: bool) -> tuple[float, float] | None:
+    """Return the lowest and highest value of a key in recipes. A learning rate may or must scale with the batch."""
     known = [(v, p.recipe.global_batch_size) for p in recipes
              if (v := getattr(p.recipe, key.partition('.')[2])) is not None]
-    values = [v for v, _ in known] + [v * batch / size for v, size in known if key == 'schedule.base_lr']
+    scaled = [v * batch / size for v, size in known if key == 'schedule.base_lr']
+    values = scaled + [v for v, _ in known if not (is_scaled and scaled)]
     return (min(values), max(values)) if values else None
 
 
-def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> Iterator[str]:
-    """Yield the keys whose values are outside the range of the recipes of one generation."""
+def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int, is_scaled: bool = False) -> Iterator[str]:
+    """Yield the keys whose values are outside the range of the recipes of one generation.
+
+    is_scaled: whether the learning rates of the recipes have to be scaled with the batch.
+    """
     s = config.schedule
     comparable = [p for p in recipes if p.recipe.decay == s.decay]
     for key in _WARNED:
         is_length = key == 'schedule.decay_epochs'
-        ends = _range(comparable if is_length else recipes, key, batch)
+        ends = _range(comparable if is_length else recipes, key, batch, is_scaled)
         if ends and not (is_length and s.decay == 'step') and not (
                 ends[0] * (1 - _SLACK) <= attrgetter(key)(config) <= ends[1] * (1 + _SLACK)):
             yield key
@@ -166,15 +171,51 @@ def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> It
         yield 'schedule.step_epochs'
 
 
+def find_followed(config: Config, num_ranks: int | None) -> list[RecipeGroup]:
+    """Return the published recipes of a generation from which an ImageNet configuration does not deviate, or [].
+
+    Their batches are similar or, with learning rates scaled with the batch, the next smaller and the next larger one.
+    A single neighbour counts if its batch is at most the double or at least the half.
+    """
+    batch = global_batch_size(config, num_ranks)
+    if not is_imagenet(config) or batch is None:
+        return []
+    known = group(load_published(), config.optimizer.name, config.train.target_accuracy)
+    generations = list(grouped(known, lambda p: p.generation).values())
+    similar = [[p for p in alike if is_within(p.recipe.global_batch_size, batch, SIMILAR_BATCH)]
+               for alike in generations]
+    found = [alike for alike in similar if alike and not any(_differing(config, alike, batch))]
+    found += [alike for recipes in generations if (alike := _neighbours(recipes, batch))
+              and not any(_differing(config, alike, batch, is_scaled=True))]
+    return found[0] if found else []
+
+
+def _neighbours(recipes: Sequence[RecipeGroup], batch: int) -> list[RecipeGroup]:
+    sizes = [p.recipe.global_batch_size for p in recipes]
+    below, above = max((s for s in sizes if s <= batch), default=0), min((s for s in sizes if s >= batch), default=0)
+    return [p for p in recipes if (size := p.recipe.global_batch_size) in (below, above)
+            and (below and above or is_within(size, batch, _DOUBLED))]
+
+
+def followed_text(followed: Sequence[RecipeGroup], batch: int) -> str:
+    """Name the followed recipes and, if none has a similar batch, the command for one that was published."""
+    sizes = [p.recipe.global_batch_size for p in followed]
+    text = f'published {followed[0].generation} sets at batch {range_text(sizes)}'
+    if all(is_within(s, batch, SIMILAR_BATCH) for s in sizes):
+        return text
+    return (f'{text}, with the learning rate in proportion; none of them has batch {batch:,}. For a published or '
+            f'interpolated recipe: mlperf-rn50 recipe {batch} --out FILE')
+
+
 def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     """Return a line for each key of an ImageNet configuration that deviates from all similar published sets.
 
     Sets are similar if they converged to the same or a higher target with the same optimizer, and the ratio of the
     batches is at most SIMILAR_BATCH. Values between two sets of one generation do not deviate, nor do learning rates
-    scaled with the batch.
+    scaled with the batch, as long as find_followed finds their source.
     """
     batch = global_batch_size(config, num_ranks)
-    if not is_imagenet(config) or batch is None:
+    if not is_imagenet(config) or batch is None or find_followed(config, num_ranks):
         return []
     known = group(load_published(), config.optimizer.name, config.train.target_accuracy)
     similar = [p for p in known if is_within(p.recipe.global_batch_size, batch, SIMILAR_BATCH)]
@@ -182,8 +223,6 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
         return [_incomparable(config, batch, known)]
     groups = list(grouped(similar, lambda p: p.generation).values())
     differing = [list(_differing(config, alike, batch)) for alike in groups]
-    if not all(differing):
-        return []
     always = [key for key in differing[0] if all(key in keys for keys in differing)]
     if always:
         return [_deviation(config, key, similar, batch) for key in always]

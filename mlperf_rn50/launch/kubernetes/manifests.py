@@ -1,13 +1,16 @@
 """Kubernetes manifests of a training: an MPIJob of Kubeflow's operator, from the template in launch/kubernetes."""
+from __future__ import annotations
+
 import functools
 from collections.abc import Sequence
-
-import jinja2
-import yaml
+from typing import TYPE_CHECKING
 
 from mlperf_rn50.launch.arguments import announce
 from mlperf_rn50.launch.engines import CHECKOUT
 from mlperf_rn50.launch.kubernetes.options import CONFIG_FOLDER, Training, plan_training
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 def render_mpi_job(training: Training) -> str:
@@ -23,6 +26,7 @@ def render_mpi_job(training: Training) -> str:
 
 @functools.cache
 def _template() -> jinja2.Template:
+    import jinja2  # imported late, because --help needs no packages
     loader = jinja2.FileSystemLoader(CHECKOUT / 'launch/kubernetes')
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     # Kubernetes substitutes $(...) in the arguments of a pod, and turns $$ into $.
@@ -32,6 +36,7 @@ def _template() -> jinja2.Template:
 
 def _quote(text: str, style: str = '"') -> str:
     """Return a text as a YAML scalar that no parser reads as a number or a boolean."""
+    import yaml
     return yaml.dump(text, default_style=style, width=float('inf')).rstrip('\n')
 
 

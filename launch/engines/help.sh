@@ -1,0 +1,8 @@
+# shellcheck shell=bash
+# Sourced by the scripts in launch/: if their first argument is --help or -h, prints their header and ends them.
+print_header() {
+    sed -n '2,${/^#/!q;s/^# \{0,1\}//p}' "$0"
+}
+case ${1:-} in
+    --help | -h) print_header; exit 0 ;;
+esac
