@@ -12,8 +12,8 @@ _HEAD = """# Configuration
 
 Values come from the defaults below, then from the file given with `--config`, then from options named like the keys
 (`--schedule.base_lr 0.4`). A file contains only differences from the defaults; for an unknown key, the error message
-suggests the nearest one. `mlperf-rn50 train --config FILE --print-config` prints all values with comments, `--dry-run` the changed
-ones and derived quantities, and `mlperf-rn50 train --help schedule` the keys of a group.
+suggests the nearest one. `mlperf-rn50 train --config FILE --print-config` prints all values with comments, `--dry-run`
+the changed ones and derived quantities, and `mlperf-rn50 train --help schedule` the keys of a group.
 
 Files are plain YAML without tags, aliases and merge keys. Numbers are decimal, such as 64, 0.4 or 1e-3; switches are
 `true` or `false`. Everything else is text, also `1:30`, `0x10`, `no` and dates. Paths may begin with `~`; variables

@@ -13,9 +13,6 @@
 
 set -u
 readonly silence_s=20
-print_usage() {
-    sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
-}
 # Stdin has a line from the launcher every 5 s; after 20 s without one, end the ranks.
 guard_here() { # HOST RUN_FOLDER
     local word signal pid code
@@ -114,6 +111,6 @@ case "$#${1:-}" in
     4--here) guard_here "$2" "$3" ;;
     3--list-here) list_here "$2" ;;
     *--list) list_on "${@:2:$#-2}" ;;
-    1--help | 1-h) print_usage ;;
-    *) print_usage >&2; exit 2 ;;
+    1--help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0" ;;
+    *) "$0" --help >&2; exit 2 ;;
 esac

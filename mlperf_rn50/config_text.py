@@ -6,7 +6,6 @@ import re
 import textwrap
 from typing import Any, Literal, get_args, get_origin
 
-from mlperf_rn50.bounds import Bounds
 from mlperf_rn50.config import SECTIONS, Config, dump_yaml, render_value, to_tree
 
 _WIDTH = 110  # of a comment
@@ -34,17 +33,9 @@ def type_text(type_: Any) -> str:
 
 
 def takes_text(key: dataclasses.Field) -> str:
-    """Describe the valid values of a key, by its bounds or else its type."""
-    bounds: Bounds | None = key.metadata.get('bounds')
-    kind = type_text(key.type)
-    if bounds is None:
-        return kind
-    if kind.startswith('list'):
-        return f'list of: {bounds.text}'
-    text = bounds.text
-    if kind.startswith('whole'):
-        text = f'a whole number{text.removeprefix("a number") if text.startswith("a number") else ", " + text}'
-    return text + (' or null' if kind.endswith('null') else '')
+    """Describe the valid values of a key by its type and bounds."""
+    bounds = key.metadata.get('bounds')
+    return type_text(key.type) + (f', {bounds.text.removeprefix("a number ")}' if bounds else '')
 
 
 def default_text(value: Any) -> str:

@@ -26,16 +26,12 @@ class _HelpFormatter(HelpFormatter):
     """Wrap paragraphs, rows of two columns, and examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return '\n\n'.join(_wrapped(paragraph, width) for paragraph in text.split('\n\n'))
-
-
-def _wrapped(paragraph: str, width: int) -> str:
-    lines = paragraph.splitlines()
-    if not any(line.startswith(' ') for line in lines):
-        return textwrap.fill(paragraph, width)
-    ends = [m.end() if (m := re.match(r'  \S+ {2,}', line)) else 6 * line.startswith(' ') for line in lines]
-    return '\n'.join(textwrap.fill(line, width, subsequent_indent=' ' * end, break_long_words=False,
-                                   break_on_hyphens=False) for line, end in zip(lines, ends))
+        def wrap(line: str) -> str:
+            row = re.match(r'  \S+ {2,}', line)
+            return textwrap.fill(line, width, subsequent_indent=' ' * (row.end() if row else 6 * (line[:1] == ' ')),
+                                 break_long_words=False, break_on_hyphens=False)
+        blocks = [b.splitlines() if '\n ' in b else [b] for b in text.split('\n\n')]
+        return '\n\n'.join('\n'.join(map(wrap, lines)) for lines in blocks)
 
 
 class Parser(ArgumentParser):

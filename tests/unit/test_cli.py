@@ -38,7 +38,7 @@ def test_help_of_a_group_lists_its_keys_and_the_short_help_the_groups():
     assert all(re.search(rf'^  {name} +[A-Z]', short, re.MULTILINE) for name in SECTIONS) and '--run.dir' not in short
     keys = [f'--schedule.{f.name}' for f in fields(SECTIONS['schedule'])]
     assert re.findall(r'^  (--\S+) VALUE', group, re.MULTILINE) == keys
-    assert '(default 0.1; a number above 0)' in ' '.join(group.split()) and 'Literal' not in group
+    assert '(default 0.1; number, above 0)' in ' '.join(group.split()) and 'Literal' not in group
     assert call('help', 'train', 'comm').stdout == call('train', '--help', 'comm').stdout
     wrong = call('train', '--help', 'shedule')
     assert wrong.returncode == 2 and wrong.stderr.endswith('did you mean schedule?\n')

@@ -53,7 +53,7 @@ def test_printed_configuration_has_every_key_with_a_comment_and_is_read_back(tmp
     assert re.findall(r'^(\w+):', text, re.MULTILINE) == list(SECTIONS)
     keys = [f.name for section in SECTIONS.values() for f in dataclasses.fields(section)]
     assert re.findall(r'(?<=  #).*\n  (\w+):', text) == keys
-    assert '(default 0.1; a number above 0)\n  base_lr: ' in text
+    assert '(default 0.1; number, above 0)\n  base_lr: ' in text
 
 
 def test_differences_are_the_keys_that_differ_from_the_defaults():

@@ -171,16 +171,21 @@ def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int, is_sc
         yield 'schedule.step_epochs'
 
 
+def _comparable(config: Config, num_ranks: int | None) -> tuple[int, list[RecipeGroup]]:
+    """Return the batch of an ImageNet configuration, otherwise 0, and the recipes with its optimizer and target."""
+    batch = global_batch_size(config, num_ranks)
+    if not is_imagenet(config) or batch is None:
+        return 0, []
+    return batch, group(load_published(), config.optimizer.name, config.train.target_accuracy)
+
+
 def find_followed(config: Config, num_ranks: int | None) -> list[RecipeGroup]:
     """Return the published recipes of a generation from which an ImageNet configuration does not deviate, or [].
 
     Their batches are similar or, with learning rates scaled with the batch, the next smaller and the next larger one.
     A single neighbour counts if its batch is at most the double or at least the half.
     """
-    batch = global_batch_size(config, num_ranks)
-    if not is_imagenet(config) or batch is None:
-        return []
-    known = group(load_published(), config.optimizer.name, config.train.target_accuracy)
+    batch, known = _comparable(config, num_ranks)
     generations = list(grouped(known, lambda p: p.generation).values())
     similar = [[p for p in alike if is_within(p.recipe.global_batch_size, batch, SIMILAR_BATCH)]
                for alike in generations]
@@ -214,10 +219,9 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     batches is at most SIMILAR_BATCH. Values between two sets of one generation do not deviate, nor do learning rates
     scaled with the batch, as long as find_followed finds their source.
     """
-    batch = global_batch_size(config, num_ranks)
-    if not is_imagenet(config) or batch is None or find_followed(config, num_ranks):
+    batch, known = _comparable(config, num_ranks)
+    if not batch or find_followed(config, num_ranks):
         return []
-    known = group(load_published(), config.optimizer.name, config.train.target_accuracy)
     similar = [p for p in known if is_within(p.recipe.global_batch_size, batch, SIMILAR_BATCH)]
     if not similar:
         return [_incomparable(config, batch, known)]
