@@ -94,16 +94,16 @@ def render_yaml(config: Config) -> str:
 
 
 def render_differences(config: Config) -> str:
-    """Return the values that differ from the defaults, as YAML text."""
+    """Return the values that differ from the defaults, as YAML text with a line for each section."""
     defaults = to_tree(Config())
     changes = {name: {k: v for k, v in values.items() if v != defaults[name][k]}
                for name, values in to_tree(config).items()}
-    return dump_yaml({name: values for name, values in changes.items() if values})
+    return '\n'.join(f'{name}: {dump_yaml(values, is_flow=True)}' for name, values in changes.items() if values)
 
 
-def dump_yaml(value: Any, width: float = 110) -> str:
+def dump_yaml(value: Any, width: float = 110, is_flow: bool | None = None) -> str:
     import yaml  # imported late, because --help needs no packages
-    text = yaml.safe_dump(value, sort_keys=False, default_flow_style=None, width=width)
+    text = yaml.safe_dump(value, sort_keys=False, default_flow_style=is_flow, width=width)
     return text.removesuffix('\n...\n').removesuffix('\n')
 
 
