@@ -32,9 +32,9 @@ class RunConfig:
         submission_platform: name of the system, for the log.
         submission_division: division (open or closed), for the log.
         submission_status: availability of the system, in the terms of the MLPerf rules.
-        submission_poc_name: name of the contact person, for the 0.6.0 log.
+        submission_poc_name: name of the contact person, for the v0.6 log.
         clear_caches: flush the page cache of every node before initialisation; needs root.
-        log_v06: also write a log in the 0.6.0 format, result_<k>_v0.6.txt.
+        log_v06: also write a log in the v0.6 format, result_<k>_v0.6.txt.
         metrics_period_steps: number of steps between two lines of metrics.jsonl.
         telemetry: write the load of every node once a second to telemetry_<k>_<host>.jsonl; short: --telemetry true.
         tensorboard: also write losses, learning rates, norms and times for TensorBoard, in tensorboard/.

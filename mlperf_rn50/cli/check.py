@@ -1,11 +1,15 @@
-"""Check logs with the official checkers and list what each log can claim.
+"""Check whether logs, or the set of logs in a folder, are valid for their round of MLPerf.
 
 examples:
   mlperf-rn50 check logs/digits_cpu/result_0.txt
   mlperf-rn50 check logs/digits_five --ruleset v4.0 --division open
   mlperf-rn50 check result_*.txt --ruleset v0.5 --format json
 
-exit codes: 0 all logs pass, 1 a log fails or one of several is unreadable, 2 usage error, no log, or one unreadable log
+The round of a log is the one in the name of a folder, such as v0.7, or the oldest one whose rules the log passes. The
+official checkers judge the logs. One of the five logs of a set may fail.
+
+exit codes: 0 all logs pass the rules of their round, even if they cannot be submitted, such as a run on digits,
+1 a log or set fails or one of several logs is unreadable, 2 usage error, no log, or one unreadable log
 """
 import json
 import sys
@@ -13,33 +17,38 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlperf_rn50.cli.parsers import command_parser
-from mlperf_rn50.cli.terminal import paint_statuses
+from mlperf_rn50.cli.terminal import has_colour, paint, paint_statuses
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
-from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, WRITTEN, parse_ruleset
+from mlperf_rn50.mllog.rulesets import DIVISIONS, ROUNDS, parse_round
 from mlperf_rn50.parser import Parser
 
 
 def make_parser() -> Parser:
     parser = command_parser('check', __doc__)
     parser.add_argument('files', nargs='+', metavar='FILE', help='result_<k>.txt, or folder that contains such logs')
-    parser.add_argument('--ruleset', type=parse_ruleset, choices=RULESETS, metavar='RULESET',
-                        help=f'{WRITTEN} (default: all rounds whose line format the log contains)')
+    parser.add_argument('--ruleset', type=parse_round, choices=ROUNDS, metavar='ROUND',
+                        help=f'{", ".join(ROUNDS)} (default: all rounds whose line format the log contains)')
     parser.add_argument('--division', choices=DIVISIONS, help='division whose rules apply (default: that of the log)')
+    parser.add_argument('--verbose', action='store_true', help='list all violations of each log in each round')
     parser.add_argument('--format', choices=['text', 'json'], default='text', help='output format (default: text)')
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
+    from mlperf_rn50.analysis.progress import track
+    from mlperf_rn50.analysis.sets.verdict import make_verdicts, render_verdicts, verdicts_as_json
     from mlperf_rn50.mllog.check import judge
-    rulesets = (options.ruleset,) if options.ruleset else None
-    logs = []
-    for log in judge.check_logs(judge.list_logs([Path(f) for f in options.files]), rulesets, options.division):
-        logs.append(log)
-        if options.format == 'text':
-            print(paint_statuses(judge.render_log(log), sys.stdout))
+    paths = judge.list_logs([Path(f) for f in options.files])
+    checked = judge.check_logs(paths, [ROUNDS[options.ruleset]] if options.ruleset else None, options.division)
+    logs = list(track(checked, len(paths), 'check logs'))
+    verdicts = make_verdicts(logs, options.division)
+    is_passed = not any(v.violations for v in verdicts)
     if options.format == 'json':
-        print(json.dumps(judge.logs_as_json(logs), indent=1))
-    elif len(logs) > 1:
-        print(judge.render_sum(logs))
-    return EXIT_OK if all(log.passed for log in logs) else EXIT_FAILED
+        print(json.dumps({**judge.logs_as_json(logs), 'sets': verdicts_as_json(verdicts)}, indent=1))
+        return EXIT_OK if is_passed else EXIT_FAILED
+    first, _, rest = render_verdicts(verdicts).partition('\n')
+    print(paint(first, 'green' if is_passed else 'red') if has_colour(sys.stdout) else first, rest, sep='\n')
+    if options.verbose:
+        print(paint_statuses('\n'.join(map(judge.render_log, logs)), sys.stdout))
+    return EXIT_OK if is_passed else EXIT_FAILED

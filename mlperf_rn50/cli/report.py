@@ -20,6 +20,7 @@ from pathlib import Path
 from mlperf_rn50.cli.parsers import add_price_option, command_parser, count
 from mlperf_rn50.cli.terminal import has_colour, paint, paint_status
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from mlperf_rn50.mllog.rulesets import parse_round
 from mlperf_rn50.parser import Parser
 
 
@@ -34,7 +35,7 @@ def make_parser() -> Parser:
     add('--out', metavar='DIR', help='folder for report.{html,json,md,csv}, report_evaluations.csv, figures (SVG, PNG)')
     add('--findings', action='store_true',
         help='list all findings in text and Markdown, also notes (default: at most 3 errors and warnings per system)')
-    add('--round', metavar='ROUND', help='report only systems of this round, such as v2.0')
+    add('--round', type=parse_round, metavar='ROUND', help='report only systems of this round, such as v2.0')
     add('--org', metavar='TEXT', help='report only systems whose organisation contains this text, in any case')
     add('--accelerator', metavar='TEXT', help='report only systems whose accelerator contains this text, in any case')
     add('--batch', type=count(10**9), metavar='SIZE', help='report only systems with this global batch size')

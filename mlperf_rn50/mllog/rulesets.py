@@ -1,31 +1,31 @@
-"""Rulesets and rounds. This module has few imports, because the parsers of commands load it."""
+"""Rounds, spelled v2.0, and the rulesets of the checkers. This module has few imports, because parsers load it."""
 from argparse import ArgumentTypeError
+from collections.abc import Collection
+from itertools import groupby
 
 from mlperf_rn50.errors import nearest
 
 V05 = 'v0.5'
 RULESETS = (V05, '0.6.0', '0.7.0', '1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
 DIVISIONS = ('open', 'closed')
-ROUNDS = {V05: V05, **{f'v{r[:3]}': r for r in RULESETS[1:]}}  # ruleset of the checkers, by round
+ROUND_OF = {r: r if r == V05 else f'v{r[:3]}' for r in RULESETS}  # round of each ruleset
+ROUNDS = {name: ruleset for ruleset, name in ROUND_OF.items()}
 PACKAGED = tuple(name for name in ROUNDS if name >= 'v1.0')  # the package layout of earlier rounds is not supported
-WRITTEN = ', '.join([V05, *(f'{ruleset} or {name}' for name, ruleset in ROUNDS.items() if ruleset != V05)])
-
-
-def parse_ruleset(text: str) -> str:
-    """Return the ruleset for 4.0.0, v4.0.0, v4.0 or 4.0. Raise ArgumentTypeError that suggests the nearest."""
-    word = text.strip().lower()
-    number = word.removeprefix('v')
-    ruleset = ROUNDS.get(f'v{number.removesuffix(".0") if number.count(".") == 2 else number}')
-    if ruleset is None:
-        raise ArgumentTypeError(f'got {text!r:.40}, expected a round such as 4.0.0 or v4.0'
-                                f'{nearest(word, [*RULESETS, *ROUNDS]) or ", from v0.5 to v4.0"}')
-    return ruleset
+LATER = 'v0.7+'  # v0.7 or a later round, which have the same line format, if no folder names it
 
 
 def parse_round(text: str) -> str:
-    """Return the round of PACKAGED that a text names in any spelling, otherwise raise ArgumentTypeError."""
-    ruleset = parse_ruleset(text)
-    name = next(name for name in ROUNDS if ROUNDS[name] == ruleset)
-    if name not in PACKAGED:
-        raise ArgumentTypeError(f'got {text!r:.40}, expected one of the rounds {", ".join(PACKAGED)}')
+    """Return the round that 2.0.0, v2.0.0, v2.0 or 2.0 names. Raise ArgumentTypeError that suggests the nearest."""
+    word = text.strip().lower()
+    number = word.removeprefix('v')
+    name = f'v{number.removesuffix(".0") if number.count(".") == 2 else number}'
+    if name not in (*ROUNDS, LATER):
+        raise ArgumentTypeError(f'got {text!r:.40}, expected a round such as v2.0'
+                                f'{nearest(name, [*ROUNDS]) or ", from v0.5 to v4.0"}')
     return name
+
+
+def render_rounds(rulesets: Collection[str]) -> str:
+    """Return the rounds of rulesets, such as 'v0.5, v1.0 to v4.0'."""
+    parts = [[ROUND_OF[r] for r in part] for is_in, part in groupby(RULESETS, lambda r: r in rulesets) if is_in]
+    return ', '.join(part[0] if len(part) == 1 else f'{part[0]} to {part[-1]}' for part in parts)

@@ -15,7 +15,7 @@ from mlperf_rn50.files import make_folder, writing_folder
 
 CHECKPOINT_PREFIX = 'step_'
 _RESULT = r'result_(\d{1,15})'
-LOG, ANY_LOG = _RESULT + r'\.txt', r'result_.*\.txt'  # names of the log of a run, and of logs under similar names
+LOG = _RESULT + r'\.txt'  # name of the log of a run
 # Names of files and folders that contain the number of their run.
 _NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints|weights)_(\d+).*')
 

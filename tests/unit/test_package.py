@@ -56,12 +56,12 @@ def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
              'compared.')
     home, score = good.home, load_run_sets([DIGITS])[0].score_minutes
     assert submission.render_package(good, 'heading', score).startswith('\n'.join([
-        'heading', '  logs                5 of 5 pass the rules of 4.0.0', '  system description  passed',
-        '  package_checker     found no errors (4.0.0)', f'  result_summarizer   {score:.2f} min',
+        'heading', '  logs                5 of 5 pass the rules of v4.0', '  system description  passed',
+        '  package_checker     found no errors (v4.0)', f'  result_summarizer   {score:.2f} min',
         f'  report score        {score:.2f} min', '  note: the system description comes from the logs']))
     report = submission.package_as_json(good, score)
     assert report['passed'] and report['tree'] == str(home) and report['score_minutes'] == score
-    assert {'checker': 'package_checker', 'text': 'found no errors (4.0.0)'} in report['findings']
+    assert {'checker': 'package_checker', 'text': 'found no errors (v4.0)'} in report['findings']
     assert label in report['notes'] and json.loads((home / 'systems/box.json').read_text())['sw_notes'] == label
     assert any('the system description lacks ' in n and 'cooling' in n for n in report['notes'])
     for k in range(5):
@@ -121,7 +121,7 @@ def test_one_failed_run_is_accepted_and_is_the_first_warning(tmp_path):
     folder = write_five(tmp_path / 'runs', ends=[None])
     append(result(folder, 2), mllog('global_batch_size', 0, 63))
     runs = runs_of(folder)
-    assert submission.judge_runs(runs, '4.0.0') == ([], ('logs', '4 of 5 pass the rules of 4.0.0; one may fail'))
+    assert submission.judge_runs(runs, '4.0.0') == ([], ('logs', '4 of 5 pass the rules of v4.0; one may fail'))
     warnings = submission.find_warnings(runs)
     assert warnings[0] == '1 of 5 runs did not converge (result_0.txt: failed) and counts as the slowest'
     assert any(text.startswith('result_2.txt:') and 'global_batch_size is 63' in text for text in warnings)
@@ -225,7 +225,7 @@ def test_finished_tree_is_rechecked(tree):
     assert done.returncode == 0, done.stdout
     rows = done.stdout.splitlines()
     assert rows[0] == f'{tree}: v4.0, no errors found'
-    assert '  logs                box: 5 of 5 pass the rules of 4.0.0' in rows
+    assert '  logs                box: 5 of 5 pass the rules of v4.0' in rows
     assert "  warning: box: all 5 logs: submission_org is 'unnamed', but 'us' in box.json; the latter is used" in rows
     assert any(row.startswith('  result_summarizer   box: ') for row in rows)
     [gaps] = [row for row in rows if 'box.json lacks' in row]

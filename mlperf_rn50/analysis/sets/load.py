@@ -86,15 +86,6 @@ def _load_runs(logs: Sequence[Path]) -> list[Run | UserError]:
     return list(map(_load_run, logs))
 
 
-def _make_set(logs: Sequence[Path], loaded: Sequence[Run | UserError]) -> tuple[Run, ...] | OtherBenchmark:
-    """Return the runs of a folder. A log of another benchmark among ResNet logs counts as unreadable."""
-    others = [x for x in loaded if isinstance(x, OtherBenchmark)]
-    if others and not any(isinstance(x, Run) for x in loaded):
-        return others[0]
-    return _settle([x if isinstance(x, Run) else Run(log, 'unknown', 'unreadable', findings=(
-        make_finding('unreadable', None, str(x).removeprefix(f'{log}: '), file=log),)) for log, x in zip(logs, loaded)])
-
-
 def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:
     """Return the runs, with the count of most logs where one contradicts itself or has lost lines of ranks."""
     settled = list(runs)
@@ -183,6 +174,13 @@ def _flag_duplicates(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplic
                         grade='note' if is_again else None)
 
 
+def make_run_set(folder: Path, logs: Sequence[Path], loaded: Sequence[Run | UserError]) -> RunSet:
+    """Return the run set of a folder. A log that cannot be read, or is of another benchmark, is an unreadable run."""
+    runs = _settle([x if isinstance(x, Run) else Run(log, 'unknown', 'unreadable', findings=(
+        make_finding('unreadable', None, str(x).removeprefix(f'{log}: '), file=log),)) for log, x in zip(logs, loaded)])
+    return _make_run_set(folder, runs, _find_difference(runs))
+
+
 def _make_run_set(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> RunSet:
     home = folder.absolute()
     home = home.parent if home.name == 'resnet' else home  # a submission has <system>/resnet/result_<k>.txt
@@ -203,11 +201,12 @@ def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
     others: list[OtherBenchmark] = []
     loaded = iter(_load_runs([log for logs in found.values() for log in logs]))
     for folder, logs in found.items():
-        runs = _make_set(logs, [next(loaded) for _ in logs])
-        if isinstance(runs, OtherBenchmark):
-            others.append(runs)
+        runs = [next(loaded) for _ in logs]
+        foreign = [x for x in runs if isinstance(x, OtherBenchmark)]
+        if foreign and not any(isinstance(x, Run) for x in runs):
+            others += foreign
         else:
-            run_sets.append(_make_run_set(folder, runs, _find_difference(runs)))
+            run_sets.append(make_run_set(folder, logs, runs))
     if not run_sets:
         raise others[0]
     if all(r.status == 'unreadable' for s in run_sets for r in s.runs) and not faults:

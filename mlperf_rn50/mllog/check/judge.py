@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mllog import events, keys
+from mlperf_rn50.mllog import events
 from mlperf_rn50.mllog.check.official import NotInstalled, check_official, find_long_lines
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read import reader
-from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
+from mlperf_rn50.mllog.rulesets import DIVISIONS, ROUND_OF, RULESETS, V05
+from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.jsonl import number
-from mlperf_rn50.runfolder.names import ANY_LOG
-from mlperf_rn50.text import percent, plural, printable
+from mlperf_rn50.runfolder.names import LOG
+from mlperf_rn50.text import printable
 
 _BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
 _MAX_NAMED = 20  # maximum number of torn lines, and of long lines, listed for each log
@@ -41,11 +42,7 @@ class LogFacts:
 
     formats: frozenset[str]
     division: str | None
-    dataset: str | None
-    is_imagenet: bool  # also true for published logs, which name no data set
-    num_resumes: int
     last_step_lr_factor: float | None
-    best_top1: float | None
     torn: tuple[str, ...]  # messages about torn lines; the last may count the omitted messages
     long: tuple[str, ...]  # the same for lines longer than the limit
 
@@ -53,6 +50,7 @@ class LogFacts:
 @dataclass(frozen=True)
 class CheckedLog:
     path: Path
+    loaded: Run | UserError  # as read, or why no run can be read
     facts: LogFacts | None = None  # None if the log is unreadable
     verdicts: tuple[RulesetResult, ...] = ()
     error: str | None = None
@@ -100,8 +98,7 @@ def check_v05(path: Path) -> tuple[str, ...]:
 
 
 def find_facts(path: Path) -> LogFacts:
-    formats, torn, accuracies = set(), [], []
-    division, dataset, is_imagenet, num_resumes, last_factor = None, None, True, 0, None
+    formats, torn, division, last_factor = set(), [], None, None
     for line, event in reader.read_events(path):
         if isinstance(event, ValueError):
             torn.append(f'torn line {line}: {event.args[0]}')
@@ -109,16 +106,9 @@ def find_facts(path: Path) -> LogFacts:
         formats.add(event.line_format)
         if event.key == 'submission_division' and event.value in DIVISIONS:
             division = event.value
-        elif event.key == events.DATASET:
-            dataset, is_imagenet = str(event.value), event.metadata.get('is_imagenet') is True
-        elif event.key == events.RUN_RESUMED:
-            num_resumes += 1
         elif event.key == events.LAST_STEP_LR_FACTOR:
             last_factor = number(event.value, 0, 1)
-        elif event.key == 'eval_accuracy' and (accuracy := accuracy_of(event)) is not None:
-            accuracies.append(accuracy)
-    return LogFacts(frozenset(formats), division, dataset, is_imagenet, num_resumes, last_factor,
-                    max(accuracies, default=None), _limited(torn, 'torn lines'),
+    return LogFacts(frozenset(formats), division, last_factor, _limited(torn, 'torn lines'),
                     _limited(find_long_lines(path), 'long lines'))
 
 
@@ -139,9 +129,10 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
     if rulesets is None:
         rulesets = [r for name in _BY_FORMAT if name in facts.formats for r in _BY_FORMAT[name]]
     try:
-        errors = reader.read_run(path).errors
+        loaded: Run | UserError = reader.read_run(path)
     except UserError as e:  # such as a second run
-        errors = (str(e).removeprefix(f'{path}: '),)
+        loaded = e
+    errors = loaded.errors if isinstance(loaded, Run) else (str(loaded).removeprefix(f'{path}: '),)
     verdicts = []
     for ruleset in rulesets:
         violations = facts.long + facts.torn
@@ -150,14 +141,14 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
         elif not facts.long:  # the official checker would parse long lines for minutes
             violations += check_official(path, ruleset, division)
         verdicts.append(RulesetResult(ruleset, division or facts.division or 'open', violations + errors))
-    return CheckedLog(path, facts, tuple(verdicts))
+    return CheckedLog(path, loaded, facts, tuple(verdicts))
 
 
 def list_logs(paths: Sequence[Path]) -> list[Path]:
-    """Return the given files, each result_*.txt in or below given folders, and unreadable folders."""
+    """Return the given files, each result_<k>.txt in or below given folders, and unreadable folders."""
     result: dict[Path, None] = {}
     for path in paths:
-        logs, errors = reader.find_logs(path, ANY_LOG) if path.is_dir() else ([path], [])
+        logs, errors = reader.find_logs(path, LOG) if path.is_dir() else ([path], [])
         if not logs and not errors:
             raise UserError(f'{path}: {reader.no_logs(path)}; expected a log or a folder of logs')
         result.update(dict.fromkeys([*logs, *(Path(e.filename) for e in errors)]))
@@ -174,28 +165,16 @@ def check_logs(paths: Sequence[Path], rulesets: Sequence[str] | None, division: 
         except UserError as e:
             if len(paths) == 1:
                 raise
-            yield CheckedLog(path, error=str(e).removeprefix(f'{path}: '))
+            yield CheckedLog(path, e, error=str(e).removeprefix(f'{path}: '))
 
 
 def render_log(log: CheckedLog) -> str:
-    if log.facts is None:
-        return f'{printable(str(log.path))}\n{printable(f"  FAIL: {log.error}")}'
-    lines = [str(log.path)]
+    """Return the violations of a log in each round, and a note if the last step of an epoch is scaled."""
+    lines = [str(log.path), *([f'  FAIL: {log.error}'] if log.error else [])]
     for v in log.verdicts:
         level = ', levels 1 and 2' if v.ruleset == V05 else ''
-        lines.append(f'  {v.ruleset:6s} {v.division:6s} {"pass" + level if v.passed else "FAIL"}')
+        lines.append(f'  {ROUND_OF[v.ruleset]:6s} {v.division:6s} {"pass" + level if v.passed else "FAIL"}')
         lines += [f'         - {text}' for text in v.violations]
-    lines.append(f'  can claim: {", ".join(log.claims) or "nothing"}')
-    if not log.facts.is_imagenet:
-        lines.append(f'  note: the data set is {log.facts.dataset}, not ImageNet; this checks the format only, and the '
-                     'result cannot be submitted')
-    factor = log.facts.last_step_lr_factor
-    if factor is not None and factor < 1 and any(v.division == keys.CLOSED for v in log.verdicts):
-        lines.append(f'  note: the last step of an epoch fills {percent(factor)} of its batch and scales its learning '
-                     f'rate by {factor:.4g}; in the reference, all steps are full, as with data.last_batch=wrap')
-    if log.facts.num_resumes:
-        lines.append(f'  note: the run was resumed {plural(log.facts.num_resumes, "time")}; only a run without a '
-                     'resume can be submitted')
     return '\n'.join(map(printable, lines))
 
 
@@ -205,23 +184,15 @@ def count_verdicts(logs: Sequence[CheckedLog]) -> dict[str, tuple[int, int]]:
     return {r: (counts[r, True], counts[r, False]) for r in RULESETS if counts[r, True] or counts[r, False]}
 
 
-def render_sum(logs: Sequence[CheckedLog]) -> str:
-    """Return the numbers of logs that pass and fail, one line per ruleset."""
-    num_unreadable = sum(log.facts is None for log in logs)
-    lines = [f'{len(logs)} logs' + (f', {num_unreadable} unreadable' if num_unreadable else '')]
-    for ruleset, counts in count_verdicts(logs).items():
-        texts = [f'{count} {name}' for count, name in zip(counts, ('passed', 'failed')) if count]
-        lines.append(f'  {ruleset:6s} {", ".join(texts)}')
-    return '\n'.join(lines)
-
-
 def logs_as_json(logs: Sequence[CheckedLog]) -> dict[str, Any]:
     """Return the verdicts as JSON with the keys of docs/results.md."""
-    names = ('best_top1', 'dataset', 'is_imagenet', 'num_resumes', 'last_step_lr_factor')
+    facts = ('dataset', 'is_imagenet', 'num_resumes')
     counts = {r: {'num_passed': passed, 'num_failed': failed} for r, (passed, failed) in count_verdicts(logs).items()}
     return {'passed': all(log.passed for log in logs),
             'logs': [{'file': str(log.path), 'passed': log.passed, 'error': log.error, 'can_claim': log.claims,
-                      **{name: getattr(log.facts, name, None) for name in names},
+                      'best_top1': getattr(log.loaded, 'best_accuracy', None),
+                      **{name: getattr(log.loaded, name, None) for name in facts},
+                      'last_step_lr_factor': log.facts and log.facts.last_step_lr_factor,
                       'verdicts': [{'ruleset': v.ruleset, 'division': v.division, 'passed': v.passed,
                                     'violations': v.violations} for v in log.verdicts]} for log in logs],
             'sum': {'num_logs': len(logs), 'num_unreadable': sum(log.facts is None for log in logs),

@@ -21,7 +21,7 @@ from typing import Any
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import regular_file
-from mlperf_rn50.mllog.rulesets import DIVISIONS
+from mlperf_rn50.mllog.rulesets import DIVISIONS, ROUND_OF, V05
 
 MAX_LINE = 8192  # characters; the longest published log line has 1256
 _MARK = ':::ML'
@@ -94,7 +94,7 @@ def find_danger(path: Path, ruleset: str) -> str | None:
     """Return a violation that would let a log control, delay or crash an official tool; None if there is none."""
     if long := find_long_lines(path):
         return long[0]
-    lines, errors = _parse(path, ruleset)
+    lines, errors = _parse(path, ruleset) if ruleset != V05 else ([], [])  # the v0.5 rules have no official checker
     crash = next(((text, e) for text, e in errors if not isinstance(e, ValueError)), None)
     if crash:
         return f'the official tools crash on a line ({_short(crash[1])}): {crash[0][:80]}'
@@ -135,7 +135,7 @@ def _explain(message: str, lines: list) -> str:
     """Return an official message in plain English."""
     message = re.sub(r"v\['(value|metadata)'\]", r'\1', message)
     if m := re.match(r"Required EXACTLY_ONE occurrence of '(\w+)' but found (\d+)", message):
-        return f'{m[1]} appears {m[2]} times, expected once'
+        return f'{m[1]} appears {m[2]} times, expected once' if int(m[2]) else f'{m[1]} is missing'
     if m := re.match(r"Required AT_LEAST_ONE occurrence of (.+?)(?: but found 0)?$", message):
         return f'{m[1]} is missing'.replace("'", '')
     if m := re.match(r"CHECK for '(\w+)' failed in line \d+:\n(.*)\nfailed test: (.+)", message):
@@ -215,7 +215,7 @@ def _check_package(tree: Path, ruleset: str, log: Path) -> tuple[list[str], list
         return [f'package_checker: {e}' for e in errors] or [f'package_checker: {text[-500:]}'], []
     described = [('system description', 'passed') for line in lines if 'System description checker passed' in line]
     converged = [('convergence', m[1]) for line in lines if (m := re.search(r'RCP Test Passed: (.*)', line))]
-    return [], [*described, *converged, ('package_checker', f'found no errors ({ruleset})')]
+    return [], [*described, *converged, ('package_checker', f'found no errors ({ROUND_OF[ruleset]})')]
 
 
 def _summarize(tree: Path, ruleset: str, path: Path) -> tuple[dict[str, float], str | None]:

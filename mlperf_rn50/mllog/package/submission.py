@@ -20,7 +20,7 @@ from mlperf_rn50.mllog.duplicates import find_duplicates
 from mlperf_rn50.mllog.package import system_desc
 from mlperf_rn50.mllog.package.code import copy_code, find_flaws, missing_code, write_runs, write_scripts
 from mlperf_rn50.mllog.read.description import load_env
-from mlperf_rn50.mllog.rulesets import ROUNDS
+from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import plural, printable
 
@@ -160,19 +160,19 @@ def _check_set(runs: Sequence[Run]) -> list[str]:
     return refusals + [f'{r.path.name}: is not a file' for r in runs if not r.path.is_file()]
 
 
-def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], CheckResult]:
+def judge_runs(runs: Sequence[Run], ruleset: str, division: str | None = None) -> tuple[list[str], CheckResult]:
     """Return the violations in a run set, and a summary. A single failed log is tolerated unless it is dangerous."""
     if refusals := _check_set(runs) or [f'{r.path.name}: {danger}' for r in runs
                                         if (danger := find_danger(r.path, ruleset))]:
         return refusals, ('logs', 'not checked')
-    verdicts = [(r, check_log(r.path, [ruleset]).verdicts[0]) for r in runs if r.status != 'unreadable']
+    verdicts = [(r, check_log(r.path, [ruleset], division).verdicts[0]) for r in runs if r.status != 'unreadable']
     violations = [f'{r.path.name}: {text}' for r, v in verdicts for text in v.violations]
     violations += [f'{r.path.name}: did not converge ({r.status})' for r, v in verdicts
                    if v.passed and r.status != 'converged']
     num_passed = sum(v.passed for _, v in verdicts)
     num_failed = len(runs) - sum(v.passed and r.status == 'converged' for r, v in verdicts)
     tolerated = '; one may fail' if num_passed < len(runs) else ''
-    result = 'logs', f'{num_passed} of {len(runs)} pass the rules of {ruleset}{tolerated}'
+    result = 'logs', f'{num_passed} of {len(runs)} pass the rules of {ROUND_OF[ruleset]}{tolerated}'
     return violations if num_failed > 1 else [], result
 
 

@@ -10,6 +10,7 @@ from mlperf_rn50.mllog.read import clock
 from mlperf_rn50.mllog.read.counts import CountReader, describe_in_log
 from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
 from mlperf_rn50.mllog.read.raw_log import RawLog, integer
+from mlperf_rn50.mllog.rulesets import LATER
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Run, RunStatus
 from mlperf_rn50.runfolder.jsonl import number, read_lines
 from mlperf_rn50.runfolder.locks import is_locked
@@ -18,7 +19,7 @@ from mlperf_rn50.runfolder.records import EndRecord
 from mlperf_rn50.text import plural
 
 _AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
-_ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': 'v0.7+'}
+_ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': LATER}
 _MAX_CHANGES = 20  # maximum number of changed configuration keys in a warning about a resume
 # A log that is not written to for this long belongs to a dead run, unless it has long gaps between events.
 _QUIET_S, _QUIET_GAPS = 600.0, 3
@@ -157,7 +158,7 @@ class RunResolver:
         """Return the round from the line format, or from a folder name for rounds with the same format."""
         name = _ROUNDS[self.log.format]
         named = [r for part in self.path.absolute().parts if (r := round_of(part))]
-        if named and name == 'v0.7+' and named[-1] >= 'v0.7':
+        if named and name == LATER and named[-1] >= 'v0.7':
             self.sources['round'] = FactSource('implied', 'the folder name')
             return named[-1]
         if named and named[-1] != name:
