@@ -53,9 +53,11 @@ class RankLost(UserError):
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """Return the hint '; did you mean X?' for a misspelt word, or '' if no known word is similar."""
-    match = difflib.get_close_matches(word, known, n=1)
-    return f'; did you mean {match[0]}?' if match else ''
+    """Return the hint '; did you mean X?' for a misspelt or cut word, or '' if no known word is similar."""
+    words = {k.casefold(): k for k in reversed(known)}
+    match = difflib.get_close_matches(word.casefold(), words, n=1) or [
+        k for k in reversed(words) if k.lstrip('-').startswith(word.casefold().lstrip('-') or '-')]
+    return f'; did you mean {words[match[0]]}?' if match else ''
 
 
 def option_error(message: str, parser: ArgumentParser) -> ConfigError:
@@ -63,9 +65,13 @@ def option_error(message: str, parser: ArgumentParser) -> ConfigError:
     text, help_ = ' '.join(message.split()), f'; see {parser.prog} --help'
     if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
         known = list(parser._option_string_actions)
+        if m[1].endswith(('.yaml', '.yml')) and '--config' in known:
+            return ConfigError(f'{m[1]}: unexpected argument; did you mean --config {m[1]}?')
         return ConfigError(f'{m[1]}: unknown option{nearest(m[1].partition("=")[0], known) or help_}')
     if m := re.search(r'the following arguments are required: (.+)', text):
-        return ConfigError(f'{", ".join(_usage_of(name, parser) for name in m[1].split(", "))}: missing{help_}')
+        example = re.search(r'^  (\S+(?: \S+)*(?:\n {6}.+)*)', parser.epilog or '', re.MULTILINE)
+        return ConfigError(f'{", ".join(_usage_of(name, parser) for name in m[1].split(", "))}: missing'
+                           + (f'; for example: {" ".join(example[1].split())}' if example else '') + help_)
     return ConfigError(text + help_)
 
 

@@ -149,13 +149,19 @@ CASES = [('rep', 'report'), ('--debug che', 'check'), ('report --fo', '--format'
          ('bench allr', 'allreduce'), ('train --train.precision bf', 'bfloat16'),
          ('train --run.clear_caches t', 'true'),
          ('train --config foldf', 'foldfile.yaml'), ('train --print schedule.base', 'schedule.base_lr'),
-         ('train --elastic --resume fold', 'folder'), ('classify folder foldf', 'foldfile.yaml')]
+         ('train --elastic --resume fold', 'folder'), ('classify folder foldf', 'foldfile.yaml'),
+         ('report published --round 2.0 --round v0.5', 'v0.5')]
+# Completed only in bash.
+BASH_CASES = [('mlperf-rn50 report published/v0.7/N', 'published/v0.7/NVIDIA/'), ('mlperf-rn50 predict v4', 'v4.0/'),
+              ('./launch/local.sh --nodes 2 --ranks-per-n', '--ranks-per-node'),
+              ('launch/docker.sh --train.preci', '--train.precision'), ('launch/sweep.sh --lay', '--layouts')]
 
 
-def bash(script, typed):
-    words = shlex.join(['mlperf-rn50', *typed.split()])
-    code = (f'source {script}; COMP_WORDS=({words}); COMP_CWORD={len(typed.split())}; _shtab_mlperf_rn50; '
-            'printf "%s\\n" "${COMPREPLY[@]}"')
+def bash(script, typed, program='mlperf-rn50'):
+    """Complete as bash does, by the function that the script registers for the program."""
+    words = shlex.join([program, *typed.split()])
+    code = (f'source {script}; COMP_WORDS=({words}); COMP_CWORD={len(typed.split())}; '
+            f'$(complete -p {program} | grep -o "_[a-z0-9_]* ") {program}; printf "%s\\n" "${{COMPREPLY[@]}}"')
     return run(['bash', '--norc', '-uc', code])
 
 
@@ -185,6 +191,15 @@ def test_completion_of_arguments(shell, folder, monkeypatch):
     done = [(typed, shell(folder / f'_{shell.__name__}', typed)) for typed, _ in CASES]
     assert [(typed, d.stdout.splitlines(), d.stderr) for typed, d in done] == [
         (typed, [expected], '') for typed, expected in CASES]
+
+
+@pytest.mark.parametrize('typed, expected', BASH_CASES)
+def test_bash_completes_launch_scripts_and_published_names(typed, expected, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    program, _, words = typed.partition(' ')
+    done = bash(folder / '_bash', words, program)
+    assert done.stderr == '' and all(line.startswith(expected) for line in done.stdout.splitlines())
+    assert len({line.count('/') for line in done.stdout.splitlines()}) == 1
 
 
 def test_zsh_reads_the_script(folder):

@@ -15,7 +15,7 @@ from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, compute_s, ring_s
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Layout, Link, generation_of
 from mlperf_rn50.analysis.recipe.choose import is_within
 from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.analysis.sets.published import load_table
+from mlperf_rn50.analysis.sets.published import NAME, load_table, with_round
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError, UserError, nearest
@@ -145,6 +145,7 @@ def _names(names: Sequence[str], tree: str) -> str:
 
 def _from_published(name: str) -> Source:
     """Return a published system by its full name or the last part of that name, and the other sets of its machine."""
+    name = '/'.join(with_round(Path(NAME, name.removeprefix(f'{NAME}/'))).parts[1:])
     bases = {f'{s.round}/{s.org}/{s.name}': (s, base) for s in load_table() if (base := base_of(s))}
     found = [full for full, (s, _) in bases.items() if name.casefold() in (full.casefold(), s.name.casefold())]
     if len(found) > 1:

@@ -1,7 +1,9 @@
 """Published run sets from the packaged table published.json, which docs/make_published.py writes."""
 import json
 import os
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -10,6 +12,8 @@ from typing import Any
 
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
+from mlperf_rn50.errors import UserError, nearest
+from mlperf_rn50.mllog.rulesets import parse_round
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, Evaluation, Run
 
 NAME = 'published'  # selects the packaged table where a folder of logs is expected
@@ -50,8 +54,25 @@ def sets_under(path: Path) -> tuple[RunSet, ...]:
     """Return the sets under published, or one of its rounds, organisations or systems, or () for any other path."""
     if path.parts[:1] != (NAME,) or os.path.lexists(path):
         return ()
+    path = with_round(path)
     found = [s for s in load_table() if s.folder.is_relative_to(path)]
+    if not found:
+        raise UserError(f'{path}: no such published sets'
+                        f'{nearest(str(path), [n.rstrip("/") for n in published_names()]) or "; see report published"}')
     return tuple(sorted(found, key=lambda s: (s.study, s.num_units or 0, s.num_nodes or 0, s.name)))
+
+
+def with_round(path: Path) -> Path:
+    """Return the path of published sets with its round spelled v2.0."""
+    with suppress(ArgumentTypeError):
+        return Path(NAME, parse_round(path.parts[1]), *path.parts[2:]) if len(path.parts) > 1 else path
+    return path
+
+
+def published_names() -> list[str]:
+    """Return the paths of all published sets, and of their rounds and organisations, which end with a slash."""
+    folders = [s.folder for s in load_table()]
+    return sorted({str(f) for f in folders} | {f'{p}/' for f in folders for p in (f.parent, f.parent.parent)})
 
 
 @cache
