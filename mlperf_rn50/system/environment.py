@@ -1,4 +1,4 @@
-"""Hardware and software of this host, from lscpu, lsblk, /sys/class, nvidia-smi (NVML) and psutil."""
+"""Hardware and software of this host, from lscpu, lsblk, /sys/class and nvidia-smi (NVML)."""
 import json
 import os
 import platform
@@ -10,8 +10,6 @@ from dataclasses import asdict
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 import mlperf_rn50
 from mlperf_rn50.files import write_atomically
@@ -74,7 +72,8 @@ def find_networks(sys: Path = SYS) -> list[dict[str, Any]]:
 
 def find_hardware() -> dict[str, Any]:
     """Describe the processors, memory, storage, networks and GPUs of this host."""
-    return {'cpu': parse_cpu(output_of('lscpu', '--json')), 'memory_bytes': psutil.virtual_memory().total,
+    return {'cpu': parse_cpu(output_of('lscpu', '--json')),
+            'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
             'storage': parse_storage(output_of('lsblk', '--json', '--bytes', '--nodeps', '--output',
                                                'NAME,TYPE,SIZE,ROTA,TRAN,MODEL')),
             'networks': find_networks(), 'gpus': query_gpus(*_GPU_KEYS)}

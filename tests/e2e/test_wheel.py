@@ -123,7 +123,7 @@ def test_report_works_without_checker_and_training_packages(home, wheel, logs, t
     without.write_text('raise ModuleNotFoundError("No module named \'mlperf_logging\'", name="mlperf_logging")\n')
     done = run_both(home, 'report', *logs, '--format', 'json', path=f'{without.parent}:{ROOT}')
     assert done.returncode == 0 and len(json.loads(done.stdout)) > 0
-    for words in (['predict', 'v0.7/NVIDIA/dgxa100_ngc20.06_mxnet', '--layouts', '1x8 2x8'],
+    for words in (['--version'], ['predict', 'v0.7/NVIDIA/dgxa100_ngc20.06_mxnet', '--layouts', '1x8 2x8'],
                   ['recipe', '--global-batch-size', '1664'], ['watch', ROOT / 'logs/digits_five', '--once'],
                   ['report', logs[0], '--out', 'report']):
         done = run([home / 'bin/mlperf-rn50', *words], cwd=tmp_path, env=clean_environment())
