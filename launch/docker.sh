@@ -9,6 +9,8 @@
 
 . "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
+MLPERF_RN50_COMMAND=$(printf '%q ' "$0" "$@")
+export MLPERF_RN50_COMMAND
 fail() {
     echo "launch/docker.sh: $*" >&2
     exit 2

@@ -6,6 +6,7 @@ import json
 import re
 from argparse import ArgumentError
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ import yaml
 
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.config import SECTIONS
+from mlperf_rn50.data.options import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from mlperf_rn50.errors import ConfigError, nearest, option_error
-from mlperf_rn50.files import read_text
+from mlperf_rn50.files import parse_json, read_text
 from mlperf_rn50.parser import expand
 
 if TYPE_CHECKING:
@@ -143,13 +145,27 @@ def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargp
     return resolve_tree(load_yaml(yaml_path) if yaml_path else {}, str(yaml_path), argv, parser)
 
 
+def _known_data(folder: Path) -> dict[str, Any]:
+    """Return the data keys that the manifest of a prepared folder determines; none if it is missing or damaged."""
+    with suppress(OSError, ValueError, LookupError, TypeError, MemoryError):  # training refuses a damaged one
+        manifest = parse_json(read_text(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES))
+        train, validation = (int(manifest['splits'][s]['num_images']) for s in ('train', 'validation'))
+        return {'dataset': str(manifest['dataset']), 'num_train': train, 'num_val': validation,
+                'num_classes': len(manifest['classes'])}
+    return {}
+
+
 def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
     """Return the configuration from the tree of a file, then options. `where` names the file in messages."""
-    try:
-        base = parser.parse_object(tree, defaults=True)
-    except (ArgumentError, RecursionError, OverflowError) as e:  # OverflowError for an integer too large for a float
-        raise ConfigError(f'{where}: {" ".join(str(e).split())[:500]}') from e
-    options = parse_config_options(parser, argv, base)
+    def parse(tree: dict) -> jsonargparse.Namespace:
+        try:
+            base = parser.parse_object(tree, defaults=True)
+        except (ArgumentError, RecursionError, OverflowError) as e:  # OverflowError: integer too large for a float
+            raise ConfigError(f'{where}: {" ".join(str(e).split())[:500]}') from e
+        return parse_config_options(parser, argv, base)
+    options, given = parse(tree), tree.get('data', {})
+    if not options.data.synthetic and (known := _known_data(Path(options.data.dir).expanduser())).keys() - given.keys():
+        options = parse({**tree, 'data': {**known, **given}})
     for section, key in _SHORT:
         if options[key] is not None:
             options[section][key] = options[key]

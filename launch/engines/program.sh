@@ -5,6 +5,8 @@ run_program() {
     local here python
     here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
     python=$here/.venv/bin/python
+    # The command line as typed, for messages that repeat it; a container or sbatch has set it already.
+    [ "$1" != launch ] || export MLPERF_RN50_COMMAND="${MLPERF_RN50_COMMAND:-$(printf '%q ' "$0" "${@:3}")}"
     if [ -x "$python" ]; then
         exec "$here/.venv/bin/mlperf-rn50" "$@"
     elif [[ " ${*:1:3} " =~ \ (-h|--help)\  ]]; then # the parsers need only the standard library

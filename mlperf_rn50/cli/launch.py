@@ -9,6 +9,7 @@ The scripts in launch/ run these commands. For the options of a launcher, run ml
 from __future__ import annotations
 
 import os
+import shlex
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +23,8 @@ from mlperf_rn50.launch.kubernetes import options as kubernetes
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
-from mlperf_rn50.system.signals import SignalQueue
+from mlperf_rn50.system.launcher_env import COMMAND
+from mlperf_rn50.system.signals import STOPPING, SignalQueue
 
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config
@@ -70,7 +72,7 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
         return train.run(options.as_train)
     if engine.in_slurm and os.environ.get('SLURM_RESTART_COUNT', '0') != '0':
         options = replace(options, resume=True)  # a requeued job resumes its run
-    return Launcher(name, engine, options, signals or SignalQueue(LAUNCHER_SIGNALS), load_train_config).run()
+    return Launcher(name, engine, options, signals or SignalQueue(LAUNCHER_SIGNALS, STOPPING), load_train_config).run()
 
 
 def run_ranks(argv: Sequence[str]) -> int:
@@ -79,6 +81,7 @@ def run_ranks(argv: Sequence[str]) -> int:
     from mlperf_rn50.launch.launcher import Launcher
     per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
     options = parse_arguments(ENGINES['local'].make_parser('local'), ['--ranks-per-device', per_device])
-    launcher = Launcher('ranks', ENGINES['local'], replace(options, hosts=o.hosts), SignalQueue(LAUNCHER_SIGNALS),
-                        load_train_config)
+    command = os.environ.get(COMMAND) or shlex.join(['mlperf-rn50', 'launch', 'ranks', *argv])
+    options = replace(options, hosts=o.hosts, command=command)
+    launcher = Launcher('ranks', ENGINES['local'], options, SignalQueue(LAUNCHER_SIGNALS), load_train_config)
     return launcher.run_program(o.ranks_per_node, [o.program, *o.words], os.environ.get(DEVICE_VARIABLE, 'cpu'))

@@ -8,6 +8,8 @@ examples:
   mlperf-rn50 prepare folder --source pictures --out data/pictures --validation 0.1   (pictures/<class>/*)
   mlperf-rn50 prepare im2rec --source records --out data/mine --name mine   (records/{train,val}.{rec,idx}, not copied)
   mlperf-rn50 prepare --verify data/imagenet   (reads every record; if any is damaged, lists it and exits with code 1)
+
+folder and im2rec also write a first configuration, train.yaml, and print the command that trains with it.
 """
 from collections.abc import Sequence
 from functools import partial
@@ -34,7 +36,7 @@ def make_parser() -> Parser:
         type=partial(positive, most=0.99, expected='a fraction up to 0.99, such as 0.1'),
         help='folder: fraction of each class to take for validation, selected by a hash of the file names; the source '
              'then has a folder per class, or train/ without val/')
-    add('--name', help='folder, im2rec: name of the data set, shown next to accuracies')
+    add('--name', help='folder, im2rec: name of the data set, shown next to accuracies (default: name of the source)')
     add('--resize-shorter', type=int, metavar='PIXELS',
         help='new length of the shorter side; resized images are encoded again (default: unchanged files)')
     add('--workers', type=int, metavar='N', help='number of threads (default: number of cores)')

@@ -25,7 +25,7 @@ from mlperf_rn50.launch.arguments import announce, count
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.sweep_layouts import SweepLayout, parse_layouts, parse_lr_table, plan_layouts
 from mlperf_rn50.parser import Parser
-from mlperf_rn50.system.signals import END_SIGNALS, SignalQueue, catch
+from mlperf_rn50.system.signals import END_SIGNALS, STOPPING, SignalQueue, catch
 
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config
@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
     o, rest = make_parser().parse_known_args(argv)
     check_options(o, rest)
     layouts, worst = plan_sweep(o, launch.load_train_config(['--config', o.config])), 0
-    signals = SignalQueue(LAUNCHER_SIGNALS)
+    signals = SignalQueue(LAUNCHER_SIGNALS, STOPPING)
     for layout in layouts:
         worst = max(worst, run_layout(o, layout, rest, signals))
         if signals.is_requested:

@@ -6,6 +6,8 @@ from mlperf_rn50 import bounds
 from mlperf_rn50.bounds import ABOVE_0, FRACTION, FROM_0, UP_TO_65535, free_option, option, require
 
 IMAGENET = 'imagenet'
+MANIFEST_NAME = 'manifest.json'  # in the folder written by prepare
+MAX_MANIFEST_BYTES = 1 << 28  # large, because a manifest lists every skipped image
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,15 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.options import MANIFEST_NAME, MAX_MANIFEST_BYTES, DataConfig
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import parse_json, read_text, regular_file
 
-MANIFEST_NAME = 'manifest.json'
 MANIFEST_FORMAT = 1
 # Endings of the files beside a .rec, with one entry per record in the order of the index.
 INDEX = '.index.npy'  # memory-mapped index: starts and lengths in bytes; int64, (2, images)
 CHECKSUMS = '.crc.npy'  # CRC-32 of each record, framing included; uint32
 NAMES = '.names.txt'  # source of each image on a line
-_MAX_MANIFEST_BYTES = 1 << 28  # large, because a manifest lists every skipped image
 MAGIC = struct.pack('<I', 0xCED7230A)
 _FRAME = struct.Struct('<4sI')
 _HEADER = struct.Struct('<IfQQ')
@@ -226,7 +224,7 @@ def load_manifest(folder: Path) -> dict:
     """Return the validated manifest of a prepared folder."""
     path = folder / MANIFEST_NAME
     try:
-        manifest = parse_json(read_text(path, _MAX_MANIFEST_BYTES))
+        manifest = parse_json(read_text(path, MAX_MANIFEST_BYTES))
         msgspec.convert(manifest, _Manifest)
         return manifest
     except FileNotFoundError as e:
@@ -257,6 +255,12 @@ def class_names(data: DataConfig) -> list[str]:
         raise DataError(f'data.num_classes: got {data.num_classes}, expected {len(names)} from '
                         f'{folder / MANIFEST_NAME}; set data.num_classes or data.dir')
     return names
+
+
+def check_prepared(data: DataConfig) -> None:
+    """Raise DataError if the data of this machine does not fit the configuration; see find_split."""
+    for split in ('train', 'validation') if not data.synthetic else ():
+        find_split(data, split)
 
 
 def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:

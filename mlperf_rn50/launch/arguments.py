@@ -1,5 +1,7 @@
 """Options of the launchers, parsed with the standard library only; unknown ones are passed to mlperf-rn50 train."""
+import os
 import re
+import shlex
 from argparse import REMAINDER, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 
 from mlperf_rn50.launch.hosts import Host, load_hostfile, parse_hosts
 from mlperf_rn50.parser import Parser
-from mlperf_rn50.system.launcher_env import print_stderr
+from mlperf_rn50.system.launcher_env import COMMAND, print_stderr
 from mlperf_rn50.text import printable
 
 _PRINTING = ('--dry-run', '--print', '--print-config')  # options with which train starts no ranks
@@ -15,7 +17,7 @@ _PRINTING = ('--dry-run', '--print', '--print-config')  # options with which tra
 
 @dataclass(frozen=True)
 class Options:
-    """Parsed options of a launcher; None leaves a value to the configuration."""
+    """Parsed options of a launcher; None leaves a value to the configuration. command: the command line as typed."""
 
     config: str | None
     run_dir: str | None
@@ -31,6 +33,7 @@ class Options:
     image: str | None
     mounts: Sequence[str]
     train: Sequence[str]
+    command: str
 
     @property
     def only_prints(self) -> bool:
@@ -120,4 +123,4 @@ def parse_arguments(parser: Parser, argv: Sequence[str]) -> Options:
     values = vars(namespace)
     if values.pop('clear_caches'):
         train += ['--run.clear_caches', 'true']
-    return Options(**values, train=train)
+    return Options(**values, train=train, command=os.environ.get(COMMAND) or shlex.join([*parser.prog.split(), *argv]))

@@ -53,6 +53,14 @@ def end_of(lines: Sequence[ProgressRecord]) -> str | None:
     return last.status if isinstance(last, records.EndRecord) and last.status in EXIT_CODES else None
 
 
+def describe_unfinished(folder: Path) -> str:
+    """Return which run of a folder can be resumed and from which step; '' if the newest run is over or cannot be."""
+    run = newest_run(folder)
+    if run is None or end_of(read_metrics(run)) in OVER or (step := newest_step(run.checkpoints)) < 0:
+        return ''
+    return f'run {run.index} here was interrupted at step {step}'
+
+
 def read_progress(folder: Path) -> RunProgress:
     """Return the current progress in a run folder."""
     run = newest_run(folder)

@@ -13,6 +13,7 @@ from mlperf_rn50.launch.arguments import Options, launch_parser
 from mlperf_rn50.launch.hosts import parse_host
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
+from mlperf_rn50.system.launcher_env import COMMAND
 
 CHECKOUT = Path(__file__).parents[2]
 _IN_IMAGE = ('/opt/mlperf_rn50/launch/bind.sh', '/opt/mlperf_rn50/.venv/bin/mlperf-rn50')
@@ -116,7 +117,7 @@ def environment(options: Options, env: Mapping[str, str], job: str, device: str)
     """Return the environment of the engine, which forwards the variables listed by launch/engines/variables.sh."""
     result = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1',  # fewer page faults on batches and gradients
               **env, 'MLPERF_RN50_RANKS_PER_DEVICE': str(options.ranks_per_device), 'MLPERF_RN50_JOB': job,
-              DEVICE_VARIABLE: device}
+              DEVICE_VARIABLE: device, COMMAND: options.command}
     if options.ranks_per_device > 1:
         # Twice an even share, so that other ranks can use what a waiting rank leaves idle. Source: NVIDIA's guide to
         # the Multi-Process Service, execution resource provisioning (100 % / 0.5 n).

@@ -25,6 +25,7 @@ from mlperf_rn50.launch.process import HOST_LOST, LAUNCHER_SIGNALS, as_child, pr
 from mlperf_rn50.launch.supervisor import Placement, Supervisor
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.records import Failure, note_failure, read_attempts
+from mlperf_rn50.system.launcher_env import resume_command
 from mlperf_rn50.system.mpi_session import SETTING_FILES, SHARED_MEMORY, mpi_settings, no_room, reason_of, tmp_dir
 from mlperf_rn50.system.signals import SignalQueue
 from mlperf_rn50.text import plural
@@ -251,7 +252,7 @@ def requeue(code: int, run_dir: Path, report: Callable[[str], None]) -> int:
     if 'JobState=RUNNING' in shown or 'Reason=TimeLimit' in shown:
         report('stopped before the end of the run; the job is requeued and resumes from its checkpoint')
         if subprocess.run(['scontrol', 'requeue', job]).returncode:
-            report(f'Slurm did not requeue the job; resume with --resume --run-dir {run_dir}')
+            report(f'Slurm did not requeue the job; resume with: {resume_command(run_dir)}')
     else:
-        report(f'cancelled; the checkpoint is in {run_dir}')
+        report(f'cancelled; the checkpoint is in {run_dir}; resume with: {resume_command(run_dir)}')
     return code

@@ -13,6 +13,7 @@ from mlperf_rn50.launch.arguments import Options
 from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
 from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
 from mlperf_rn50.system.signals import SignalQueue
+from mlperf_rn50.text import plural
 
 _DOCTOR = 'd'  # appended to an attempt's job name for its doctor
 _SIGNAL_CODES = 128  # exit code of an engine that a signal has ended, less the number of the signal
@@ -126,6 +127,8 @@ class Supervisor:
         return (attempts.read_attempt(self.place.run_dir, before, 0, True).end or '') if has_begun else None
 
     def _start(self, job: str, words: Sequence[str], status: Callable[[], str | None]) -> int:
+        num_ranks = plural(len(self.place.hosts) * self.place.ranks_per_node, 'rank')
+        self.say(f'{"starting" if words[0] == "train" else "checking the nodes with"} {num_ranks}')
         ranks = ['--run.num_nodes', len(self.place.hosts), '--run.ranks_per_node', self.place.ranks_per_node,
                  '--run.ranks_per_device', self.options.ranks_per_device]
         return self.start(self.place, job, [*words, *self.options.train, *map(str, ranks)], status)

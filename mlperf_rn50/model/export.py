@@ -52,6 +52,7 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
                 shape = tuple(images.shape[1:])
                 mx.onnx.export_model(f'{written}-symbol.json', f'{written}-0000.params', [(1, *shape)], [np.float32],
                                      f'{written}.onnx', dynamic=True, dynamic_input_shapes=[('batch', *shape)])
+                _keep_only_input(f'{written}.onnx')
             measured = difference(expected, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images))
             if not measured.relative <= LIMIT:  # also true for NaN
                 raise RunFailed(f'{out / names[0]}: not written; got logits that differ by {measured.absolute:.3g}, '
@@ -71,6 +72,16 @@ def _refuse_existing(out: Path, names: list[str]) -> None:
             raise UserError(f'{out / name}: exists already; remove it or choose a new folder with --out')
 
 
+def _keep_only_input(path: str) -> None:
+    """Remove the parameters from a network's inputs, where MXNet lists them too; onnxruntime warns of each."""
+    import onnx
+    network = onnx.load(path)
+    inputs = [i for i in network.graph.input if i.name == INPUT]
+    del network.graph.input[:]
+    network.graph.input.extend(inputs)
+    onnx.save(network, path)
+
+
 def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # hides MXNet's warning about the unknown input type
@@ -80,7 +91,5 @@ def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
 
 def _run_onnx(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
     import onnxruntime
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # only errors
-    session = onnxruntime.InferenceSession(f'{stem}.onnx', options, providers=['CPUExecutionProvider'])
+    session = onnxruntime.InferenceSession(f'{stem}.onnx', providers=['CPUExecutionProvider'])
     return session.run(None, {INPUT: images.asnumpy()})[0]

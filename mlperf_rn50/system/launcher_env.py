@@ -2,10 +2,13 @@
 import os
 import platform
 import re
+import shlex
 import sys
+from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
 
+COMMAND = 'MLPERF_RN50_COMMAND'  # the user's command line of a launcher, quoted for a shell
 # Set for each process by Open MPI, MPICH, Slurm's PMI, and horovodrun with Gloo.
 _RANK = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'PMIX_RANK', 'HOROVOD_RANK')
 _SIZE = ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'PMIX_SIZE', 'HOROVOD_SIZE')
@@ -49,6 +52,18 @@ def launched_local() -> tuple[int, int]:
     if rank is None and size is None and (num_tasks := _slurm_number('SLURM_STEP_NUM_TASKS')):
         rank, size = _slurm_number('SLURM_LOCALID'), num_tasks // (_slurm_number('SLURM_STEP_NUM_NODES') or 1)
     return rank or 0, size or 1
+
+
+def resume_command(run_dir: Path) -> str:
+    """Return the command line that resumes the newest run of a folder in the way in which this program was started."""
+    words = shlex.split(os.environ.get(COMMAND, ''))
+    if not words:
+        mpirun = ['mpirun', '-np', str(launched_size())] if 'OMPI_COMM_WORLD_SIZE' in os.environ else []
+        words = [*mpirun, 'mlperf-rn50', 'train']
+    for i, (program, command) in enumerate(zip(words, words[1:])):
+        if os.path.basename(program) == 'mlperf-rn50' and command == 'train':
+            return shlex.join([*words[:i + 2], '--resume', str(run_dir)])
+    return shlex.join([*words, *(['--resume'] if '--resume' not in words else [])])  # a launcher
 
 
 def rank_name() -> str:

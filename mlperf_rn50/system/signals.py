@@ -15,10 +15,12 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from mlperf_rn50.errors import EXIT_AT_ONCE
+from mlperf_rn50.system.launcher_env import print_stderr
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 # Signals that end a program without state to save. SIGUSR1, a launcher's stop request, is for programs with state.
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOPPING = 'mlperf-rn50: stopping after this step, with a checkpoint; Ctrl-C again: at once, without one'
 # One Ctrl-C may arrive twice, from the terminal for the process group and from the launcher. Only a later one counts.
 _SECOND_CTRL_C_S = 1.0
 _END_LIMIT_S = 2.0  # time for a program without state to end after a stop request
@@ -38,15 +40,18 @@ class StopRequests:
 
 
 class SignalQueue(StopRequests):
-    """Signals to this process in order of arrival; signals with the given numbers have no other effect."""
+    """Signals to this process in order of arrival; signals with the given numbers have no other effect.
 
-    def __init__(self, numbers: Sequence[signal.Signals]) -> None:
+    notice: printed at the first stop request.
+    """
+
+    def __init__(self, numbers: Sequence[signal.Signals], notice: str = '') -> None:
         # Python writes the number of each signal into the pipe. sigtimedwait would need less code, but
         # if SIGCONT interrupts it just when its timeout has expired, it returns a signal that was never sent.
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # File objects close the ends of the pipe when this object is deleted.
         self._reader, self._writer = open(reader, 'rb', buffering=0), open(writer, 'wb', buffering=0)
-        self._poll = select.poll()
+        self._poll, self._notice = select.poll(), notice
         self._poll.register(reader, select.POLLIN)
         self._before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         catch(lambda *_: None, numbers)
@@ -56,6 +61,8 @@ class SignalQueue(StopRequests):
         self._poll.poll(None if timeout_s is None else max(0.0, 1000 * timeout_s))
         byte = self._reader.read(1)
         if byte and byte[0] in STOP_SIGNALS:
+            if self._notice and not self.is_requested:
+                print_stderr(self._notice)
             self.add(byte[0], time.monotonic())
         return byte[0] if byte else None
 
@@ -101,7 +108,7 @@ def end_with_parent(number: signal.Signals) -> None:
 @contextmanager
 def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None]:
     """Handle the signals of a process without a watcher in a thread, because native calls delay Python's handlers."""
-    signals = SignalQueue(STOP_SIGNALS if request_stop else ())
+    signals = SignalQueue(STOP_SIGNALS, STOPPING) if request_stop else SignalQueue(())
 
     def read_signals() -> None:
         while number := signals.next():  # None after close()

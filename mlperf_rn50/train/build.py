@@ -35,6 +35,7 @@ def build(run: TrainingRun) -> None:
     plan, progress, comm, config = run.plan, run.progress, run.comm, run.plan.config
     if not run.resumption:
         run.emit(events.Opened(plan, progress.seed, run.nodes, *_clear_caches(run)))
+    run.emit(events.Noted('building the network'))
     device_id = device_id_of(config, comm)
     leave_openmp_to_engine()
     run.trainer = trainer = Trainer(plan, comm, progress.seed, device_id, run.heartbeat.mark_exchange)
@@ -45,6 +46,7 @@ def build(run: TrainingRun) -> None:
         train_batches(config, train_shard, progress.seed, progress.step, device_id))
     eval_data = eval_batches(config, eval_shard, device_id)
     run.eval_data = lambda: run.heartbeat.track_reading(eval_data())
+    run.emit(events.Noted('warming up on synthetic images, before the clock starts'))
     trainer.warm_up(synthetic_batches(config, train_shard, device_id),
                     next(synthetic_batches(config, eval_shard, device_id)), config.train.num_warmup_steps)
     if run.resumption:

@@ -138,11 +138,13 @@ class Job:
         self.cluster, self.run_dir = cluster, run_dir
         self.output_path = run_dir.parent / f'{run_dir.name}.out'
         self._num_seen = (0, 0)  # lines of the log and of metrics.jsonl before this attempt
-        environment = {**cluster.environment(), **VARIABLES, **dict(variables)}
-        command = [ROOT / 'launch' / launcher, *arguments, '--run-dir', run_dir]
+        self._environment = {**cluster.environment(), **VARIABLES, **dict(variables)}
+        self.start([ROOT / 'launch' / launcher, *arguments, '--run-dir', run_dir])
+
+    def start(self, command) -> None:
         with open(self.output_path, 'w') as output:
-            self.process = subprocess.Popen(cluster.hosts[0].inside(command), env=environment, stdout=output,
-                                            stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(self.cluster.hosts[0].inside(command), env=self._environment,
+                                            stdout=output, stderr=subprocess.STDOUT)
 
     @property
     def output(self) -> str:

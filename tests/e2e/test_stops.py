@@ -1,5 +1,6 @@
 """Stop requests and kills in each phase of a local run, restarts and resumes, and the report of a stalled run."""
 import os
+import re
 import signal
 import subprocess
 import time
@@ -11,6 +12,7 @@ from e2e.training import arguments, metrics, parent_pid, thin_ranks
 from helpers import HANG_LIMIT_S, ROOT, run, wait_for
 
 from mlperf_rn50.runfolder.names import list_checkpoints
+from mlperf_rn50.system.signals import STOPPING
 from mlperf_rn50.train.checkpoint.checkpoint import load
 
 
@@ -90,6 +92,25 @@ def test_stop_request_in_each_phase_leaves_a_checkpoint_and_resumes(tiny, tmp_pa
         assert [m['status'] for m in metrics(job.run_dir, 'end')] == ['interrupted'] * num_starts, out
     steps = [m['step'] for m in metrics(job.run_dir, 'resumed')]
     assert steps == sorted(set(steps)) and len(steps) == 3
+
+
+def test_printed_command_resumes_and_the_first_one_names_the_interrupted_run(tiny, tmp_path):
+    job = Job(tmp_path, tiny)
+    first, printed = job.process.args, ''
+    for number, command in enumerate((first, None, first)):
+        if number:
+            job.process = subprocess.Popen(command or ['bash', '-c', printed], stdout=subprocess.PIPE, text=True,
+                                           stderr=subprocess.STDOUT, start_new_session=True)
+        job.wait_for('training', 1 + (command is None))
+        if number == 2:  # begins run 1
+            wait_for(lambda: (job.run_dir / 'result_1.txt').exists(), lambda: True, lambda: '')
+        job.process.send_signal(signal.SIGINT)
+        code, out = job.end()
+        assert code == 75 and STOPPING in out, out
+        printed = re.search('resume with: (.*)', out)[1]
+        assert ('run 0 here was interrupted at step' in out) == (number == 2), out
+    assert [m['status'] for m in metrics(job.run_dir, 'end')] == ['interrupted'] * 2
+    assert f'; to go on: {printed}\n' in out
 
 
 @pytest.mark.slow

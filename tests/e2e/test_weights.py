@@ -135,12 +135,22 @@ def test_unreadable_pictures_are_reported_and_others_classified(kept, pictures, 
     (tmp_path / 'cut.png').write_bytes(pictures[0].read_bytes()[:60])
     Image.effect_noise((64, 64), 50).save(tmp_path / 'whole.jpg')
     (tmp_path / 'cut.jpg').write_bytes((tmp_path / 'whole.jpg').read_bytes()[:-600])  # decoders fill in the rest
-    wrong = [tmp_path / 'text.png', tmp_path / 'cut.png', tmp_path / 'cut.jpg', tmp_path / 'none.png', tmp_path]
+    (tmp_path / 'empty').mkdir()
+    wrong = [tmp_path / n for n in ('text.png', 'cut.png', 'cut.jpg', 'none.png', 'empty')]
     done = call('classify', kept, wrong[0], pictures[0], *wrong[1:], pictures[1])
     assert done.returncode == 2
     assert [line.split(': ')[1] for line in done.stderr.splitlines()] == [str(p) for p in wrong]
     title, _, *rows = done.stdout.splitlines()
     assert title.split()[:2] == ['file', 'likeliest'] and [r.split()[0] for r in rows] == [str(p) for p in pictures[:2]]
+
+
+def test_folders_are_classified_in_order_of_name(kept, pictures, tmp_path):
+    for name in ('b/x.PNG', 'a.png', 'b/.notes.txt'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(pictures[0], tmp_path / name)
+    done = call('classify', kept, pictures[1], tmp_path, '--format=json')
+    assert [image['file'] for image in json.loads(done.stdout)['images']] == [
+        str(p) for p in (pictures[1], tmp_path / 'a.png', tmp_path / 'b/x.PNG')] and done.returncode == 0
 
 
 def test_onnx_export_agrees_for_any_number_of_images(kept, tmp_path, monkeypatch):

@@ -1,12 +1,13 @@
 """Configurations: accepted values and error messages."""
 import dataclasses
+import json
 import re
 from dataclasses import replace
 from typing import get_args
 
 import pytest
 import yaml
-from helpers import ROOT, call
+from helpers import ROOT, call, write_files
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,6 +61,23 @@ def test_differences_are_the_keys_that_differ_from_the_defaults():
     assert render_differences(Config()) == ''
     c = Config(train=TrainConfig(local_batch_size=8), schedule=ScheduleConfig(step_epochs=(1.0,)))
     assert render_differences(c) == 'schedule: {step_epochs: [1.0]}\ntrain: {local_batch_size: 8}'
+
+
+def test_unset_data_keys_have_the_values_of_the_manifest(tmp_path):
+    def sizes(options, text=f'data: {{dir: {tmp_path}, num_val: 7}}\ntrain: {{local_batch_size: 4}}'):
+        (tmp_path / 'c.yaml').write_text(text)
+        data = resolve_config(tmp_path / 'c.yaml', options, PARSER).data
+        return data.dataset, data.num_train, data.num_val, data.num_classes
+    default = sizes([])
+    assert default == ('imagenet', 1_281_167, 7, 1000)
+    write_files(tmp_path, {'manifest.json': json.dumps({'dataset': 'pics', 'classes': ['a', 'b'], 'splits': {
+        'train': {'num_images': 5}, 'validation': {'num_images': 3}}})})
+    assert sizes([]) == ('pics', 5, 7, 2) and sizes(['--data.num_train', '6']) == ('pics', 6, 7, 2)
+    assert sizes(['--data.dir', str(tmp_path)], 'train: {local_batch_size: 4}') == ('pics', 5, 3, 2)
+    assert sizes(['--data.synthetic', 'true']) == default
+    for damaged in ('{', '[]', '{"dataset": "x", "splits": {"train": {"num_images": []}}}'):
+        write_files(tmp_path, {'manifest.json': damaged})
+        assert sizes([]) == default  # training refuses the manifest
 
 
 def test_round_trip_of_a_resolved_configuration(tmp_path):

@@ -128,6 +128,7 @@ def test_environment_of_ranks_and_of_redirected_output():
     before = {'GLIBC_TUNABLES': 'user', 'A': 'b', 'MLPERF_RN50_DEVICE': 'gpu'}
     env = environment(options('--ranks-per-device', 4), before, '7-ab', 'cpu')
     assert env == {'GLIBC_TUNABLES': 'user', 'A': 'b', 'MLPERF_RN50_RANKS_PER_DEVICE': '4', 'MLPERF_RN50_JOB': '7-ab',
+                   'MLPERF_RN50_COMMAND': 'mlperf-rn50 launch mpirun --ranks-per-device 4',
                    'MLPERF_RN50_DEVICE': 'cpu', 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE': '50'}
     assert plain_output(io.StringIO(), {}) == {'NO_COLOR': '1'}
     assert plain_output(io.StringIO(), {'FORCE_COLOR': '1'}) == {}
@@ -149,6 +150,19 @@ def write(run, *events):
 
 def keep(run, step):
     (run.checkpoints / f'step_{step:08d}').mkdir(parents=True)
+
+
+def test_newest_run_that_can_be_resumed_is_named(tmp_path):
+    assert attempts.describe_unfinished(tmp_path / 'none') == ''
+    begin(tmp_path)
+    run = begin(tmp_path, 1)
+    assert attempts.describe_unfinished(tmp_path) == ''  # no checkpoint
+    keep(run, 24)
+    assert attempts.describe_unfinished(tmp_path) == 'run 1 here was interrupted at step 24'  # killed
+    write(run, {'event': 'end', 'status': 'interrupted'})
+    assert attempts.describe_unfinished(tmp_path) == 'run 1 here was interrupted at step 24'
+    write(run, {'event': 'end', 'status': 'converged'})
+    assert attempts.describe_unfinished(tmp_path) == ''
 
 
 def test_attempt_without_a_run_is_recorded(tmp_path):

@@ -5,6 +5,7 @@ import platform
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers import ROOT, run
@@ -20,7 +21,14 @@ from mlperf_rn50.system.gpu_env import (
     missing_settings,
     settings_of,
 )
-from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, rank_name
+from mlperf_rn50.system.launcher_env import (
+    COMMAND,
+    launched_local,
+    launched_rank,
+    launched_size,
+    rank_name,
+    resume_command,
+)
 
 
 @pytest.mark.parametrize('text', ['', '1,2', '٣', '9' * 5000])
@@ -31,6 +39,21 @@ def test_variable_without_a_number_is_named(monkeypatch, text):
             m.setenv(name, text)
             with pytest.raises(ConfigError, match=f'{name}: got .* in the environment, expected a whole number'):
                 read()
+
+
+@pytest.mark.parametrize('variables, expected', [
+    ({}, 'mlperf-rn50 train --resume runs/a'),
+    ({'OMPI_COMM_WORLD_SIZE': '2'}, 'mpirun -np 2 mlperf-rn50 train --resume runs/a'),
+    ({COMMAND: r'launch/mpirun.sh --hosts h1\,h2 --config my\ c.yaml '},
+     "launch/mpirun.sh --hosts h1,h2 --config 'my c.yaml' --resume"),
+    ({COMMAND: 'launch/local.sh --resume --run-dir x'}, 'launch/local.sh --resume --run-dir x'),
+    ({COMMAND: 'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --config c'},
+     'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --resume runs/a')])
+def test_resume_command_is_that_of_the_user(monkeypatch, variables, expected):
+    monkeypatch.delenv(COMMAND, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert resume_command(Path('runs/a')) == expected
 
 
 def test_binding_accepts_nested_threads_and_refuses_an_invalid_number():

@@ -7,6 +7,7 @@ import os
 import resource
 import tarfile
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +15,17 @@ from helpers import call
 from numbered import encoded
 from PIL import Image
 
+from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.cli.prepare import make_parser
+from mlperf_rn50.config_file import load_yaml, resolve_config
 from mlperf_rn50.data.prepare import command as packing
 from mlperf_rn50.data.prepare import samples
 from mlperf_rn50.data.prepare.cifar10 import cifar10
+from mlperf_rn50.data.prepare.train_yaml import make_tree
 from mlperf_rn50.data.records import RecordFile, load_manifest
 from mlperf_rn50.data.verify import verify
 from mlperf_rn50.errors import DataError
+from mlperf_rn50.train.plan import make_plan
 
 
 def picture(seed) -> bytes:
@@ -81,9 +86,10 @@ def test_second_preparation_changes_nothing(pictures, tmp_path, capsys):
     assert prepare(*arguments) == 0
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     capsys.readouterr()
-    assert prepare(*arguments) == 0 and capsys.readouterr().out == f'{out}: folder is already prepared\n'
+    assert prepare(*arguments) == 0 and capsys.readouterr().out == (
+        f'{out}: source is already prepared\nnext: launch/local.sh --config {out}/train.yaml --ranks-per-node 2\n')
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
-    with pytest.raises(DataError, match='contains folder, expected digits; use a new folder'):
+    with pytest.raises(DataError, match='contains source, expected digits; use a new folder'):
         prepare('digits', '--out', out)
 
 
@@ -124,6 +130,7 @@ def test_failed_write_in_any_file_is_one_line_and_the_next_attempt_completes_the
             f'{i}.png': encoded('PNG', Image.new('L', (1, 1), i)) for i in range(num)})
     arguments = ('folder', '--source', tmp_path / 'source', '--out')
     assert prepare(*arguments, tmp_path / 'whole', '--workers', 1) == 0
+    (tmp_path / 'whole/train.yaml').unlink()  # names its folder
     whole = {p.name: p.read_bytes() for p in (tmp_path / 'whole').iterdir()}
     reached, limit = set(), resource.getrlimit(resource.RLIMIT_FSIZE)
     for num_bytes in range(0, max(map(len, whole.values())), 70):
@@ -137,8 +144,37 @@ def test_failed_write_in_any_file_is_one_line_and_the_next_attempt_completes_the
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         reached |= {p.name for p in (*out.iterdir(), *(out / '.parts').glob('*/*'))}
         assert prepare(*arguments, out, '--workers', 1) == 0
-        assert {p.name: p.read_bytes() for p in out.iterdir()} == whole
+        assert load_yaml(out / 'train.yaml')['data']['num_train'] == 10
+        assert {p.name: p.read_bytes() for p in out.iterdir() if p.name != 'train.yaml'} == whole
     assert reached >= {'train_00003.json', 'train.rec', 'validation.rec'}, reached
+
+
+def test_configuration_of_own_images_is_complete_and_that_of_the_user_is_kept(pictures, tmp_path, capsys):
+    out = tmp_path / 'my out'
+    assert prepare('folder', '--source', pictures, '--out', out) == 0
+    assert capsys.readouterr().out.endswith(f"next: launch/local.sh --config '{out}/train.yaml' --ranks-per-node 2\n")
+    config = resolve_config(out / 'train.yaml', [], config_parser())
+    assert (config.data.dir, config.data.dataset, config.run.dir) == (str(out), 'source', 'logs/source')
+    assert (config.data.num_train, config.data.num_val, config.data.num_classes) == (6, 4, 2)
+    assert (config.data.image_size, config.data.resize_shorter) == (32, 32)  # of images of 40 x 30
+    make_plan(config, 2)
+    (out / 'train.yaml').write_text('{}')
+    assert prepare('folder', '--source', pictures, '--out', out) == 0 and (out / 'train.yaml').read_text() == '{}'
+
+
+@pytest.mark.parametrize('num_train, side, expected', [
+    (49, 48, (48, 48, 16, 90)), (1437, 300, (224, 256, 64, 44)), (10**6, 240, (224, 240, 256, 30)),
+    (1, 8, (32, 32, 16, 90))])
+def test_sizes_and_schedule_of_a_configuration_follow_the_images(num_train, side, expected):
+    tree = make_tree(Path('x'), 'x', num_train, 1, 2, side)
+    assert (tree['data']['image_size'], tree['data']['resize_shorter'], tree['train']['global_batch_size'],
+            tree['schedule']['decay_epochs']) == expected
+
+
+def test_folder_called_imagenet_needs_a_name(pictures, tmp_path):
+    source = pictures.rename(tmp_path / 'imagenet')
+    with pytest.raises(DataError, match='^--name: missing; expected another name than that of the folder, imagenet'):
+        prepare('folder', '--source', source, '--out', tmp_path / 'out')
 
 
 def test_parallel_workers_write_the_same_file(pictures, tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ from mlperf_rn50.train.resume import load_resumption, plan_resumed, restore
 from mlperf_rn50.train.run import hold_run, nodes_of, plan_new
 from mlperf_rn50.train.schedule import LossScale
 from mlperf_rn50.train.trainer import Trainer
+from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
 def make_config(folder, **train) -> Config:
@@ -57,6 +58,19 @@ def test_new_run_draws_a_seed_and_has_its_nodes(tmp_path):
     assert plan_new(make_config(tmp_path), comm, [0, 0, 1, 1])[1].seed != progress.seed
     assert plan.nodes == (0, 0, 1, 1) and plan.config.run.seed == progress.seed
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size) == (0, 32, 32)
+
+
+def test_refused_data_of_any_rank_leaves_no_file(tmp_path, monkeypatch):
+    config = make_config(tmp_path / 'run')
+    config = replace(config, data=replace(config.data, synthetic=False, dir=str(tmp_path)))
+    job = runs.Job(config, Comm(), Heartbeat())
+    with pytest.raises(UserError, match='manifest.json: no such file'), runs.open_run(job):
+        pass
+    monkeypatch.setattr(runs, 'check_prepared', lambda data: None)
+    monkeypatch.setattr(Comm, 'gather_object', lambda self, value: [value, 'rank 1 has other images'])
+    with pytest.raises(UserError, match='^rank 1 has other images$'), runs.open_run(job):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_all_ranks_of_a_new_run_have_the_layout_of_rank_0(tmp_path, monkeypatch):

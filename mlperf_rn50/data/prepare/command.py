@@ -17,10 +17,12 @@ from pathlib import Path
 import msgspec
 from tqdm import tqdm
 
+from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.prepare.folders import folder, im2rec
 from mlperf_rn50.data.prepare.imagenet import imagenet
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits
+from mlperf_rn50.data.prepare.train_yaml import write_train_yaml
 from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, load_manifest, pack_record, parse_record
 from mlperf_rn50.data.verify import REPAIR, describe_records, dump_manifest, verify
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
@@ -175,22 +177,32 @@ def prepare(options: Namespace) -> int:
         if damaged:
             print(f'{options.verify}: damaged; {REPAIR}')
         return EXIT_FAILED if damaged else EXIT_OK
-    out = Path(options.out)
-    name = options.name if options.dataset in ('folder', 'im2rec') and options.name else options.dataset
+    out, name, is_own = Path(options.out), options.dataset, options.dataset in ('folder', 'im2rec')
+    if is_own:
+        name = options.name or Path(options.source or '').resolve().name
+        if name == IMAGENET and not options.name:
+            raise DataError(f'--name: missing; expected another name than that of the folder, {name}, unless these '
+                            'are the images of ImageNet')
     try:
         if is_prepared(out, name):
             print(f'{out}: {name} is already prepared')
-            return EXIT_OK
-        found = find_dataset(options, name)
-        for note in found.notes:
-            print(note, flush=True)
-        out.mkdir(parents=True, exist_ok=True)
-        manifest = pack(found, out, num_workers, options.resize_shorter, options.skip_corrupt)
+        else:
+            _prepare_new(options, out, name, num_workers)
+        if is_own and name != IMAGENET:
+            print(f'next: {write_train_yaml(out, load_manifest(out))}')
     except OSError as e:
         raise DataError(f'--out: {e.filename or out}: {e.strerror}; {describe_disk(out)}; free space or fix the '
                         'permissions, then run prepare again (it keeps finished parts)') from e
+    return EXIT_OK
+
+
+def _prepare_new(options: Namespace, out: Path, name: str, num_workers: int) -> None:
+    found = find_dataset(options, name)
+    for note in found.notes:
+        print(note, flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    manifest = pack(found, out, num_workers, options.resize_shorter, options.skip_corrupt)
     for split, entry in manifest['splits'].items():
         print(f'{out}/{split}.rec: {entry["num_images"]:,} images of {name}, {entry["rec_bytes"] / 1e6:,.1f} MB')
     if manifest['skipped']:
         print(f'skipped {plural(len(manifest["skipped"]), "damaged image")}, listed in {out / MANIFEST_NAME}')
-    return EXIT_OK
