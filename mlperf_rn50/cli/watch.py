@@ -6,8 +6,9 @@ examples:
   mlperf-rn50 watch logs/c4140 --html --price-per-node-hour 24.5
   mlperf-rn50 watch logs/c4140 --once --format json
 
-A folder selects its newest run, which may start later. No file is locked, and only --html writes files, so a run on
-other machines can be followed through a shared folder. Output to a pipe has one line per event of a run.
+A folder selects its newest run, which may start later. Of a folder with runs only in its folders, all are shown until
+none of them trains. No file is locked, and only --html writes files, so a run on other machines can be followed through
+a shared folder. Output to a pipe has one line per event of a run.
 
 exit codes: 0 all runs are over, or Ctrl-C was pressed, 2 invalid arguments
 """
@@ -55,8 +56,10 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError('--format json: got no --once, expected both; add --once')
     if not _LEAST_S <= options.every <= 86400:
         raise ConfigError(f'--every: got {options.every:g}, expected {_LEAST_S:g} to 86400 seconds')
-    from mlperf_rn50.analysis.watch.follower import Follower
-    states, price = _states([Follower(Path(p)) for p in options.paths], options), options.price_per_node_hour
+    from mlperf_rn50.analysis.watch.follower import Follower, find_run_folders
+    given = [Path(p) for p in options.paths]
+    paths = [path for folder in given for path in find_run_folders(folder)]
+    states, price = _states([Follower(p) for p in paths], options, paths != given), options.price_per_node_hour
     if options.once:
         _print_once(next(states), price, options.format)
         return EXIT_OK
@@ -70,11 +73,11 @@ def run(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _states(followers: Sequence[Follower], options: Namespace) -> Iterator[list[LiveRun]]:
-    """Yield the current state of the runs until all are over; with --html, first write the changed pages."""
+def _states(followers: Sequence[Follower], options: Namespace, is_tree: bool) -> Iterator[list[LiveRun]]:
+    """Yield the current state of the runs until all are over, or none of a tree trains; with --html, write pages."""
     runs: list[LiveRun] = []
     written: list[LiveRun | None] = [None] * len(followers)
-    while not runs or not all(r.is_over for r in runs):
+    while not runs or not all(r.is_over or is_tree and r.is_quiet for r in runs):
         runs = [f.look() for f in followers]
         for k, (run, follower) in enumerate(zip(runs, followers)):
             if options.html and run != written[k]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from mlperf_rn50.errors import EXIT_AT_ONCE
-from mlperf_rn50.system.launcher_env import print_stderr
+from mlperf_rn50.system.launcher_env import launched_size, print_stderr
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 # Signals that end a program without state to save. SIGUSR1, a launcher's stop request, is for programs with state.
@@ -108,7 +108,7 @@ def end_with_parent(number: signal.Signals) -> None:
 @contextmanager
 def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None]:
     """Handle the signals of a process without a watcher in a thread, because native calls delay Python's handlers."""
-    signals = SignalQueue(STOP_SIGNALS, STOPPING) if request_stop else SignalQueue(())
+    signals = SignalQueue(STOP_SIGNALS if request_stop else (), STOPPING if launched_size() is None else '')
 
     def read_signals() -> None:
         while number := signals.next():  # None after close()

@@ -2,14 +2,18 @@
 import json
 import os
 import shutil
+from contextlib import closing
 
 import pytest
 from lines import START_S, run_lines, write_lines
-from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
+from live_runs import CONFIG, NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
 
-from mlperf_rn50.analysis.watch.follower import Follower
+from mlperf_rn50.analysis.watch.follower import Follower, find_run_folders
 from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, Node, to_json
+from mlperf_rn50.errors import UserError
 from mlperf_rn50.runfolder.jsonl import Tail
+from mlperf_rn50.runfolder.locks import FileLock
+from mlperf_rn50.runfolder.names import RunFolder
 
 
 def look(folder, now_s=NOW_S):
@@ -21,12 +25,47 @@ def shown(run, *names):
     return tuple(content[name] for name in names)
 
 
-def test_folder_without_a_run_is_waiting_and_runs_below_it_are_named(tmp_path):
+def test_folder_without_a_run_is_waiting(tmp_path):
     run = look(tmp_path / 'later')
     assert (run.status, run.note, run.is_over) == ('waiting', 'not started yet: no such folder; waiting', False)
     assert look(tmp_path).note == 'not started yet: no log in the folder; waiting'
-    write_live(tmp_path / '1x1')
-    assert look(tmp_path).note.endswith('; subfolders with runs: 1x1')
+
+
+def test_tree_of_runs_stands_for_its_run_folders(tmp_path):
+    assert find_run_folders(tmp_path) == [tmp_path] and find_run_folders(tmp_path / 'none') == [tmp_path / 'none']
+    folders = [write_live(tmp_path / name) for name in ('a/1x1', 'a/2x1', 'b')]
+    assert find_run_folders(tmp_path) == folders and find_run_folders(tmp_path / 'b') == folders[2:]
+    log = folders[2] / 'result_0.txt'
+    assert find_run_folders(log) == [log]
+    for k in range(28):
+        write_live(tmp_path / f'c{k}')
+    with pytest.raises(UserError, match='got 31 folders with runs, expected at most 30; name some, such as .*/a/1x1$'):
+        find_run_folders(tmp_path)
+
+
+CONFIGURED = CONFIG.replace('0.749', '0.98') + 'data: {dataset: shapes}\n'
+
+
+@pytest.mark.parametrize('num_lines, config, expected', [
+    (1, CONFIGURED, ('starting', 'starting', 'shapes', 0.98)), (1, '{', ('starting', 'starting', '-', None)),
+    (9, CONFIGURED.replace('shapes', 'imagenet'), ('starting', 'starting', None, 0.98)),
+    (99, CONFIGURED, ('running', '', 'digits', 0.749))])
+def test_run_without_run_start_is_starting_with_data_and_target_of_its_configuration(tmp_path, num_lines, config,
+                                                                                     expected):
+    log = write_live(tmp_path, train(10), config=config) / 'result_0.txt'
+    log.write_text(''.join(log.read_text().splitlines(keepends=True)[:num_lines]))
+    os.utime(log, (NOW_S, NOW_S))
+    assert shown(look(tmp_path), 'status', 'note', 'dataset', 'target') == expected
+
+
+def test_interrupted_run_whose_lock_was_taken_again_is_resuming(tmp_path):
+    folder = write_live(tmp_path, status='aborted')
+    assert look(folder).status == 'aborted'
+    with closing(FileLock(RunFolder(folder, 0).lock)) as lock:
+        lock.take()
+        assert shown(look(folder), 'status', 'is_over') == ('starting', False)
+        os.utime(lock.path, (NOW_S - 9,) * 2)  # the lock of the run itself, before its last line
+        assert look(folder).status == 'aborted'
 
 
 def test_finished_run_without_metrics_has_the_values_of_the_log(tmp_path):

@@ -49,6 +49,20 @@ def test_cut_or_unknown_event_is_an_error_with_a_reason(line):
     assert isinstance(event, ValueError) and event.args[0] and event.args[1] == line.strip()
 
 
+@pytest.mark.parametrize('changes, target, status', [
+    ([{}], 0.98, 'aborted'), ([{'train.target_accuracy': [0.98, 0.7]}], 0.7, 'converged'),
+    ([{'train.target_accuracy': [0.98, 0.7]}, {}], 0.7, 'converged'),
+    ([{'train.target_accuracy': [0.98, 0.7]}, {'train.target_accuracy': [0.7, 0.9]}], 0.9, 'aborted'),
+    ([{'train.target_accuracy': [0.98, 'x']}], 0.98, 'aborted'), (['train.target_accuracy'], 0.98, 'aborted')])
+def test_target_of_the_last_resume_that_changed_it_counts(tmp_path, changes, target, status):
+    *lines, stop = run_lines((0.75, 0.76), target=0.98)
+    lines += [mllog('run_resumed', 30, 1, epoch_num=1, clock_s=22.0, changed=changed) for changed in changes]
+    lines += [mllog('eval_accuracy', 40, 0.77, epoch_num=3), mllog('run_stop', 41, status='success')]
+    run = read_run(write_lines(tmp_path / 'result_0.txt', lines))
+    assert (run.target_accuracy, run.status) == (target, status), stop
+    assert not any(f.kind == 'trained_past_target' for f in run.findings)
+
+
 def test_whole_seconds_are_a_time_of_v05():
     (event,) = decode_events(':::MLPv0.5.0 resnet 1541213547 (caffe.cpp:248) run_start')
     assert (event.key, event.time_s) == ('run_start', 1541213547.0)

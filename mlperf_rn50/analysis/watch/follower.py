@@ -18,19 +18,30 @@ from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, MetricsHistory, text
 from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
 from mlperf_rn50.config_file import load_tree
+from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import regular_file
-from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.read.resolve import age_s
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
 from mlperf_rn50.runfolder.jsonl import Tail, decode
-from mlperf_rn50.runfolder.names import RunFolder, find_telemetry, host_of, list_checkpoints, run_number, step_of
+from mlperf_rn50.runfolder.jsonl import number as checked_number
+from mlperf_rn50.runfolder.locks import is_locked
+from mlperf_rn50.runfolder.names import (
+    RunFolder,
+    find_telemetry,
+    host_of,
+    list_checkpoints,
+    run_number,
+    run_numbers,
+    step_of,
+)
 from mlperf_rn50.runfolder.records import Epochs, MetricsRecord, ResumedRecord, TelemetryRecord, read_attempts
 from mlperf_rn50.text import printable
 
-_MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
+_MAX_CONFIG_BYTES, _MAX_NODES, _MAX_FOLDERS = 1 << 14, 256, 30
 _TAIL_BYTES = 1 << 16  # bytes read from the end of a node's telemetry; enough for the newest sample
 _UNEXPECTEDLY_QUIET_S = 60.0  # nodes whose telemetry lags behind the newest by more than this get a warning
 _READ_AGAIN_S = 5.0  # time between checks whether the log of an unfinished run is still locked
@@ -69,7 +80,8 @@ class Follower:
         state = LiveRun(str(self.path), others=tuple(
             (n, STARTING if isinstance(run, UserError) else run.status) for n, run in others.items()))
         if number is None or number not in numbers:
-            return replace(state, note=_hint_for_empty_folder(self.folder), attempts=_attempts(self.folder, None))
+            return replace(state, note='not started yet: no log in the folder; waiting',
+                           attempts=_attempts(self.folder, None))
         return self._look_at(number, state, now_s)
 
     def _read(self, number: int, now_s: float) -> Run | UserError:
@@ -119,9 +131,15 @@ class Follower:
             nodes=tuple(_node(p, now_s) for p in find_telemetry(self.folder).get(number, ())[:_MAX_NODES]),
             checkpoints=_checkpoints(paths.checkpoints, now_s))
         if isinstance(run, UserError):
-            return replace(state, status=STARTING, note=f'no readable log yet: {text(str(run))}')
-        state = replace(state, energy=self._used_energy(run), max_epochs=_max_epochs(paths.config))
-        return _live_run(state, run, self._history, ages.get(metrics))
+            return replace(state, status=STARTING, note=f'starting: no readable log yet: {text(str(run))}')
+        config = _read_config(paths.config)
+        state = replace(state, energy=self._used_energy(run), max_epochs=_max_epochs(config))
+        state = _add_config(_live_run(state, run, self._history, ages.get(metrics)), run, config)
+        lock_age_s = age_s(paths.lock, now_s)
+        if state.has_end and run.status != 'converged' and lock_age_s is not None and is_locked(paths.lock) and \
+                lock_age_s < ages.get(paths.result, 0.0):  # taken after the last line of the log
+            state = replace(state, status=STARTING, note=f'resuming from step {state.checkpoints.step}')
+        return state
 
 
 def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: float | None) -> LiveRun:
@@ -170,19 +188,39 @@ def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str,
     return (*behind, *stragglers, *quiet, *log)[:MAX_ITEMS]
 
 
-def _hint_for_empty_folder(folder: Path) -> str:
-    """Return the note for a folder without runs; it lists subfolders that contain runs."""
-    names: list[str] = []
-    with suppress(OSError), os.scandir(folder) as entries:
-        names = sorted(e.name for e in entries if e.is_dir() and RunFolder(Path(e.path), 0).result.exists())
-    hint = f'; subfolders with runs: {", ".join(map(printable, names[:4]))}{" ..." if names[4:] else ""}'
-    return f'not started yet: no log in the folder; waiting{hint if names else ""}'
+def find_run_folders(path: Path) -> list[Path]:
+    """Return the folders with runs below a folder that has none itself; otherwise the path itself."""
+    if path.is_dir() and not run_numbers(path):
+        below = sorted({log.parent for log in path.rglob('result_*.txt') if run_number(log.name) is not None})
+        if len(below) > _MAX_FOLDERS:
+            raise UserError(f'{path}: got {len(below)} folders with runs, expected at most {_MAX_FOLDERS}; name some, '
+                            f'such as {below[0]}')
+        return below or [path]
+    return [path]
 
 
-def _max_epochs(path: Path) -> int | None:
-    """Return the last epoch of the schedule in config.yaml, computed as in train/plan.py; None if unknown."""
-    with suppress(ConfigError, ValueError, KeyError, msgspec.MsgspecError):
-        config = msgspec.convert(load_tree(path, _MAX_CONFIG_BYTES), dict[str, dict[str, Any]])
+def _add_config(state: LiveRun, run: Run, config: dict[str, dict[str, Any]]) -> LiveRun:
+    """Add data set and target from the configuration until the log names them, which is when the clock starts."""
+    is_starting = run.status == 'running' and keys.RUN_START not in run.lines
+    data, train = config.get('data', {}), config.get('train', {})
+    name, target = data.get('dataset'), checked_number(train.get('target_accuracy'), 0, 1)
+    if events.DATASET not in run.lines and (name or is_starting):
+        state = replace(state, dataset=None if name == IMAGENET else text(str(name or '-')))
+    if events.TARGET_ACCURACY not in run.lines and (target or is_starting):
+        state = replace(state, target=target)
+    return replace(state, status=STARTING, note='starting') if is_starting else state
+
+
+def _read_config(path: Path) -> dict[str, dict[str, Any]]:
+    """Return a config.yaml, or {} if it is missing or damaged."""
+    with suppress(ConfigError, ValueError, msgspec.MsgspecError):
+        return msgspec.convert(load_tree(path, _MAX_CONFIG_BYTES), dict[str, dict[str, Any]])
+    return {}
+
+
+def _max_epochs(config: dict[str, dict[str, Any]]) -> int | None:
+    """Return the last epoch of the schedule of a configuration, computed as in train/plan.py; None if unknown."""
+    with suppress(ValueError, KeyError, msgspec.MsgspecError):
         epochs = config.get('train', {}).get('max_epochs') or config['schedule']['decay_epochs']
         return max(1, int(msgspec.convert(epochs, Epochs)))
     return None
