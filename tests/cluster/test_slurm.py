@@ -188,7 +188,7 @@ def test_training_on_two_nodes(submit):
     assert '"key": "number_of_nodes", "value": 2,' in (job.run_dir / 'result_0.txt').read_text()
 
 
-def test_scancel_leaves_a_checkpoint(submit):
+def test_scancel_leaves_a_checkpoint_and_the_printed_command_resumes(submit):
     job = submit(*BARE)
     job.wait_for_step(10)
     job.slurm.call('scancel', job.number)
@@ -199,6 +199,13 @@ def test_scancel_leaves_a_checkpoint(submit):
     assert run_metrics(job.run_dir, 'end')[0]['status'] == 'interrupted'
     job.wait_for(lambda: 'cancelled; the checkpoint is in' in job.output, 'the last message')
     assert job.state == 'CANCELLED'  # not requeued
+    printed = re.search('; resume with: (sbatch .*)', job.output)[1]
+    job.number = job.slurm.call('bash', '-c', printed).split()[-1]
+    job.output_path = ROOT / f'slurm-{job.number}.out'
+    job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the resume')
+    job.slurm.call('scancel', job.number)
+    job.wait_for_state('CANCELLED')
+    job.output_path.unlink()
 
 
 @pytest.mark.parametrize('is_starting', [False, True])

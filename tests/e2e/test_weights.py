@@ -1,6 +1,8 @@
 """Saved weights: evaluation on any number of ranks, classification of images, and export."""
 import json
+import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from e2e.training import NUM_VAL, metrics, thin_ranks
-from helpers import call, run
+from helpers import ROOT, call, run
 from PIL import Image
 
 from mlperf_rn50.cli.evaluate import _logged_top1
@@ -175,6 +177,15 @@ def test_onnx_export_agrees_for_any_number_of_images(kept, tmp_path, monkeypatch
     net = restore_model(plain, mx.cpu(), plain_arrays, '')
     np.testing.assert_allclose(session.run(None, {facts['input']['name']: images})[0],
                                net(mx.nd.array(images)).asnumpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_example_of_the_page_classifies_as_the_command_and_onnxruntime_prints_no_warning(kept, pictures, tmp_path):
+    assert call('export', kept, '--format=onnx', '--out', tmp_path / 'exported').returncode == 0
+    shutil.copy(pictures[0], tmp_path / 'seven.png')
+    [code] = re.findall('```python\n(.*?)```', (ROOT / 'docs/weights.md').read_text(), re.DOTALL)
+    done = run([sys.executable, '-c', code.replace('resnet50_best', 'resnet18_best')], cwd=tmp_path)
+    answer = json.loads(call('classify', kept, pictures[0], '--format=json').stdout)['images'][0]['classes'][0]
+    assert (done.returncode, done.stdout, done.stderr) == (0, f'{answer["name"]}\n', '')
 
 
 def test_existing_files_are_not_overwritten(kept, tmp_path):
