@@ -9,7 +9,6 @@ The scripts in launch/ run these commands. For the options of a launcher, run ml
 from __future__ import annotations
 
 import os
-import shlex
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
@@ -81,7 +80,6 @@ def run_ranks(argv: Sequence[str]) -> int:
     from mlperf_rn50.launch.launcher import Launcher
     per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
     options = parse_arguments(ENGINES['local'].make_parser('local'), ['--ranks-per-device', per_device])
-    command = os.environ.get(COMMAND) or shlex.join(['mlperf-rn50', 'launch', 'ranks', *argv])
-    options = replace(options, hosts=o.hosts, command=command)
+    options = replace(options, hosts=o.hosts, command=os.environ.get(COMMAND, ''))
     launcher = Launcher('ranks', ENGINES['local'], options, SignalQueue(LAUNCHER_SIGNALS), load_train_config)
     return launcher.run_program(o.ranks_per_node, [o.program, *o.words], os.environ.get(DEVICE_VARIABLE, 'cpu'))

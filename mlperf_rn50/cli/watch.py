@@ -15,6 +15,7 @@ exit codes: 0 all runs are over, or Ctrl-C was pressed, 2 invalid arguments
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import sys
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from mlperf_rn50.analysis.watch.follower import Follower
     from mlperf_rn50.analysis.watch.run_state import LiveRun
 
+_MOST_FOUND = 30  # maximum number of run folders in a tree
+_QUIET_S = {'running': math.inf, 'starting': 600.0}  # after which a run of a tree has ended; others at once
 _LEAST_S, _LINE_PERIOD_S, _RESIZE_S, _PIPE_COLUMNS = 0.2, 30.0, 0.2, 100
 
 
@@ -56,9 +59,13 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError('--format json: got no --once, expected both; add --once')
     if not _LEAST_S <= options.every <= 86400:
         raise ConfigError(f'--every: got {options.every:g}, expected {_LEAST_S:g} to 86400 seconds')
-    from mlperf_rn50.analysis.watch.follower import Follower, find_run_folders
+    from mlperf_rn50.analysis.watch.follower import Follower
+    from mlperf_rn50.runfolder.names import find_run_folders
     given = [Path(p) for p in options.paths]
     paths = [path for folder in given for path in find_run_folders(folder)]
+    if len(paths) > max(_MOST_FOUND, len(given)):
+        raise ConfigError(f'RUN_FOLDER: got {len(paths)} folders with runs, expected at most {_MOST_FOUND}; name some, '
+                          f'such as {paths[0]}')
     states, price = _states([Follower(p) for p in paths], options, paths != given), options.price_per_node_hour
     if options.once:
         _print_once(next(states), price, options.format)
@@ -77,7 +84,8 @@ def _states(followers: Sequence[Follower], options: Namespace, is_tree: bool) ->
     """Yield the current state of the runs until all are over, or none of a tree trains; with --html, write pages."""
     runs: list[LiveRun] = []
     written: list[LiveRun | None] = [None] * len(followers)
-    while not runs or not all(r.is_over or is_tree and r.is_quiet for r in runs):
+    # An unreadable log of a tree may stay so.
+    while not runs or not all(r.is_over or is_tree and (r.quiet_s or 0) > _QUIET_S.get(r.status, -1) for r in runs):
         runs = [f.look() for f in followers]
         for k, (run, follower) in enumerate(zip(runs, followers)):
             if options.html and run != written[k]:

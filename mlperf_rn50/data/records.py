@@ -257,12 +257,6 @@ def class_names(data: DataConfig) -> list[str]:
     return names
 
 
-def check_prepared(data: DataConfig) -> None:
-    """Raise DataError if the data of this machine does not fit the configuration; see find_split."""
-    for split in ('train', 'validation') if not data.synthetic else ():
-        find_split(data, split)
-
-
 def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
     """Check a split ('train' or 'validation') against configuration and manifest. Return a function that opens it.
 

@@ -76,9 +76,8 @@ def _keep_only_input(path: str) -> None:
     """Remove the parameters from a network's inputs, where MXNet lists them too; onnxruntime warns of each."""
     import onnx
     network = onnx.load(path)
-    inputs = [i for i in network.graph.input if i.name == INPUT]
-    del network.graph.input[:]
-    network.graph.input.extend(inputs)
+    for parameter in [i for i in network.graph.input if i.name != INPUT]:
+        network.graph.input.remove(parameter)
     onnx.save(network, path)
 
 

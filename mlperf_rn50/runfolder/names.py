@@ -95,6 +95,12 @@ def run_numbers(folder: Path) -> list[int]:
     return [k for p in folder.glob('result_*.txt') if (k := run_number(p.name)) is not None]
 
 
+def find_run_folders(path: Path) -> list[Path]:
+    """Return the folders with runs below a folder that has none itself; otherwise the path itself."""
+    below = {log.parent for log in path.rglob('result_*.txt') if run_number(log.name) is not None}
+    return [path] if path in below or not below else sorted(below)
+
+
 def new_run(folder: Path) -> RunFolder:
     """Claim the next free run number of a folder, which is created if missing; raise UserError on failure."""
     with writing_folder(folder, 'run.dir'):

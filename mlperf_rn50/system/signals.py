@@ -40,10 +40,7 @@ class StopRequests:
 
 
 class SignalQueue(StopRequests):
-    """Signals to this process in order of arrival; signals with the given numbers have no other effect.
-
-    notice: printed at the first stop request.
-    """
+    """Signals with given numbers in order of arrival, with no other effect than a notice at the first stop request."""
 
     def __init__(self, numbers: Sequence[signal.Signals], notice: str = '') -> None:
         # Python writes the number of each signal into the pipe. sigtimedwait would need less code, but

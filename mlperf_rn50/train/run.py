@@ -15,7 +15,7 @@ from pathlib import Path
 import mxnet as mx
 
 from mlperf_rn50.config import Config, check_values, to_tree
-from mlperf_rn50.data.records import check_prepared, data_digest
+from mlperf_rn50.data.records import data_digest, find_split
 from mlperf_rn50.errors import RankLost, UserError
 from mlperf_rn50.files import writing
 from mlperf_rn50.mllog.writer import RunLog
@@ -95,7 +95,8 @@ def open_run(job: Job) -> Iterator[TrainingRun]:
             folder, path = job.resume
             cleanup.enter_context(hold_run(comm, folder, job.heartbeat))
         resumption = load_resumption(comm, folder, path) if job.resume else None
-        comm.on_every_rank(lambda: check_prepared(config.data))  # before the run writes files
+        for split in ('train', 'validation') if not config.data.synthetic else ():
+            find_split(config.data, split)  # refuses other data before rank 0, which waits for all ranks, writes files
         reference = comm.on_rank_0(lambda: find_reference(config, comm.world_size))
         own = [platform.node(), comm.local_rank, comm.local_size, render_cpu_list(os.sched_getaffinity(0))]
         hosts = [RankPlace(*row) for row in comm.gather_object(own)]

@@ -171,10 +171,9 @@ def test_sizes_and_schedule_of_a_configuration_follow_the_images(num_train, side
             tree['schedule']['decay_epochs']) == expected
 
 
-def test_folder_called_imagenet_needs_a_name(pictures, tmp_path):
-    source = pictures.rename(tmp_path / 'imagenet')
-    with pytest.raises(DataError, match='^--name: missing; expected another name than that of the folder, imagenet'):
-        prepare('folder', '--source', source, '--out', tmp_path / 'out')
+def test_folder_called_imagenet_does_not_count_as_imagenet(pictures, tmp_path):
+    assert prepare('folder', '--source', pictures.rename(tmp_path / 'imagenet'), '--out', tmp_path / 'out') == 0
+    assert load_manifest(tmp_path / 'out')['dataset'] == 'folder'
 
 
 def test_parallel_workers_write_the_same_file(pictures, tmp_path, monkeypatch):

@@ -60,15 +60,11 @@ def test_new_run_draws_a_seed_and_has_its_nodes(tmp_path):
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size) == (0, 32, 32)
 
 
-def test_refused_data_of_any_rank_leaves_no_file(tmp_path, monkeypatch):
+def test_refused_data_leaves_no_file(tmp_path):
     config = make_config(tmp_path / 'run')
     config = replace(config, data=replace(config.data, synthetic=False, dir=str(tmp_path)))
     job = runs.Job(config, Comm(), Heartbeat())
     with pytest.raises(UserError, match='manifest.json: no such file'), runs.open_run(job):
-        pass
-    monkeypatch.setattr(runs, 'check_prepared', lambda data: None)
-    monkeypatch.setattr(Comm, 'gather_object', lambda self, value: [value, 'rank 1 has other images'])
-    with pytest.raises(UserError, match='^rank 1 has other images$'), runs.open_run(job):
         pass
     assert list(tmp_path.iterdir()) == []
 

@@ -163,6 +163,14 @@ def test_tree_is_watched_until_none_of_its_runs_trains(tmp_path):
                                      ] == ['a/1', 'a/2', 'a/3'], done.stdout
 
 
+def test_tree_of_too_many_runs_is_refused(tmp_path):
+    for k in range(31):
+        write_live(tmp_path / f'{k:02d}')
+    done = call('watch', tmp_path, '--once')
+    assert (done.returncode, done.stderr) == (2, 'mlperf-rn50: RUN_FOLDER: got 31 folders with runs, expected at most '
+                                                 f'30; name some, such as {tmp_path}/00\n')
+
+
 def test_page_is_written_into_run_folder_only_on_request(folder, tmp_path):
     before = set(os.listdir(folder))
     call('watch', folder, '--once')

@@ -29,19 +29,11 @@ from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
 from mlperf_rn50.runfolder.jsonl import Tail, decode
 from mlperf_rn50.runfolder.jsonl import number as checked_number
 from mlperf_rn50.runfolder.locks import is_locked
-from mlperf_rn50.runfolder.names import (
-    RunFolder,
-    find_telemetry,
-    host_of,
-    list_checkpoints,
-    run_number,
-    run_numbers,
-    step_of,
-)
+from mlperf_rn50.runfolder.names import RunFolder, find_telemetry, host_of, list_checkpoints, run_number, step_of
 from mlperf_rn50.runfolder.records import Epochs, MetricsRecord, ResumedRecord, TelemetryRecord, read_attempts
 from mlperf_rn50.text import printable
 
-_MAX_CONFIG_BYTES, _MAX_NODES, _MAX_FOLDERS = 1 << 14, 256, 30
+_MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
 _TAIL_BYTES = 1 << 16  # bytes read from the end of a node's telemetry; enough for the newest sample
 _UNEXPECTEDLY_QUIET_S = 60.0  # nodes whose telemetry lags behind the newest by more than this get a warning
 _READ_AGAIN_S = 5.0  # time between checks whether the log of an unfinished run is still locked
@@ -186,17 +178,6 @@ def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str,
              if ages and n.age_s is not None and n.age_s > _UNEXPECTEDLY_QUIET_S + min(ages)]
     log = [text(w.text) for w in run.findings if w.kind != 'no_run_stop']
     return (*behind, *stragglers, *quiet, *log)[:MAX_ITEMS]
-
-
-def find_run_folders(path: Path) -> list[Path]:
-    """Return the folders with runs below a folder that has none itself; otherwise the path itself."""
-    if path.is_dir() and not run_numbers(path):
-        below = sorted({log.parent for log in path.rglob('result_*.txt') if run_number(log.name) is not None})
-        if len(below) > _MAX_FOLDERS:
-            raise UserError(f'{path}: got {len(below)} folders with runs, expected at most {_MAX_FOLDERS}; name some, '
-                            f'such as {below[0]}')
-        return below or [path]
-    return [path]
 
 
 def _add_config(state: LiveRun, run: Run, config: dict[str, dict[str, Any]]) -> LiveRun:

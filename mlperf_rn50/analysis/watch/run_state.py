@@ -6,7 +6,6 @@ from typing import Any
 from mlperf_rn50.analysis.sets.cost import cost_of, node_hours
 
 _JSON_KEYS = {'standing': 'verdict', 'standing_epoch': 'verdict_epoch'}
-_QUIET_S = 600.0  # a log that is unreadable for this long belongs to no starting run
 WAITING, STARTING = 'waiting', 'starting'  # no log, or no readable log; mllog.run.RunStatus has the other statuses
 
 
@@ -134,11 +133,6 @@ class LiveRun:
     def is_over(self) -> bool:
         """True if the log is final; an interrupted or killed run may still be resumed."""
         return self.has_end and self.status in ('converged', 'aborted', 'failed')
-
-    @property
-    def is_quiet(self) -> bool:
-        """True if nothing trains here: the run has ended, even if it can be resumed, or its log stays unreadable."""
-        return self.status != 'running' and not (self.status == STARTING and (self.quiet_s or 0.0) < _QUIET_S)
 
     @property
     def skew(self) -> float | None:

@@ -179,10 +179,8 @@ def prepare(options: Namespace) -> int:
         return EXIT_FAILED if damaged else EXIT_OK
     out, name, is_own = Path(options.out), options.dataset, options.dataset in ('folder', 'im2rec')
     if is_own:
-        name = options.name or Path(options.source or '').resolve().name
-        if name == IMAGENET and not options.name:
-            raise DataError(f'--name: missing; expected another name than that of the folder, {name}, unless these '
-                            'are the images of ImageNet')
+        source = Path(options.source or '').resolve().name
+        name = options.name or (source if source != IMAGENET else name)  # other images must not count as ImageNet
     try:
         if is_prepared(out, name):
             print(f'{out}: {name} is already prepared')

@@ -36,7 +36,7 @@ def make_tree(out: Path, name: str, num_train: int, num_val: int, num_classes: i
         'data': {'dir': str(out), 'dataset': name, 'num_train': num_train, 'num_val': num_val,
                  'num_classes': num_classes, 'image_size': image_size,
                  'resize_shorter': min(256, max(image_size, side)), 'min_area': 0.25, 'mirror_probability': 0.5},
-        'model': {'name': 'resnet50', 'zero_gamma': True},
+        'model': {'zero_gamma': True},
         'schedule': {'base_lr': 0.1 * batch / 256, 'warmup_epochs': 5, 'decay_epochs': epochs},
         'train': {'global_batch_size': batch, 'label_smoothing': 0.1, 'target_accuracy': 0.749, 'eval_period': 1},
         'checkpoint': {'period_epochs': 10, 'keep': 1}}

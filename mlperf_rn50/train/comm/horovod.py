@@ -56,16 +56,13 @@ class Comm:
 
     def on_rank_0(self, make: Callable[[], T]) -> T | None:
         """Call a function on rank 0; return its result, None on other ranks. Raise its UserError on every rank."""
-        return self.on_every_rank(make if self.rank == 0 else lambda: None)
-
-    def on_every_rank(self, make: Callable[[], T]) -> T | None:
-        """Call a function on every rank and return its result. Raise the first rank's UserError on every rank."""
         made, problem = None, None
-        try:
-            made = make()
-        except UserError as e:
-            problem = str(e)
-        if problem := next(filter(None, self.gather_object(problem)), None):
+        if self.rank == 0:
+            try:
+                made = make()
+            except UserError as e:
+                problem = str(e)
+        if problem := self.gather_object(problem)[0]:
             raise UserError(problem)
         return made
 
