@@ -1,11 +1,17 @@
 """Tables for every output format, with a sort value and the source log lines in each cell. Pure."""
 import math
+import re
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlperf_rn50.text import percent
+from tabulate import MIN_PADDING, tabulate
+
+from mlperf_rn50.text import cut_names, percent, plural
 
 Ref = tuple[Path, int]  # a log and a line number
+_LEAST_CUT = 12  # texts up to this length, such as the status of a run in colour, are never cut
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ''
-    minor: tuple[str, ...] = ()  # columns that a narrow screen hides by default
+    minor: tuple[str, ...] = ()  # columns that a narrow screen hides, the last first
     choices: tuple[str, ...] = ()  # columns with a filter
 
     @property
@@ -56,3 +62,39 @@ def figures_cell(value: float | None, refs: tuple[Ref, ...] = ()) -> Cell:
 def percent_cell(value: float | None, form: str = '.0f', refs: tuple[Ref, ...] = ()) -> Cell:
     """Return a cell with a fraction as a percentage, or '-' for None."""
     return Cell('-' if value is None else percent(value, form), value, refs)
+
+
+def fit_columns(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None,
+                minor: Sequence[str] = (), sides: Sequence[str] = (), table_format: str = 'simple') -> str:
+    """Return a table of texts as text that fits a terminal, with the number of omitted columns below it.
+
+    Args:
+        width: columns of the terminal; None omits nothing. Texts longer than a third of it are cut in the middle.
+        minor: columns that are omitted first, the last first; then others are, from the right. The first two remain.
+        sides: 'left' or 'right' for each column.
+    """
+    columns = [*zip(head, *rows)]
+    kept = list(range(len(head)))
+    if width is not None and _width(columns) > width:
+        columns = [cut_names(texts, max(width // 3, _LEAST_CUT)) for texts in columns]
+        names = [*(h for h in head if h not in minor), *minor]
+        dropped = sorted(kept[2:], key=lambda i: (names.index(head[i]), i))
+        while dropped and _width([columns[i] for i in kept]) > width:
+            kept.remove(dropped.pop())
+    shown, *body = zip(*(columns[i] for i in kept))
+    text = tabulate(body, shown, table_format, disable_numparse=True,
+                    colalign=[sides[i] for i in kept] if sides else None)
+    more = len(head) - len(kept)
+    return text + (f'\n{plural(more, "more column")}: --wide' if more else '')
+
+
+def _width(columns: Sequence[Sequence[str]]) -> int:
+    """Return the width of a table as text. The first text of a column is its head; colours take no width."""
+    return sum(2 + max(len(head) + MIN_PADDING, *(len(re.sub(r'\x1b\[\d+m', '', t)) for t in texts), 0)
+               for head, *texts in columns) - 2
+
+
+def wrap_line(text: str, width: int | None, indent: str = '') -> str:
+    """Wrap a line to the width of a terminal, or return it unchanged if this is None. indent begins further lines."""
+    return text if width is None else textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False,
+                                                    break_on_hyphens=False)

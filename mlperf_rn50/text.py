@@ -37,6 +37,15 @@ def short(text: str, most: int) -> str:
     return text if len(text) <= most else text[:most - 1] + '…'
 
 
+def cut_names(names: Sequence[str], most: int) -> list[str]:
+    """Cut names in their middle to at most `most` characters, or to as many more as keep different names different."""
+    while True:
+        cut = [n if len(n) <= most else f'{n[:most // 2]}…{n[most // 2 + 1 - most:]}' for n in names]
+        if len(set(cut)) == len(set(names)):
+            return cut
+        most += 1
+
+
 def printable(text: str) -> str:
     """Replace control characters in text of a log, because a log is not trusted and must not control a terminal."""
     return text if text.isprintable() else ''.join(c if c.isprintable() else '?' for c in text)

@@ -77,6 +77,11 @@ def add_price_option(parser: ArgumentParser) -> None:
                         help='price of a node-hour in any currency; adds node-hours and cost to the output')
 
 
+def add_wide_option(parser: ArgumentParser) -> None:
+    parser.add_argument('--wide', action='store_true', help='on a terminal, print tables with all columns (default: as '
+                        'many as fit, the most important first)')
+
+
 def positive(text: str, most: float, expected: str, least: float = 0.0) -> float:
     """Convert an option's text to a number above 0, not below `least` and not above `most`."""
     try:

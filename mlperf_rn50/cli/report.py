@@ -15,10 +15,11 @@ exit codes: 0 all run sets are complete, 1 a run set was refused, or a folder or
 """
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from mlperf_rn50.cli.parsers import add_price_option, command_parser, count
-from mlperf_rn50.cli.terminal import has_colour, paint, paint_status
+from mlperf_rn50.cli.parsers import add_price_option, add_wide_option, command_parser, count
+from mlperf_rn50.cli.terminal import has_colour, paint, paint_status, width_of
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from mlperf_rn50.mllog.rulesets import parse_round
 from mlperf_rn50.parser import Parser
@@ -41,6 +42,7 @@ def make_parser() -> Parser:
     add('--batch', type=count(10**9), metavar='SIZE', help='report only systems with this global batch size')
     add('--baseline', metavar='SYSTEM', help='system to compare with (default: the smallest set of each series)')
     add_price_option(parser)
+    add_wide_option(parser)
     return parser
 
 
@@ -49,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
     if options.rows and options.format != 'csv':
         raise ConfigError(f'--rows: got --format {options.format}, expected --format csv')
     from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
-    from mlperf_rn50.analysis.report.text import MARKDOWN, TERMINAL, render_table, terminal_style
+    from mlperf_rn50.analysis.report.text import MARKDOWN, render_table, terminal_style
     from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
     from mlperf_rn50.analysis.sets.published import sets_under
     from mlperf_rn50.analysis.sets.scaling import make_studies
@@ -61,7 +63,8 @@ def run(argv: Sequence[str]) -> int:
         from mlperf_rn50.analysis.report.page import dump_report
         print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out), options.findings)}', file=sys.stderr)
     if options.format in ('table', 'markdown'):
-        style = terminal_style(lambda text: paint(text, 'bold'), paint_status) if has_colour(sys.stdout) else TERMINAL
+        colours = (partial(paint, colour='bold'), paint_status) if has_colour(sys.stdout) else ()
+        style = terminal_style(*colours, width=width_of(sys.stdout, options.wide))
         print(render_table(studies, MARKDOWN if options.format == 'markdown' else style, options.findings))
     elif options.format in ('csv', 'json'):
         csv = render_evaluations_csv if options.rows == 'evaluations' else render_csv

@@ -1,6 +1,7 @@
-"""Colour of output, by default only on terminals. FORCE_COLOR enables it, unless NO_COLOR (no-color.org) is set."""
+"""Colour and width of output. FORCE_COLOR enables colour without a terminal, unless NO_COLOR (no-color.org) is set."""
 import os
 import re
+import shutil
 from typing import TextIO
 
 _CODES = {'bold': 1, 'red': 31, 'green': 32, 'yellow': 33}
@@ -13,6 +14,11 @@ def has_colour(stream: TextIO | None) -> bool:
     if stream is None or os.environ.get('NO_COLOR'):
         return False
     return bool(os.environ.get('FORCE_COLOR')) or (stream.isatty() and os.environ.get('TERM') != 'dumb')
+
+
+def width_of(stream: TextIO | None, is_wide: bool = False) -> int | None:
+    """Return the columns of a terminal, or COLUMNS; None for other streams, and with --wide, does not limit tables."""
+    return shutil.get_terminal_size().columns if stream is not None and stream.isatty() and not is_wide else None
 
 
 def paint(text: str, colour: str) -> str:

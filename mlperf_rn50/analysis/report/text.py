@@ -2,13 +2,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tabulate import tabulate
-
 from mlperf_rn50.analysis.report import tables as report
 from mlperf_rn50.analysis.report.refs import study_command, study_heading
 from mlperf_rn50.analysis.sets.findings import render_finding
 from mlperf_rn50.analysis.sets.scaling import Study
-from mlperf_rn50.table import Table
+from mlperf_rn50.table import Table, fit_columns, wrap_line
 from mlperf_rn50.text import plural, printable
 
 
@@ -28,12 +26,21 @@ class Style:
     section: Callable[[str], str]  # formats the heading of a table, of findings or of warnings
     gap: str  # text between a table and its notes
     status: Callable[[str], str] = str  # formats the status of a run
+    width: int | None = None  # columns of the terminal, None for no limit
+
+    def line(self, text: str, indent: str = '') -> str:
+        """Return a clean line, wrapped to the width. indent begins further lines."""
+        return wrap_line(self.clean(text), self.width, indent)
+
+    def points(self, texts: Sequence[str]) -> str:
+        return '\n'.join(self.line(f'- {text}', '  ') for text in texts)
 
 
-def terminal_style(title: Callable[[str], str] = str, status: Callable[[str], str] = str) -> Style:
+def terminal_style(title: Callable[[str], str] = str, status: Callable[[str], str] = str,
+                   width: int | None = None) -> Style:
     """Return the style of a terminal. title and status add colours to headings and statuses."""
-    return Style(printable, 'simple', lambda text: f'{title(text)}\n{"=" * len(text)}',
-                 lambda text: f'{title(text)}\n', '\n', status)
+    return Style(printable, 'simple', lambda text: f'{title(text)}\n{"=" * min(len(text), width or len(text))}',
+                 lambda text: f'{title(text)}\n', '\n', status, width)
 
 
 TERMINAL = terminal_style()
@@ -45,11 +52,11 @@ def _render_table(table: Table, style: Style, title: Callable[[str], str]) -> st
     texts = [[t for c in row for t in ([c.text] if c.span == 1 else ['-'] * c.span)] for row in table.rows]
     rows = [[style.status(style.clean(text)) if name == 'status' else style.clean(text)
              for name, text in zip(table.head, row)] for row in texts]
-    head = [style.clean(h) for h in table.head]
+    head, minor = (tuple(map(style.clean, names)) for names in (table.head, table.minor))
     sides = ['right' if is_number else 'left' for is_number in table.are_numbers]
-    text = tabulate(rows, head, style.table_format, disable_numparse=True, colalign=sides)
+    text = fit_columns(head, rows, style.width, minor, sides, style.table_format)
     notes = [f'{row[0].text}: {cell.text}' for row in table.rows for cell in row if cell.span > 1] + [table.note]
-    return title(style.clean(table.title)) + ''.join([text, *(f'{style.gap}{style.clean(n)}' for n in notes if n)])
+    return title(style.line(table.title)) + ''.join([text, *(style.gap + style.line(n) for n in notes if n)])
 
 
 def render_section(title: str, points: Sequence[str], tables: Sequence[Table], notes: Sequence[str],
@@ -57,10 +64,10 @@ def render_section(title: str, points: Sequence[str], tables: Sequence[Table], n
     """Return a section: heading, points, tables, and warnings or findings."""
     parts = [style.study(style.clean(title))]
     if points:
-        parts.append('\n'.join(f'- {style.clean(p)}' for p in points))
+        parts.append(style.points(points))
     parts += [_render_table(t, style, style.section) for t in tables]
     if notes:
-        parts.append(style.section(notes_title) + '\n'.join(f'- {style.clean(n)}' for n in notes))
+        parts.append(style.section(notes_title) + style.points(notes))
     return '\n\n'.join(parts)
 
 
