@@ -73,7 +73,7 @@ def fit_columns(head: Sequence[str], rows: Sequence[Sequence[str]], width: int |
         minor: columns that are omitted first, the last first; then others are, from the right. The first two remain.
         sides: 'left' or 'right' for each column.
     """
-    columns = [*zip(head, *rows)]
+    columns: list[Sequence[str]] = [*zip(head, *rows)]
     kept = list(range(len(head)))
     if width is not None and _width(columns) > width:
         columns = [cut_names(texts, max(width // 3, _LEAST_CUT)) for texts in columns]
