@@ -71,7 +71,8 @@ def span(first_s: float, last_s: float) -> str:
 
 
 def percent(fraction: float, form: str = '.2f') -> str:
-    return f'{100 * fraction:{form}} %'
+    text = f'{100 * fraction:{form}}'
+    return f'{text if text.strip("-.0") else text.replace("-", "+" if "+" in form else "")} %'
 
 
 def minutes(seconds: float | None) -> str:

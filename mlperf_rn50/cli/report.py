@@ -63,8 +63,8 @@ def run(argv: Sequence[str]) -> int:
         from mlperf_rn50.analysis.report.page import dump_report
         print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out), options.findings)}', file=sys.stderr)
     if options.format in ('table', 'markdown'):
-        colours = (partial(paint, colour='bold'), paint_status) if has_colour(sys.stdout) else (str, str)
-        style = terminal_style(*colours, width_of(sys.stdout, options.wide))
+        title, status = (partial(paint, colour='bold'), paint_status) if has_colour(sys.stdout) else (str, str)
+        style = terminal_style(title, status, width_of(sys.stdout, options.wide))
         print(render_table(studies, MARKDOWN if options.format == 'markdown' else style, options.findings))
     elif options.format in ('csv', 'json'):
         csv = render_evaluations_csv if options.rows == 'evaluations' else render_csv
