@@ -23,6 +23,8 @@ class Cell:
     refs: tuple[Ref, ...] = ()
     span: int = 1  # number of columns
     study: int | None = None  # number of the linked study, counted from 1
+    share: float | None = None  # shown by the tint of the cell on a page
+    more: tuple[str, ...] = ()  # small lines below the text, on a page
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ _K = TypeVar('_K', bound=Hashable)
 
 def plural(count: int, name: str) -> str:
     """Return a count and its noun, which is given in the singular."""
-    return f'{count} {name}{"" if count == 1 else "s"}'
+    return f'{count:,} {name}{"" if count == 1 else "s"}'
 
 
 def some(names: Sequence[object], most: int) -> str:

@@ -34,6 +34,8 @@ def make_parser() -> Parser:
         help='output format (default: table)')
     add('--rows', choices=['runs', 'evaluations'], help='rows of --format csv (default: runs)')
     add('--out', metavar='DIR', help='folder for report.{html,json,md,csv}, report_evaluations.csv, figures (SVG, PNG)')
+    add('--title', metavar='TEXT', help='heading of the page (default: the systems and the target)')
+    add('--note', metavar='TEXT', help='text below the heading of the page')
     add('--findings', action='store_true',
         help='list all findings in text and Markdown, also notes (default: at most 3 errors and warnings per system)')
     add('--round', type=parse_round, metavar='ROUND', help='report only systems of this round, such as v2.0')
@@ -50,6 +52,9 @@ def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     if options.rows and options.format != 'csv':
         raise ConfigError(f'--rows: got --format {options.format}, expected --format csv')
+    if (options.title or options.note) and not options.out and options.format != 'html':
+        raise ConfigError(f'--title, --note: got --format {options.format}, expected --format html or --out')
+    texts = {'title': options.title, 'note': options.note, 'source': ' '.join(options.paths)}
     from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
     from mlperf_rn50.analysis.report.text import MARKDOWN, render_table, terminal_style
     from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
@@ -61,7 +66,8 @@ def run(argv: Sequence[str]) -> int:
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)
     if options.out:
         from mlperf_rn50.analysis.report.page import dump_report
-        print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out), options.findings)}', file=sys.stderr)
+        page = dump_report(studies, Path(options.out), options.findings, **texts)
+        print(f'mlperf-rn50: wrote {page}', file=sys.stderr)
     if options.format in ('table', 'markdown'):
         title, status = (partial(paint, colour='bold'), paint_status) if has_colour(sys.stdout) else (str, str)
         style = terminal_style(title, status, width_of(sys.stdout, options.wide))
@@ -72,6 +78,6 @@ def run(argv: Sequence[str]) -> int:
     elif not options.out:
         from mlperf_rn50.analysis.report.page import render_html
         from mlperf_rn50.analysis.report.plots import draw_report
-        print(render_html(studies, list(draw_report(studies)), Path.cwd()))
+        print(render_html(studies, list(draw_report(studies)), Path.cwd(), **texts))
     is_complete = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in run_sets)
     return EXIT_OK if is_complete else EXIT_FAILED

@@ -84,6 +84,7 @@ class Run:
     is_from_0: bool = False  # whether the log counts epochs from 0, contrary to the rules, so that it has lower numbers
     # From run_start to run_stop, without the gaps before resumes; None if logged times contradict each other.
     time_to_train_s: float | None = None
+    last_s: float | None = None  # time of the last event, in seconds since 1970
     age_s: float | None = None  # time since the last write to the log of a running run
     num_resumes: int = 0
     sources: Mapping[str, FactSource] = field(default_factory=dict)  # by field name

@@ -50,7 +50,7 @@ def test_system_has_one_exclusive_colour_in_all_plots(pictures):
     assert not others & set(COLOURS)
     colours = {}
     for picture in pictures.values():
-        for title, drawn in marks_of(picture) if picture.name not in ('time_parts', 'series_1') else []:
+        for title, drawn in marks_of(picture) if picture.name not in ('time_parts', 'sweep_1x4') else []:
             system = re.sub('^(1|2|40)x4/.*|:.*', r'\1', title).removesuffix('s').removesuffix(' node')
             if drawn:  # an ideal line has the colour of the grid
                 colours.setdefault(system, set()).update(drawn)
@@ -110,7 +110,7 @@ def test_status_of_a_run_is_marked(sweep, pictures):
     for name in ('epochs', 'accuracy_time'):
         assert '>still running<' in single[name] and '>did not converge<' not in single[name]
     assert '1x4/result_0.txt: 2.00 epochs, running' in single['epochs']
-    assert 'ideal' not in single['throughput'] and not {'series_1', 'speedup'} & set(single)
+    assert 'ideal' not in single['throughput'] and not {'sweep_1x4', 'speedup'} & set(single)
 
 
 def test_number_of_drawn_runs_is_limited_and_noted(tmp_path):

@@ -59,10 +59,12 @@ def test_large_tree_has_a_brief_page_and_few_files(tree, monkeypatch, tmp_path):
     whole = dump_report(studies, tmp_path / 'whole').read_text()
     monkeypatch.setattr(tables, 'LARGE_TREE', 1)
     brief = dump_report(studies, tmp_path / 'brief').read_text()
-    assert sorted(p.name for p in (tmp_path / 'brief').glob('*.svg')) == ['study1_series_1.svg', 'study2_series_1.svg']
-    assert len(brief) < len(whole) / 3 and brief.count('<figure') == brief.count('class="series"') == 2
+    assert sorted(p.name for p in (tmp_path / 'brief').glob('*.svg')) == [
+        'series.svg', 'v0.7_a_s_1x4.svg', 'v0.7_b_s_1x4.svg']
+    assert 'v0.7_a_s_epochs.png' in {p.name for p in (tmp_path / 'whole').iterdir()}
+    assert len(brief) < len(whole) / 3 and brief.count('<figure') == 3
     assert re.findall('<(?:section|details) id="(study-.)"', brief) == ['study-1', 'study-2']
-    for text in ('#source-', '>Runs<', '>Plots<'):
+    for text in ('#source-', '>Runs<', '>Time to train<'):
         assert text in whole and text not in brief
     command = f"mlperf-rn50 report '{tree}/a'\"'\"'s' --out DIR"
     assert command in brief.replace('&#39;', "'").replace('&#34;', '"') and ' --out DIR' not in whole
@@ -76,18 +78,19 @@ def test_large_tree_has_a_brief_text(tree, monkeypatch):
     monkeypatch.setattr(tables, 'LARGE_TREE', 1)
     brief = render_table(studies)
     lines = brief.splitlines()
-    assert lines[0] == 'ResNet-50 in MLPerf logs: 3 studies' and len(lines) < len(whole.splitlines()) / 3
-    assert lines[3:7] == [
-        '- 6 sets, 1 of them refused; 23 runs, 22 of them converged',
+    assert lines[0] == 'ResNet-50 in MLPerf logs: 6 systems in 3 studies' and len(lines) < len(whole.splitlines()) / 3
+    assert lines[5:10] == [
+        '- 22 of 23 runs of 6 systems converged.', "- Refused: 1 of 6 systems: v0.7/a's/odd (batches differ).",
         '- 1 error, 1 warning, 7 notes: --findings',
         f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'""",
         '- fewer systems: --round, --org, --accelerator or --batch']
-    row = lines[lines.index('Series') + 3]
-    assert row.split()[:4] == ['1', '2', '2.03', '1.03'] and row.endswith('1x4 on 1, 2 nodes, 4 accelerators per node')
+    rows = lines[lines.index('Series') + 3:][:4]
+    assert [row.split()[:5] for row in rows] == [
+        ['1x4', '1', '2.03', '1.00', '100.0'], ['1x4', '2', '1.03', '1.97', '98.4']] * 2
     others = lines[lines.index('Other systems') + 3:]
-    assert [line.split()[0] for line in others] == ['other', 'Times'] and 'batches differ' not in brief
+    assert [line.split()[0] for line in others] == ['other', 'Times'] and brief.count('batches differ') == 1
     assert "- v0.7/a's/odd: error: batches differ" in render_table(studies, has_all_findings=True)
-    assert render_table(studies, MARKDOWN).startswith('## ResNet-50 in MLPerf logs: 3 studies\n\n- 6 sets')
+    assert render_table(studies, MARKDOWN).startswith('## ResNet-50 in MLPerf logs: 6 systems in 3 studies\n\n- From 1')
     priced = render_table([replace(s, price_per_node_hour=36.0) for s in studies])
     assert len(re.findall('  cost  ', priced)) == 2 and '  cost  ' not in brief  # in both tables
 

@@ -9,12 +9,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mlperf_rn50.analysis.report import picture as drawing
-from mlperf_rn50.analysis.report.refs import study_heading, unit_name
+from mlperf_rn50.analysis.report.refs import report_heading, study_heading, unit_name
 from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, by_mark, explain_colours, explain_marks
 from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.analysis.sets.series import Series
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import plural, short
+from mlperf_rn50.text import cut_names, plural, printable, short
 
 _PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('first epoch', 'first_s', '#4a5f78', ''),
           ('later epochs', 'training_s', '#b4c4d4', ''), ('evaluation', 'evaluation_s', '#9c5563', ''),
@@ -44,7 +45,7 @@ def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: C
     is_log = drawing.differ_tenfold(values)
     for row, (s, size, pairs) in enumerate(zip(scene.shown, sizes, points)):
         if size is not None:
-            drawn = axes.plot(size, row, **_end(26, s.colour)) if is_log else axes.barh(
+            drawn = axes.plot(size, row, **_end(18, s.colour)) if is_log else axes.barh(
                 row, size, _BAR_HEIGHT, **_filled(s.colour))
             picture.tip(drawn[0], f'{s.label}: {size:.2f} {unit}')
         for mark, places in by_mark([r for r, _ in pairs]).items():
@@ -89,11 +90,12 @@ def _label_panel(axes: Axes, nodes: Sequence[int], ylabel: str, xlabel: str = 'n
     axes.set(xlabel=xlabel, ylabel=ylabel)
 
 
-def draw_series(scene: Scene, series: Series, name: str) -> drawing.Picture:
+def draw_series(scene: Scene, series: Series) -> drawing.Picture:
     """Draw time, efficiency and epochs of a series over its nodes, with the ideal time and efficiency."""
     figure = Figure(figsize=(drawing.WIDTH_IN, 4.2))
     panels = figure.subplot_mosaic([['time', 'time'], ['efficiency', 'epochs']])
     time, efficiency, epochs = panels['time'], panels['efficiency'], panels['epochs']
+    name = drawing.file_stem(scene.study.name, series.baseline.name)
     picture = drawing.Picture(name, series.title, study_heading(scene.study), figure)
     pairs = [(s, c) for s in series.run_sets if (c := scene.study.comparison_of.get(s))]
     nodes = sorted({s.num_nodes or 0 for s in series.run_sets})
@@ -115,6 +117,30 @@ def draw_series(scene: Scene, series: Series, name: str) -> drawing.Picture:
                              Line2D([], [], color=drawing.INK, marker='s', markersize=5, linestyle=':',
                                     markerfacecolor='none', label='images/s only')])
     return picture
+
+
+def draw_all_series(studies: Sequence[Study]) -> list[drawing.Picture]:
+    """Draw the efficiency of all series over their nodes, the widest in colour. Return no plot for a single series."""
+    curves = [(f'{study.name}/{x.baseline.name}' if len(studies) > 1 else x.baseline.name, [
+        (s.num_nodes or 0, c.efficiency) for s in x.run_sets if (c := study.comparison_of.get(s)) and c.efficiency])
+        for study in studies for x in study.series]
+    curves = sorted((c for c in curves if len(c[1]) > 1), key=lambda c: -c[1][-1][0] / c[1][0][0])
+    if len(curves) < 2:
+        return []
+    picture, axes = drawing.make_picture('series', 'Efficiency of all series', report_heading(studies), 3.4, ())
+    labels = cut_names([printable(name) for name, _ in curves], MAX_NAME)
+    for k, (label, (name, points)) in reversed([*enumerate(zip(labels, curves))]):
+        colour = drawing.COLOURS[k] if k < len(drawing.COLOURS) else drawing.GRID
+        line, = axes.plot(*zip(*points), 'o-', color=colour, markersize=4, linewidth=1, label=label)
+        picture.tip(line, *(f'{name}: {plural(n, "node")}, efficiency {value:.1%}' for n, value in points))
+    axes.axhline(1, color=drawing.GRID, linestyle='--', linewidth=1.2)
+    axes.set_ylim(0, 1.1 * max(1.0, *(value for _, points in curves for _, value in points)))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
+    _label_panel(axes, sorted({n for _, points in curves for n, _ in points}), 'efficiency')
+    shown = axes.lines[-2::-1][:len(drawing.COLOURS)]
+    rest = [Line2D([], [], color=drawing.GRID, marker='o', markersize=4, label='other series')]
+    drawing.legend(picture, [*shown, *rest * (len(curves) > len(shown))])
+    return [picture]
 
 
 def draw_speedup(scene: Scene) -> drawing.Picture | None:
@@ -157,7 +183,7 @@ def draw_throughput(scene: Scene) -> drawing.Picture | None:
         share = ''
         if ideal := ideals.get(s):
             share = f', {100 * rate / ideal:.0f} % of the ideal'
-            drawn = axes.plot(ideal, row, **_end(18, drawing.GRID)) if is_log else axes.barh(
+            drawn = axes.plot(ideal, row, **_end(14, drawing.GRID)) if is_log else axes.barh(
                 row, ideal, _BAR_HEIGHT, **_IDEAL)
             picture.tip(drawn[0], f'{s.label}: ideal {ideal:,.1f} images/s')
         drawn = axes.plot(rate, row, 'D', color=s.colour, markersize=6) if is_log else axes.barh(

@@ -1,8 +1,10 @@
 """Render the report as a self-contained HTML page whose numbers link to their log lines."""
 import os
+from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from functools import partial
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,16 +14,19 @@ from mlperf_rn50.analysis.progress import track
 from mlperf_rn50.analysis.report import plots
 from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
 from mlperf_rn50.analysis.report.picture import Picture, dump_picture, figure_of
-from mlperf_rn50.analysis.report.refs import study_command, study_heading
-from mlperf_rn50.analysis.report.tables import finding_lines, is_large, overview_table, tables_of
+from mlperf_rn50.analysis.report.refs import report_heading, study_command, study_heading
+from mlperf_rn50.analysis.report.summary import summarise
+from mlperf_rn50.analysis.report.tables import finding_lines, is_large, overview_table, series_matrix, tables_of
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.files import numbered_lines, write_atomically, writing_folder
 from mlperf_rn50.table import Cell, Ref, Table
-from mlperf_rn50.text import printable
+from mlperf_rn50.text import cut_names, printable
 
 _MAX_QUOTE = 200  # maximum characters quoted per log line
 _MAX_LINES = 24  # maximum log lines per source entry; five runs have fewer
+_MAX_NAME = 16  # characters of a name in the first column of a table on a phone
+_MAX_S = 253402300800.0  # end of the year 9999, in seconds since 1970
 _Sources = dict[tuple[Ref, ...], str]  # ids of source entries, one for each distinct group of log lines
 
 
@@ -48,24 +53,30 @@ def _read_lines(path: Path, numbers: set[int]) -> dict[int, str]:
     return texts
 
 
+def _link(cell: Cell, sources: _Sources | None) -> str | None:
+    """Return the target of a cell's link: a study, or an entry with the log lines of a number."""
+    if cell.study:
+        return f'study-{cell.study}'
+    return sources.setdefault(cell.refs, f'source-{len(sources) + 1}') if sources is not None and cell.refs else None
+
+
 def _cell(cell: Cell, sources: _Sources | None) -> dict:
-    """Return a cell with its link target and its sort key, which is empty for a missing number."""
-    href = f'study-{cell.study}' if cell.study else None if sources is None or not cell.refs else sources.setdefault(
-        cell.refs, f'source-{len(sources) + 1}')
-    is_number = cell.value is not None or cell.text == '-'
-    return {'text': cell.text, 'href': href, 'span': cell.span, 'is_number': is_number,
+    """Return a cell with its link and its sort key, which is empty for a missing number."""
+    return {'text': cell.text, 'href': _link(cell, sources), 'span': cell.span, 'share': cell.share, 'more': cell.more,
+            'is_number': cell.value is not None or cell.text == '-',
             'key': '' if cell.value is None else cell.value, 'is_short': cell.span == 1 and len(cell.text) < 30}
 
 
-def _table(table: Table, name: str, sources: _Sources | None) -> dict:
-    whole = table.whole_rows
+def _table(table: Table, html_id: str, sources: _Sources | None) -> dict:
+    whole, names = table.whole_rows, cut_names([row[0].text for row in table.rows], _MAX_NAME)
     columns = [{'head': head, 'is_minor': head in table.minor, 'is_number': is_number}
                for head, is_number in zip(table.head, table.are_numbers)]
     choices = [(i, head, [x for _, x in sorted({(row[i].value or 0, row[i].text) for row in whole}) if x != '-'])
                for i, head in enumerate(table.head) if head in table.choices]
-    return {'id': name, 'title': table.title, 'note': table.note, 'columns': columns,
+    return {'id': html_id, 'title': table.title, 'note': table.note, 'columns': columns,
             'has_minor': any(c['is_minor'] for c in columns), 'choices': [x for x in choices if len(x[2]) > 1],
-            'rows': [[_cell(c, sources) for c in row] for row in table.rows]}
+            'rows': [[{**_cell(c, sources), 'cut': None if k or name == row[0].text else name}
+                      for k, c in enumerate(row)] for name, row in zip(names, table.rows)]}
 
 
 def _pictures(pictures: Sequence[Picture], prefix: str) -> list[dict]:
@@ -73,43 +84,65 @@ def _pictures(pictures: Sequence[Picture], prefix: str) -> list[dict]:
 
 
 def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _Sources | None) -> dict:
-    name, count = f'study-{number}', len(study.series)
-    drawn, is_brief = _pictures(pictures, f'p{number}'), sources is None
-    shown = tables_of(study)[:count + bool(study.others) if is_brief else None]
-    tables = [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(shown, start=1)]
-    series = list(zip_longest(tables[:count], drawn[:count]))
+    name, is_brief = f'study-{number}', sources is None
+    first = len(study.series) + bool(study.others)  # number of tables before the plots
+    tables = [_table(t, f'{name}-table-{k}', sources)
+              for k, t in enumerate(tables_of(study)[:first if is_brief else None], start=1)]
     return {'id': name, 'title': study_heading(study), 'findings': finding_lines(study, more='see all findings'),
-            'all_findings': [] if is_brief else finding_lines(study, True), 'series': series,
+            'all_findings': [] if is_brief else finding_lines(study, True), 'num_series': len(study.series),
             'command': f'{study_command(study)} --out DIR' if is_brief else None,
-            'pictures': drawn[count:], 'tables': tables[count:], 'has_others': bool(study.others),
+            'pictures': _pictures(pictures, f'p{number}'), 'first': tables[:first], 'tables': tables[first:],
             'num_systems': len(study.run_sets)}
 
 
-def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder: Path) -> str:
-    """Return the page with the plots of draw_report. Links are relative to folder, where the page will be written."""
+def _dates(studies: Sequence[Study]) -> str:
+    """Return the days on which the runs ended, in UTC, or the rounds if the logs are not known."""
+    run_sets = [s for study in studies for s in study.run_sets]
+    days = sorted({f'{datetime.fromtimestamp(r.last_s, timezone.utc):%Y-%m-%d}' for s in run_sets for r in s.runs
+                   if r.last_s and 0 < r.last_s < _MAX_S})
+    known = days or sorted({s.round for s in run_sets})
+    return 'runs of ' + ' to '.join(dict.fromkeys((known[0], known[-1])))
+
+
+def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder: Path, title: str | None = None,
+                note: str | None = None, source: str | None = None) -> str:
+    """Return the page with the plots of draw_report. Links are relative to folder, where the page will be written.
+
+    Args:
+        title: heading instead of the usual one.
+        note: text below the heading.
+        source: where the logs are, as given by the user.
+    """
     sources: _Sources | None = None if is_large(studies) else {}
-    overview = overview_table(studies)
-    title = study_heading(studies[0]) if len(studies) == 1 else (
-        f'ResNet-50 in MLPerf logs: {sum(len(s.run_sets) for s in studies)} systems in {len(studies)} studies')
+    overview, matrix = overview_table(studies), series_matrix(studies)
+    sentences = [[(c.text, _link(c, sources)) for c in sentence] for sentence in summarise(studies)]
     return page_template('report/page.html').render(
-        title=title, overview=_table(overview, 'systems', sources) if overview else None,
+        title=title or report_heading(studies), note=note, origin=', '.join(filter(None, (source, _dates(studies)))),
+        sentences=sentences, matrix=_table(matrix, 'series', sources) if matrix else None,
+        overview=_table(overview, 'systems', sources) if overview else None,
         sections=[_section(i, s, p, sources) for i, (s, p) in enumerate(zip(studies, drawn[1:]), start=1)],
         pictures=_pictures(drawn[0], 'p0'), quotes=None if sources is None else _quotes(sources, folder),
         version=mlperf_rn50.__version__)
 
 
-def dump_report(studies: Sequence[Study], folder: Path, has_all_findings: bool = False) -> Path:
-    """Write the plots, and the report in all formats. Return the page's path. Raise ConfigError if writing fails."""
+def dump_report(studies: Sequence[Study], folder: Path, has_all_findings: bool = False, **texts: str | None) -> Path:
+    """Write the plots, and the report in all formats, with the texts of render_html. Return the page's path.
+
+    Raises:
+        ConfigError: if writing fails.
+    """
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, render in (('.json', render_json), ('.csv', render_csv),
                              ('_evaluations.csv', render_evaluations_csv),
                              ('.md', partial(render_table, style=MARKDOWN, has_all_findings=has_all_findings))):
             write_atomically(folder / f'report{name}', render(studies) + '\n')
-        drawn = []
-        for i, pictures in enumerate(track(plots.draw_report(studies), 1 + len(studies), 'draw plots')):
+        drawn, uses = [], Counter[str]()
+        for pictures in track(plots.draw_report(studies), 1 + len(studies), 'draw plots'):
             drawn.append(pictures)
             for picture in pictures:  # written now to free the memory of the figures
-                dump_picture(picture, folder, f'study{i}_' if i and len(studies) > 1 else '')
-        write_atomically(folder / 'report.html', render_html(studies, drawn, folder) + '\n')
+                uses[picture.name] += 1
+                again = f'_{uses[picture.name]}' * (uses[picture.name] > 1)
+                dump_picture(picture, folder, picture.name + again)
+        write_atomically(folder / 'report.html', render_html(studies, drawn, folder, **texts) + '\n')
     return folder / 'report.html'

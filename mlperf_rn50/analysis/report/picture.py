@@ -127,18 +127,23 @@ def figure_of(picture: Picture, prefix: str) -> dict[str, Any]:
     svg = svg[svg.index('<svg'):]
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
     svg = re.sub(r'(xlink:href="#|url\(#)', rf'\g<1>{prefix}', svg)
-    svg = svg.replace(INK, 'currentColor').replace(GRID, 'var(--grid)')
+    svg = svg.replace(INK, 'currentColor').replace(GRID, 'var(--grid)').replace('#ffffff', 'var(--paper)')
     svg = re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', rf'<svg \1 role="img" aria-labelledby="{prefix}title" '
                  'xmlns:xlink="http://www.w3.org/1999/xlink">', svg, count=1)
     return {'id': prefix, 'title': picture.title, 'notes': picture.notes, 'svg': svg}
 
 
-def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:
-    stem, png = folder / f'{prefix}{picture.name}', io.BytesIO()
-    write_atomically(stem.with_name(f'{stem.name}.svg'), picture.svg)  # before the PNG, as the SVG sets the layout
+def file_stem(*names: str) -> str:
+    """Return the names as a file name without suffix, in which all unusual characters are replaced."""
+    return re.sub(r'[^\w.+-]+', '_', '_'.join(names), flags=re.ASCII).strip('._-')[:100] or 'plot'
+
+
+def dump_picture(picture: Picture, folder: Path, stem: str) -> None:
+    png = io.BytesIO()
+    write_atomically(folder / f'{stem}.svg', picture.svg)  # before the PNG, as the SVG sets the layout
     with matplotlib.rc_context(STYLE):
         picture.figure.savefig(png, format='png', dpi=150, metadata={'Software': None})
-    write_atomically(stem.with_name(f'{stem.name}.png'), png.getvalue())
+    write_atomically(folder / f'{stem}.png', png.getvalue())
     picture.figure.clear()  # free the memory
 
 

@@ -67,10 +67,15 @@ def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Picture]:
 
 
 def draw_report(studies: Sequence[Study]) -> Iterator[list[drawing.Picture]]:
-    """Yield the plots of all systems, then those of each study."""
-    yield draw_overview([s for study in studies for s in study.run_sets])
+    """Yield the plots of all systems, then those of each study, whose names contain that of the study if several."""
+    with matplotlib.rc_context(drawing.STYLE):
+        series = bars.draw_all_series(studies)
+    yield [*series, *draw_overview([s for study in studies for s in study.run_sets])]
     for study in studies:
-        yield draw_study(study, is_large(studies))
+        pictures = draw_study(study, is_large(studies))
+        for picture in pictures[len(study.series):] if len(studies) > 1 else ():
+            picture.name = drawing.file_stem(study.name, picture.name)
+        yield pictures
 
 
 def draw_study(study: Study, is_brief: bool = False) -> list[drawing.Picture]:
@@ -79,7 +84,7 @@ def draw_study(study: Study, is_brief: bool = False) -> list[drawing.Picture]:
     if not scene.shown:
         return []
     with matplotlib.rc_context(drawing.STYLE):
-        series = [bars.draw_series(scene, x, f'series_{k}') for k, x in enumerate(study.series, start=1)]
+        series = [bars.draw_series(scene, x) for x in study.series]
         drawn = [] if is_brief else [draw(scene) for draw in (
             bars.draw_time_to_train, bars.draw_epochs, bars.draw_speedup, curves.draw_accuracy_over_time,
             curves.draw_accuracy_over_epochs, bars.draw_throughput, bars.draw_time_parts, curves.draw_learning_rate)]

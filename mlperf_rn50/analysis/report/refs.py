@@ -48,5 +48,11 @@ def study_command(study: Study) -> str:
 
 def study_heading(study: Study) -> str:
     target = study.baseline.target_accuracy
-    goal = f'Top-1 {100 * target:.2f} %' if target is not None else 'target not logged'
+    goal = f'time to {100 * target:.2f} % Top-1' if target is not None else 'target not logged,'
     return f'{study.name}: {goal} on {data_name(study.baseline.other_dataset)}'
+
+
+def report_heading(studies: Sequence[Study]) -> str:
+    if len(studies) == 1:
+        return study_heading(studies[0])
+    return f'ResNet-50 in MLPerf logs: {sum(len(s.run_sets) for s in studies):,} systems in {len(studies)} studies'

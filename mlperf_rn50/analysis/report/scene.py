@@ -11,12 +11,12 @@ from mlperf_rn50.analysis.report.refs import study_heading
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import plural, printable, short, some, thin
+from mlperf_rn50.text import cut_names, plural, printable, short, some, thin
 
 _MARKS = {'converged': 'o', 'running': '>'}  # plot marks by status; 'x' for any other status
 _MEANINGS = {'o': 'converged', 'x': 'did not converge', '>': 'still running'}
 _MAX_SYSTEMS, _MAX_NAMES = 24, 5  # maximum systems in a plot, maximum names in a note
-MAX_NAME = 44  # maximum characters of a name in a plot
+MAX_NAME, _MAX_LEGEND = 44, 22  # maximum characters of a name in a plot and in a legend of all systems
 _ROW_IN = 0.46
 
 
@@ -53,7 +53,8 @@ class Scene:
         """Return a plot with a labelled row for each system."""
         picture, axes = self.picture(name, title, _ROW_IN * len(self.shown) + 0.9)
         for row, s in enumerate(self.shown):
-            axes.text(0, row - 0.3, s.label, transform=axes.get_yaxis_transform(), va='bottom')
+            axes.text(0, row - 0.3, s.label, transform=axes.get_yaxis_transform(), va='bottom',
+                      bbox={'facecolor': 'white', 'edgecolor': 'none', 'pad': 0.5})
         axes.set_ylim(len(self.shown) - 0.5, -0.75)
         axes.set_yticks([])
         return picture, axes
@@ -80,8 +81,9 @@ def make_scene(study: Study) -> Scene:
     if len(shown) < len(places):
         notes.append(f'{len(shown)} of {len(places)} systems are drawn, evenly spaced from fastest to slowest')
     colours = dict(zip(_spread(study, shown, len(COLOURS)), COLOURS))
-    return Scene(study, tuple(SystemStyle(i, study.run_sets[i], short(names[i], MAX_NAME), colours.get(i, INK))
-                               for i in shown), tuple(notes))
+    labels = dict(zip(shown, cut_names([names[i] for i in shown], MAX_NAME)))
+    return Scene(study, tuple(SystemStyle(i, study.run_sets[i], labels[i], colours.get(i, INK)) for i in shown),
+                 tuple(notes))
 
 
 def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
@@ -108,7 +110,8 @@ def by_mark(runs: Sequence[Run]) -> dict[str, list[int]]:
 
 
 def explain_colours(shown: Sequence[SystemStyle]) -> list[Line2D]:
-    """Return legend entries for the colours of systems."""
-    names = dict.fromkeys((s.colour, s.label if s.colour != INK else 'other systems') for s in shown)
+    """Return legend entries for the colours of systems, in names so short that two fit side by side."""
+    labels = cut_names([s.label for s in shown], _MAX_LEGEND)
+    names = dict.fromkeys((s.colour, label if s.colour != INK else 'other systems') for s, label in zip(shown, labels))
     return [Line2D([], [], color=colour, marker='o', markersize=4.5, linewidth=1, label=label)
             for colour, label in sorted(names, key=lambda pair: pair[0] == INK)]

@@ -13,7 +13,7 @@ from mlperf_rn50.analysis.sets.series import Series
 from mlperf_rn50.mllog.findings import Finding, most_severe
 from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
 from mlperf_rn50.table import Cell, Ref, Table, figures_cell, number_cell, percent_cell
-from mlperf_rn50.text import data_name, minutes, money, some
+from mlperf_rn50.text import data_name, minutes, money, percent, some
 
 MAX_SHOWN = 3  # maximum errors and warnings shown per system, unless all findings are requested
 MAX_FINDINGS = 200  # maximum findings shown per study
@@ -51,6 +51,7 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
         'epochs to converge': Cell(_listed([str(e) for e in run_set.epochs]), run_set.epochs_mean, epoch_refs),
         'mean epochs': number_cell(run_set.epochs_mean, ',.1f', epoch_refs),
         'time, min': Cell(minutes(run_set.time_s) + spread, run_set.time_s, time_refs(run_set)),
+        'cost': Cell('-'),  # beside the time; its value is among those of _cost_cells
         'time from': Cell('score' if is_score else f'mean of {len(done)}' if done else '-'),
         'official score, min': number_cell(rcp.official_score_minutes(run_set), ',.2f', time_refs(run_set)),
         'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f', training_refs(run_set)),
@@ -113,6 +114,8 @@ def _note(study: Study, run_sets: Sequence[RunSet], absent: Sequence[str]) -> st
     notes = [
         (bool(bases), f'Speed-up and efficiency are relative to {some(names, MAX_NAMES)}. Efficiency = hardware '
          '(images/s) x statistics (epochs) x rest (first epoch, evaluations, gaps).'),
+        (any((c.rest or 0.0) >= 1.0005 for s in bases if (c := study.comparison_of[s])), 'A rest above 100 % '
+         'takes a smaller share of the time than on the baseline.'),
         (any(has_other_units(s, b) for s, b in bases.items()),
          'Efficiency between different accelerators is not defined.'),
         ('time from' in absent, 'The time is the MLPerf score.'),
@@ -127,7 +130,7 @@ def _note(study: Study, run_sets: Sequence[RunSet], absent: Sequence[str]) -> st
 
 
 def series_table(study: Study, series: Series) -> Table:
-    """Return the table of a series: seven columns of results, then the factors of the efficiency and other columns."""
+    """Return the table of a series: results with the factors of the efficiency, then other columns."""
     run_sets = series.run_sets
     rows = [_row(study, s) for s in run_sets]
     absent = _absent(study, run_sets, rows)
@@ -136,10 +139,10 @@ def series_table(study: Study, series: Series) -> Table:
     if all(len(s.converged) == len(s.runs) for s in run_sets):
         absent.append('converged')
     rows = [{**row, 'epochs': row['mean epochs'], 'minutes': row['time, min']} for row in rows]
-    order = ('nodes', 'batch', 'epochs', 'minutes', *_FACTORS[:2], 'images/s', *_FACTORS[2:], 'converged',
-             'time from', 'official score, min', 'node-hours', 'cost', *_ENERGY, 'system')
+    order = ('nodes', 'batch', 'epochs', 'minutes', 'cost', *_FACTORS, 'images/s', 'converged', 'time from',
+             'official score, min', 'node-hours', *_ENERGY, 'system')
     return _systems_table(series.title, run_sets, rows, order, absent, note=_note(study, run_sets, absent),
-                          minor=order[7:])
+                          minor=('batch', *order[7:]))
 
 
 def answer_table(study: Study) -> Table:
@@ -152,24 +155,47 @@ def answer_table(study: Study) -> Table:
     return _systems_table(
         title, study.others, rows, rows[0], absent, note=_note(study, study.others, absent),
         minor=(unit_name(study), 'batch', 'epochs to converge', 'time from', 's/epoch', *_FACTORS[2:], 'accelerator',
-               'framework'))
+               'framework', 'node-hours', *_ENERGY))
 
 
 def is_large(studies: Sequence[Study]) -> bool:
     return len(studies) > LARGE_TREE
 
 
+def all_series(studies: Sequence[Study]) -> list[tuple[int, Study, Series]]:
+    """Return each series with its study and the number of the study, counted from 1."""
+    return [(number, study, x) for number, study in enumerate(studies, start=1) for x in study.series]
+
+
 def series_overview(studies: Sequence[Study]) -> Table:
-    """Return a table with a row per series and, in its cells, a value per system."""
-    rows, costs = [], ('cost',) if any(s.price_per_node_hour for s in studies) else ()
-    for study, series in ((s, x) for s in studies for x in s.series):
-        cells = [{**_row(study, s), 'minutes': Cell(minutes(s.time_s))} for s in series.run_sets]
-        lists = (' '.join(c[h].text.replace(',', '').removesuffix(' %') for c in cells) for h in (
-            'nodes', 'minutes', 'speed-up', 'efficiency', *costs, 'batch', 'mean epochs'))
-        rows.append(tuple(map(Cell, (*lists, series.baseline.round, series.baseline.org or '-', series.title))))
-    return Table('Series', ('nodes', 'minutes', 'speed-up', 'efficiency, %', *costs, 'batch', 'epochs', 'round',
-                            'organisation', 'series'), tuple(rows),
-                 'Speed-up and efficiency are relative to the first system of the series, or to --baseline.')
+    """Return a table with a row per system in a series."""
+    rows = [{**_row(study, s), 'series': Cell(x.baseline.name), 'per node': Cell(x.units), 'round': Cell(s.round),
+             'organisation': Cell(s.org or '-'), 'minutes': Cell(minutes(s.time_s), s.time_s, time_refs(s))}
+            for _, study, x in all_series(studies) for s in x.run_sets]
+    costs = ('cost',) if any(s.price_per_node_hour for s in studies) else ()
+    head = ('series', 'nodes', 'minutes', *costs, *_FACTORS, 'batch', 'mean epochs', 'round', 'organisation',
+            'per node')
+    return Table('Series', head, tuple(tuple(row[h] for h in head) for row in rows),
+                 'Speed-up and efficiency are relative to the first system of the series, or to --baseline.',
+                 minor=('organisation', *_FACTORS[2:], 'batch', 'round', 'mean epochs', 'per node'))
+
+
+def series_matrix(studies: Sequence[Study]) -> Table | None:
+    """Return the times and efficiencies of each series by number of nodes, or None for fewer than two series."""
+    series, rows = all_series(studies), []
+    nodes = sorted({s.num_nodes or 0 for _, _, x in series for s in x.run_sets})
+    for number, study, x in series:
+        cells = {}
+        for s in reversed(x.run_sets):  # the fastest one of those on the same number of nodes
+            c, cost = study.comparison_of.get(s), study.cost(s)
+            share, base = (c.efficiency, c.baseline) if c else (None, None)
+            cells[s.num_nodes] = Cell(minutes(s.time_s), s.time_s, time_refs(s, base), share=share, more=(
+                *([percent(share, '.0f')] if share else ()), *([f'cost {money(cost)}'] if cost else ())))
+        name = Cell(f'{study.name}/{x.baseline.name}', study=number) if len(studies) > 1 else Cell(x.baseline.name)
+        rows.append((name, Cell(x.units), *(cells.get(n, Cell('-')) for n in nodes)))
+    return Table('Series: minutes by number of nodes', ('series', 'per node', *(f'{n:,}' for n in nodes)), tuple(rows),
+                 'Small numbers are efficiencies relative to the first system of the series, or to --baseline.',
+                 minor=('per node',)) if len(rows) > 1 else None
 
 
 def overview_table(studies: Sequence[Study], is_brief: bool = False) -> Table | None:
@@ -182,7 +208,7 @@ def overview_table(studies: Sequence[Study], is_brief: bool = False) -> Table | 
              'round': Cell(', '.join(s.rounds)), 'organisation': Cell(s.org or '-', refs=fact_refs(s.runs, 'org')),
              'target': percent_cell(s.target_accuracy, '.2f', fact_refs(s.runs, 'target_accuracy')),
              'data': Cell(data_name(s.other_dataset)), 'study': Cell(study.name)} for number, study, s in shown]
-    costs = ('cost',) if is_brief and studies[0].price_per_node_hour else ()
+    costs = ('cost',) if studies[0].price_per_node_hour else ()
     return _systems_table(
         'Other systems' if is_brief else 'All systems', [s for _, _, s in shown], rows,
         ('system', 'round', 'time, min', 'mean epochs', *costs, 'organisation', 'nodes', 'accelerators', 'batch',

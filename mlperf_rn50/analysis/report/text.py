@@ -3,7 +3,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mlperf_rn50.analysis.report import tables as report
-from mlperf_rn50.analysis.report.refs import study_command, study_heading
+from mlperf_rn50.analysis.report.refs import report_heading, study_command, study_heading
+from mlperf_rn50.analysis.report.summary import summarise
 from mlperf_rn50.analysis.sets.findings import render_finding
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.table import Table, fit_columns, wrap_line
@@ -71,27 +72,27 @@ def render_section(title: str, points: Sequence[str], tables: Sequence[Table], n
     return '\n\n'.join(parts)
 
 
-def _render_brief(studies: Sequence[Study], style: Style, has_all_findings: bool) -> str:
-    """Return the report on a large tree: totals, a row per series, and a row per other system."""
+def _render_brief(studies: Sequence[Study], sentences: Sequence[str], style: Style, has_all_findings: bool) -> str:
+    """Return the report on a large tree: totals, a row per system of a series, and a row per other system."""
     each = [(s, f) for study in studies for s in study.run_sets for f in report.findings_of(study, s)]
-    run_sets = [s for study in studies for s in study.run_sets]
-    runs, converged = (sum(len(getattr(s, name)) for s in run_sets) for name in ('runs', 'converged'))
     points = [
-        f'{len(run_sets):,} sets, {sum(bool(s.refusal) for s in run_sets):,} of them refused; {runs:,} runs, '
-        f'{converged:,} of them converged',
-        ', '.join(plural(sum(f.grade == g for _, f in each), g) for g in ('error', 'warning', 'note')) + ': --findings',
+        *sentences, ', '.join(plural(sum(f.grade == g for _, f in each), g) for g in ('error', 'warning', 'note'))
+        + ': --findings',
         f'all tables: a report on fewer folders, such as {study_command(max(studies, key=lambda s: len(s.run_sets)))}',
         'fewer systems: --round, --org, --accelerator or --batch']
     tables = [t for t in (report.series_overview(studies), report.overview_table(studies, True)) if t and t.rows]
     lines = [f'{s.study_name}/{s.name}: {render_finding(f)}' for s, f in each] if has_all_findings else []
-    return render_section(f'ResNet-50 in MLPerf logs: {len(studies)} studies', points, tables, lines, style, 'Findings')
+    return render_section(report_heading(studies), points, tables, lines, style, 'Findings')
 
 
 def render_table(studies: Sequence[Study], style: Style = TERMINAL, has_all_findings: bool = False) -> str:
+    sentences = [''.join(c.text for c in sentence) for sentence in summarise(studies)]
     if report.is_large(studies):
-        return _render_brief(studies, style, has_all_findings)
-    overview = report.overview_table(studies)
-    parts = [_render_table(overview, style, lambda title: style.study(title) + '\n\n')] if overview else []
-    parts += [render_section(study_heading(s), (), report.tables_of(s), report.finding_lines(s, has_all_findings),
-                             style, 'Findings') for s in studies]
+        return _render_brief(studies, sentences, style, has_all_findings)
+    parts = [render_section(study_heading(s), sentences if len(studies) == 1 else (), report.tables_of(s),
+                            report.finding_lines(s, has_all_findings), style, 'Findings') for s in studies]
+    if overview := report.overview_table(studies):
+        series = report.series_overview(studies)
+        tables = [series, overview] if series.rows else [overview]
+        parts.insert(0, render_section(report_heading(studies), sentences, tables, (), style))
     return '\n\n'.join(parts)

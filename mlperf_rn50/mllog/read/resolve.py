@@ -273,6 +273,7 @@ class RunResolver:
             seed=integer(log.seed[1].value, -2**63, 2**64) if log.seed else None,
             target_accuracy=target, train_samples=num_train, eval_samples=num_val,
             epochs_to_converge=self.evaluations[-1].epoch if status == 'converged' else None,
-            is_from_0=self.is_from_0, age_s=age_s(self.path, self.now_s) if status == 'running' else None,
+            is_from_0=self.is_from_0, last_s=log.last_s,
+            age_s=age_s(self.path, self.now_s) if status == 'running' else None,
             sources=self.sources, lines={key: mark.line for key, (mark, _) in log.single.items()},
             findings=log.findings.in_file(self.path), **times)

@@ -1,0 +1,129 @@
+"""First paragraph of the report: the best series, where efficiency is lost, what it costs, what is refused. Pure."""
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import log2
+
+from mlperf_rn50.analysis.report.refs import evaluation_refs, time_refs, training_refs
+from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.sets.scaling import Comparison, Study
+from mlperf_rn50.table import Cell, number_cell, percent_cell
+from mlperf_rn50.text import data_name, minutes, money, percent, plural, short
+
+_MAX_NAMES, _MAX_REASON = 3, 90  # maximum systems listed in a sentence, and characters of a reason
+_Names = dict[RunSet, Cell]
+
+
+def summarise(studies: Sequence[Study]) -> list[list[Cell]]:
+    """Return sentences, the most quotable first, as parts whose numbers have their log lines."""
+    names = {s: Cell(s.name) if len(studies) == 1 else Cell(f'{study.name}/{s.name}', study=number)
+             for number, study in enumerate(studies, start=1) for s in study.run_sets}
+    kinds = Counter((x.other_dataset, x.target_accuracy) for x in names if x.time_s and not x.is_duplicate)
+    (dataset, target), _ = kinds.most_common(1)[0] if kinds else ((None, None), 0)
+    timed = sorted((x for x in names if x.time_s and not x.is_duplicate and (x.other_dataset, x.target_accuracy) ==
+                    (dataset, target)), key=lambda x: x.time_s or 0.0)
+    goal = f' to {percent(target or 0.0)} on {data_name(dataset)}' if len(kinds) > 1 else ''
+    texts = [*(_scaling(studies, names) or _fastest(timed, names, goal)), *_prices(studies, timed, names, goal),
+             *_counts(names)]
+    return [[c if isinstance(c, Cell) else Cell(c) for c in text if c] for text in texts]
+
+
+def _near(a: float | None, b: float | None, *run_sets: RunSet) -> str:
+    """Return a remark if two values differ by less than the relative standard deviations of the times they are from."""
+    share = sum((s.spread_s or 0.0) / (s.time_s or 1.0) for s in run_sets)
+    return ' (equal within the spread)' if abs((a or 0.0) - (b or 0.0)) <= share * (a or 0.0) else ''
+
+
+def _time(run_set: RunSet) -> Cell:
+    return Cell(minutes(run_set.time_s), run_set.time_s, time_refs(run_set))
+
+
+def _epochs(run_set: RunSet) -> Cell:
+    return number_cell(run_set.scored_epochs_mean, ',.1f', tuple(x for r in run_set.scored for x in evaluation_refs(r)))
+
+
+def _efficiency(c: Comparison) -> Cell:
+    return percent_cell(c.efficiency, '.1f', time_refs(c.run_set, c.baseline))
+
+
+def _nodes(run_set: RunSet) -> str:
+    return plural(run_set.num_nodes, 'node') if run_set.num_nodes else 'unknown nodes'
+
+
+def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
+    """Return the best series from and to the nodes that cover the most doublings, and the factors of the widest."""
+    steps: dict[tuple[int, int], dict[RunSet, Comparison]] = {}  # by nodes of the baseline and of the other set
+    for series, c in ((x, study.comparison_of.get(s)) for study in studies for x in study.series for s in x.run_sets):
+        if c and c.efficiency and (c.run_set.num_nodes or 0) > (c.baseline.num_nodes or 0):
+            steps.setdefault((c.baseline.num_nodes or 1, c.run_set.num_nodes or 1), {}).setdefault(series.baseline, c)
+    if not steps:
+        return []
+    shared = {pair: found for pair, found in steps.items() if len(found) > 1}
+    texts: list[tuple] = []
+    if shared:
+        (base, nodes), found = max(shared.items(), key=lambda step: len(step[1]) * log2(step[0][1] / step[0][0]))
+        best, *others = sorted(found.values(), key=lambda c: -(c.efficiency or 0.0))
+        texts.append((f'From {base:,} to {nodes:,} nodes, ', names[best.baseline], ' scales best: efficiency ',
+                      _efficiency(best), ', before ', *_listed([(names[c.baseline], ' ', _efficiency(c), _near(
+                          best.efficiency, c.efficiency, best.run_set, best.baseline, c.run_set, c.baseline))
+                          for c in others]), '.'))
+    (base, _), found = max(steps.items(), key=lambda step: step[0][1] / step[0][0])
+    start, c = next(iter(found.items()))
+    first, second = sorted(next(x for study in studies for x in study.series if x.baseline is start).run_sets,
+                           key=lambda s: s.time_s or 0.0)[:2]
+    if not shared and first is not c.run_set:
+        texts.append((names[first], f' is fastest, on {_nodes(first)}: ', _time(first), f' minutes, before '
+                      f'{_nodes(second)} with ', _time(second), _near(first.time_s, second.time_s, first, second), '.'))
+    speedup = number_cell(c.speedup, ',.2f', time_refs(c.run_set, c.baseline))
+    return [*texts, (f'On {_nodes(c.run_set)}, ', names[start], ' takes ', _time(c.run_set), ' minutes, ', speedup,
+                     f' times as fast as on {base:,}: efficiency ', _efficiency(c), *_factors(c), '.')]
+
+
+def _factors(c: Comparison) -> Iterator[Cell | str]:
+    """Yield the factors of an efficiency, the largest loss first."""
+    unit, refs = 'accelerator' if c.run_set.num_accelerators else 'rank', training_refs(c.run_set, c.baseline)
+    epochs = (' (', _epochs(c.run_set), ' instead of ', _epochs(c.baseline), ')') if c.epoch_ratio != 1 else ()
+    factors = [(c.hardware_efficiency, f'images/s per {unit}', ()), (c.epoch_ratio, 'epochs', epochs),
+               (c.rest, 'rest', ())]
+    known = sorted((value, name, more) for value, name, more in factors if value is not None)
+    for k, (value, name, more) in enumerate(known if len(known) == len(factors) else ()):
+        yield from (' x ' if k else ' = ', f'{name} ', percent_cell(value, '.1f', refs), *more)
+
+
+def _listed(items: Sequence[tuple]) -> Iterator[Cell | str]:
+    """Yield the first items of a list, joined with commas or 'and', and the number of the others."""
+    shown = items[:_MAX_NAMES]
+    for k, item in enumerate(shown):
+        yield from ((' and ' if k == len(items) - 1 else ', ') * bool(k), *item)
+    yield f' and {len(items) - len(shown)} more' * (len(items) > len(shown))
+
+
+def _fastest(timed: Sequence[RunSet], names: _Names, goal: str) -> list[tuple]:
+    if not timed:
+        return []
+    first, *others = timed
+    basis = 'MLPerf score' if first.score_minutes is not None else f'mean of {len(first.scored)}'
+    before = [(names[s], ' ', _time(s), _near(first.time_s, s.time_s, first, s)) for s in others]
+    return [(names[first], f' is the fastest of {len(timed):,} systems{goal}: ' if others else ' takes ', _time(first),
+             f' minutes ({basis}) and ', _epochs(first), ' epochs', ', before ' * bool(others), *_listed(before), '.')]
+
+
+def _prices(studies: Sequence[Study], timed: Sequence[RunSet], names: _Names, goal: str) -> Iterator[tuple]:
+    """Yield the costs of the cheapest and the fastest system, if there is a price."""
+    costs = {s: cost for study in studies for s in study.run_sets if s in timed and (cost := study.cost(s)) is not None}
+    if costs:
+        cheapest, fastest = min(costs, key=lambda s: costs[s]), min(costs, key=lambda s: s.time_s or 0.0)
+        told = [(names[s], ', ', Cell(money(costs[s]), costs[s], time_refs(s)), f' ({_nodes(s)}, ', _time(s),
+                 ' minutes)') for s in (cheapest, fastest)]
+        yield (f'At {studies[0].price_per_node_hour:,g} per node-hour, a run{goal} costs least on ', *told[0],
+               *(('; the fastest is ', *told[1]) if cheapest is not fastest else (', which is also the fastest',)), '.')
+
+
+def _counts(names: _Names) -> Iterator[tuple]:
+    """Yield how many runs converged and which systems are refused."""
+    runs, refused = [r.status for s in names for r in s.runs], [s for s in names if s.refusal]
+    running = f'; {runs.count("running"):,} still running' * ('running' in runs)
+    systems = plural(len(names), 'system')
+    yield (f'{runs.count("converged"):,} of {plural(len(runs), "run")} of {systems} converged{running}.',)
+    if refused:
+        yield (f'Refused: {len(refused):,} of {systems}: ', *_listed([
+            (names[s], f' ({short(s.refusal or "", _MAX_REASON)})') for s in refused]), '.')
