@@ -55,8 +55,8 @@ class RankLost(UserError):
 def nearest(word: str, known: Sequence[str]) -> str:
     """Return the hint '; did you mean X?' for a misspelt or cut word, or '' if no known word is similar."""
     words = {k.casefold(): k for k in reversed(known)}
-    match = difflib.get_close_matches(word.casefold(), words, n=1) or [
-        k for k in reversed(words) if k.lstrip('-').startswith(word.casefold().lstrip('-') or '-')]
+    match = [k for k in reversed(words) if k.lstrip('-').startswith(word.casefold().lstrip('-') or '-')] or \
+        difflib.get_close_matches(word.casefold(), words, n=1)
     return f'; did you mean {words[match[0]]}?' if match else ''
 
 

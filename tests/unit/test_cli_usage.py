@@ -16,7 +16,7 @@ PRICE = 'expected a number above 0 and at most 1e9, such as 3.5'
     ('--degub report', '--degub: unknown option; did you mean --debug?'),
     ('raport', 'raport: unknown command; did you mean report?; expected one of'),
     ('export', 'RUN|WEIGHTS, --format {onnx,gluon}: missing; for example: mlperf-rn50 export logs/digits_cpu '),
-    ('bench', '{train,data,allreduce,ops}: missing; for example: mlperf-rn50 bench train '),
+    ('bench', '{train,data,allreduce,ops}: missing; see mlperf-rn50 bench --help'),
     ('-v', '-v: unknown option; did you mean --version?'),
     ('report x --price 3', '--price: unknown option; did you mean --price-per-node-hour?'),
     ('report published/2.0/del', 'published/v2.0/del: no such published sets; did you mean published/v2.0/Dell?'),
