@@ -37,13 +37,15 @@ def test_published_system_is_found_by_name_or_its_last_part():
     ('dgxa100_ngc20.06_mxnte', 'did you mean v0.7/NVIDIA/dgxa100_ngc20.06_mxnet?'),
     ('v2.0/Dell/XE8545x4A100-SXM-80G', 'did you mean v2.0/Dell/XE8545x4A100-SXM-80GB?'),  # v1.1 has it, too
     ('v3.0/NVIDIA/dgxa100_ngc20.06_mxnet', 'did you mean v0.7/NVIDIA/dgxa100_ngc20.06_mxnet?'),
+    ('nvidia', 'or a system such as v4.0/NVIDIA/'), ('nvidia', ' more; list them all: mlperf-rn50 report published'),
+    ('v2.0/NVIDIA', 'v2.0/NVIDIA/dgxa100_ngc22.04_mxnet, '),
     ('dgxa100_ngc20.06_mxnet/x', 'did you mean v0.7/NVIDIA/dgxa100_ngc20.06_mxnet?'),
     ('xe8545x4A100-SXM-80GB', 'which names 4 published systems, expected one of v1.0/Dell/XE8545x4A100-SXM-80GB, v1.1'),
     ('a\x1b[31mb', 'a?[31mb: not a file, folder or published system; expected a run')])
 def test_unknown_name_is_a_one_line_error_with_the_nearest_name(name, message):
     with pytest.raises(ConfigError) as e:
         load_source([name])
-    assert message in str(e.value) and '\n' not in str(e.value)
+    assert message in str(e.value) and '\n' not in str(e.value) and len(str(e.value)) < 450
 
 
 def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
@@ -173,6 +175,14 @@ def test_invalid_bench_file_is_a_one_line_error_with_the_location(dump, content,
         load_source([dump('a.json', content)])
     text = str(e.value)
     assert message in text and '.json: ' in text and text.isprintable() and len(text) < 400
+
+
+def test_layouts_are_nodes_like_those_of_the_source():
+    def names(*words):
+        return [r['name'] for r in rows('dgx1_ngc19.05_mxnet', *words)]
+    assert names() == ['1x8', '2x8', '4x8', '8x8', '16x8']
+    assert names('--layouts', '16,2x4', '16x8') == ['16x8', '2x4']
+    assert call('predict', 'dgx1_ngc19.05_mxnet', '--layouts', '3').stdout.startswith('3 nodes: ')
 
 
 @pytest.fixture(scope='module')

@@ -168,7 +168,8 @@ def make_answer(request: PredictionRequest, source: Source) -> Answer:
     Speed-up and efficiency are those of report, from measured times where they are known. They are relative to the
     source's layout, with its own batch if a batch is given.
     """
-    costs, what_if, base, original = costs_without(source.base.run_set), request.what_if, source.base, source
+    what_if, base, original = request.what_if, source.base, source
+    costs = costs_without(base.run_set.round if base.run_set else None)
     if not base.has_accelerators:
         costs = Costs(errors=costs.errors)
     if base.run_set and request.target is None:

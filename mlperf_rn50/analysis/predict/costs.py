@@ -131,10 +131,11 @@ def make_costs(cases: Sequence[MultiNodeCase], group_of: Callable[[RunSet], Hash
     return replace(fit(cases), errors=widths)
 
 
-def costs_without(judged: RunSet | None) -> Costs:
-    """Return the costs fitted to the packaged sets, except those of a set's round."""
+@cache
+def costs_without(round_: str | None) -> Costs:
+    """Return the costs fitted to the packaged sets, except those of a round."""
     cases = multi_node_cases(distinct(load_table()))
-    return make_costs([c for c in cases if judged is None or c.target.round != judged.round], lambda s: s.round)
+    return make_costs([c for c in cases if c.target.round != round_], lambda s: s.round)
 
 
 _Pairs = Sequence[tuple[MultiNodeCase, Prediction]]
