@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from mlperf_rn50.cli.parsers import add_price_option, command_parser, count, filled, fraction, positive
-from mlperf_rn50.cli.terminal import has_colour, paint
+from mlperf_rn50.cli.parsers import add_price_option, add_wide_option, command_parser, count, filled, fraction, positive
+from mlperf_rn50.cli.terminal import has_colour, paint, width_of
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.parser import Parser
 
@@ -55,6 +55,7 @@ def make_parser() -> Parser:
     add('--target', metavar='TOP1', type=fraction, help='Top-1 target as a fraction (default: as in the source)')
     add('--system', metavar='NAME', type=filled, help='system in a SOURCE of several (default: with the fewest nodes)')
     add('--format', choices=['table', 'markdown', 'json'], default='table', help='output format (default: table)')
+    add_wide_option(parser)
     add('--out', metavar='DIR', type=filled, help='folder for prediction.json, prediction.md and a plot (SVG, PNG)')
     add('--validate', nargs='?', const=True, metavar='TREE', type=filled,
         help='print the prediction errors for the systems in TREE, a tree of logs (default: the published systems)')
@@ -69,6 +70,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer
     from mlperf_rn50.analysis.predict.source import load_source, parse_what_if
     from mlperf_rn50.analysis.predict.tables import render_prediction, render_prediction_json
+    from mlperf_rn50.analysis.report.text import MARKDOWN, terminal_style
     from mlperf_rn50.launch.sweep_layouts import parse_layouts
     if not options.sources:
         parser.error('the following arguments are required: SOURCE')
@@ -87,8 +89,9 @@ def run(argv: Sequence[str]) -> int:
     if options.format == 'json':
         print(render_prediction_json(answer))
     else:
-        title = partial(paint, colour='bold') if options.format == 'table' and has_colour(sys.stdout) else str
-        print(render_prediction(answer, options.format == 'markdown', title))
+        title = partial(paint, colour='bold') if has_colour(sys.stdout) else str
+        style = terminal_style(title, width=width_of(sys.stdout, options.wide))
+        print(render_prediction(answer, MARKDOWN if options.format == 'markdown' else style))
     return EXIT_OK if answer.predicted else EXIT_FAILED
 
 

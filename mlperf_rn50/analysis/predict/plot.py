@@ -8,6 +8,7 @@ from mlperf_rn50.analysis.predict.answer import Answer
 from mlperf_rn50.analysis.predict.tables import answer_heading, render_prediction, render_prediction_json
 from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.picture import COLOURS, INK, STYLE, Picture
+from mlperf_rn50.analysis.report.text import MARKDOWN
 from mlperf_rn50.files import write_atomically, writing_folder
 from mlperf_rn50.text import printable
 
@@ -59,7 +60,7 @@ def dump_prediction(answer: Answer, folder: Path) -> Path:
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / 'prediction.json', render_prediction_json(answer) + '\n')
-        write_atomically(folder / 'prediction.md', render_prediction(answer, is_markdown=True) + '\n')
+        write_atomically(folder / 'prediction.md', render_prediction(answer, MARKDOWN) + '\n')
         if picture := draw_prediction(answer):
-            drawing.dump_picture(picture, folder, '')
+            drawing.dump_picture(picture, folder, 'prediction')
     return folder

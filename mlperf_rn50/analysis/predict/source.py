@@ -152,10 +152,10 @@ def _from_published(name: str) -> Source:
         raise ConfigError(f'SOURCE: got {name}, which names {len(found)} published systems, expected one of '
                           f'{_names(found, "published")}')
     if not found:
-        alike = [full for full in bases if name.casefold() in full.casefold()][::-1] or [*bases][::-1]
-        raise ConfigError(f'{printable(name)}: not a file, folder or published system' + (
-            nearest(name, [*bases]) or nearest(name, [s.name for s, _ in bases.values()]) or
-            f'; expected a run, a study, a JSON file of bench, or a system such as {_names(alike, "published")}'))
+        alike = [full for full in reversed(bases) if name.casefold() in full.casefold()]
+        hint = '' if len(alike) > 1 else nearest(name, [*bases]) or nearest(name, [s.name for s, _ in bases.values()])
+        raise ConfigError(f'{printable(name)}: not a file, folder or published system' + (hint or '; expected a run, a '
+                          f'study, a JSON file of bench, or a system such as {_names(alike or [*bases], "published")}'))
     run_set, base = bases[found[0]]
     return Source(base, link_of(run_set), (run_set, *(
         s for s, _ in bases.values() if s is not run_set and not s.is_duplicate and is_machine(s, run_set))))

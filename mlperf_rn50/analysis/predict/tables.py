@@ -10,10 +10,11 @@ from mlperf_rn50.analysis.predict.costs import MultiNodeCase, Validation, valida
 from mlperf_rn50.analysis.predict.model import HOP_S, STAGES_S, UNKNOWN_GBIT_S, latency_s
 from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE_TEXTS, Link, Prediction, relative_error
 from mlperf_rn50.analysis.recipe.reference import describe_recipe
-from mlperf_rn50.analysis.report.text import MARKDOWN, TERMINAL, render_section, terminal_style
+from mlperf_rn50.analysis.report.text import MARKDOWN, TERMINAL, Style, render_section
 from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, grouped, money, percent, plural, printable
 
+_MINOR = ('measured', 'overlapped', 'other', '80 % interval', 'speed-up', 'epochs', 'recipe', 'measured share', 'error')
 _ASSUMED = (f'Ports between nodes unknown: {UNKNOWN_GBIT_S:g} Gbit/s per node assumed, with a wider interval; pass '
             '--link-gbit-s or a bench allreduce file')
 
@@ -37,7 +38,7 @@ def _table(title: str, rows: Sequence[Prediction], cells_of: Callable[[Predictio
     return Table(title, head, tuple(
         tuple(c[h] for h in head) if c else
         (Cell(row.layout.name), Cell(f'refused: {row.refusal}', span=len(head) - 1))
-        for row, c in zip(rows, cells)), ' '.join(text for column, text in notes.items() if column in head))
+        for row, c in zip(rows, cells)), ' '.join(text for column, text in notes.items() if column in head), _MINOR)
 
 
 def _basis(answer: Answer, p: Prediction) -> str:
@@ -168,9 +169,9 @@ def _notes(answer: Answer) -> list[str]:
             *_group((doubt, row) for row in answer.rows for doubt in row.doubts)]
 
 
-def render_prediction(answer: Answer, is_markdown: bool = False, title: Callable[[str], str] = str) -> str:
-    """Return the prediction as text: the answer, tables, and their sources. title formats a heading."""
-    style, first = MARKDOWN if is_markdown else terminal_style(title), answer.baseline
+def render_prediction(answer: Answer, style: Style = TERMINAL) -> str:
+    """Return the prediction as text: the answer, tables, and their sources."""
+    first = answer.baseline
     notes = {'speed-up': f'Speed-up and efficiency are relative to {first.layout.name}, '
                          f'{"measured" if first.measured_minutes else "predicted"} '
                          f'{first.measured_minutes or first.minutes or 0.0:,.2f} min at batch '
@@ -181,7 +182,7 @@ def render_prediction(answer: Answer, is_markdown: bool = False, title: Callable
                       {'step': 'Step = compute + exchange - overlapped + other.'})]
     table = _table('Predictions', answer.rows, partial(_answer_cells, answer), notes)
     return '\n\n'.join([
-        style.gap.join(map(style.clean, verdicts(answer))),
+        style.gap.join(map(style.line, verdicts(answer))),
         render_section(answer_heading(answer), (), [table], _other_batches(answer), style, 'Other batches'),
         render_section('Sources', _inputs(answer), details if answer.predicted else [], _notes(answer), style)])
 
