@@ -1,4 +1,5 @@
 """Visible and chosen GPUs of a rank: CUDA_VISIBLE_DEVICES, one GPU per task, MIG, and unintended sharing."""
+from dataclasses import replace
 from types import SimpleNamespace
 
 import mxnet as mx
@@ -97,6 +98,27 @@ def test_ranks_divide_the_visible_gpus(rank_views, per_device, numbers):
 def test_unintended_sharing_is_refused(rank_views, per_device, message):
     with pytest.raises(ConfigError, match=message):
         choose_gpus(rank_views, per_device)
+
+
+class Name(str):
+    """Name of a GPU that counts the comparisons of all names."""
+
+    num_compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Name.num_compared += 1
+        return str.__eq__(self, other)
+
+
+def test_gpus_of_10_000_ranks_are_chosen_with_few_comparisons():
+    views = [View(f'n{host}', tuple(Name(f'GPU-{host}-{i}') for i in range(8))) for host in range(1250)
+             for _ in range(8)]
+    assert choose_gpus(views, 1) == [*range(8)] * 1250
+    views[-1] = replace(views[-1], uuids=views[0].uuids[:1])
+    with pytest.raises(ConfigError, match='ranks 0, 9999 on n0, n1249 all use GPU GPU-0-0 '):
+        choose_gpus(views, 1)
+    assert Name.num_compared < 1000 * len(views)
 
 
 def instances(*cards, host='h1'):
