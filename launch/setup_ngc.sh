@@ -2,43 +2,28 @@
 # Functions of launch/setup.sh for the variant ngc, inside NVIDIA's MXNet container: .venv uses the container's MXNet,
 # Horovod, DALI, NumPy, Open MPI and pip, and contains only additional packages.
 
-# Prints the path of a Python if it has the container's packages. It is not that of .venv, which is about to be removed.
-examine_python() { # PYTHON
-    "$1" -c 'import sys
+# Prints the path of a Python that has the container's packages. It is not that of .venv, which is about to be removed.
+is_container='import sys
 from importlib.util import find_spec
 not sys.prefix.endswith("/.venv") and all(map(find_spec, ("mxnet", "horovod", "nvidia.dali", "pip"))) or sys.exit(1)
 sys.version_info >= (3, 10) or sys.exit(1)
-print(sys.executable)' </dev/null 2>/dev/null
-}
+print(sys.executable)'
 find_container_python() {
-    local python
-    while read -r python; do
-        examine_python "$python" || PYTHONPATH=${container_path-} examine_python "$python" || continue
-        return
-    done < <(type -aP python3 python)
-    fail "MLPERF_RN50_VARIANT=ngc: got no python3 in PATH with mxnet, horovod and nvidia.dali, expected NVIDIA's \
+    ask_python "$is_container" python3 python || PYTHONPATH=${container_path-} ask_python "$is_container" python3 python ||
+        fail "MLPERF_RN50_VARIANT=ngc: got no python3 in PATH with mxnet, horovod and nvidia.dali, expected NVIDIA's \
 container, such as nvcr.io/nvidia/mxnet:24.06-py3; elsewhere use cpu, cu112 or cu117"
 }
-# Makes a .venv that also finds the container's packages. It has no pip, because Ubuntu's Python has no ensurepip.
-make_container_venv() {
-    local python
-    python=$(find_container_python)
-    rm -rf .venv
-    start "$python" -m venv --without-pip .venv >&2
-    wait $! || fail "$python cannot make a virtual environment" 1
-    # Some packages of the container may be in PYTHONPATH, which is not read later.
-    [ -z "$(examine_python "$python")" ] || container_path=''
-    "$python" -c 'import site, sys
+# Makes .venv find the packages of the container's Python, also those in PYTHONPATH, which is not read later.
+add_container_packages() { # PYTHON
+    ! "$1" -c "$is_container" >/dev/null 2>&1 || container_path=''
+    "$1" -c 'import site, sys
 for folder in site.getsitepackages() + [folder for folder in sys.argv[1].split(":") if folder]:
     print(f"import site; site.addsitedir({folder!r})")' "$container_path" >"$(echo .venv/lib/python3*/site-packages)/container.pth"
-    mkdir "$state"
-    echo "$variant $PWD/.venv" >"$state/made"
 }
 # Writes pins for the container's NumPy, and for packages that the container lacks or that are too old for setup.cfg.
 write_container_pins() {
-    .venv/bin/python - launch/requirements_ngc.lock >"$state/pins" <<'PYTHON'
+    .venv/bin/python - >"$state/pins" <<'PYTHON'
 import re
-import sys
 from importlib import metadata
 
 def normal(name):
@@ -47,13 +32,12 @@ def normal(name):
 def numbers(version):
     return [int(n) for n in re.findall(r'\d+', version)]
 
-with open('setup.cfg') as f:
-    least = {normal(name): numbers(least) for name, least in re.findall(r'^ +([\w.-]+)>=([\d.]+)', f.read(), re.M)}
-found = {normal(d.metadata['Name']): numbers(d.version) for d in metadata.distributions()}
-has = {name for name, version in found.items() if version >= least.get(name, [])}
-print(f'numpy=={metadata.version("numpy")}')
-with open(sys.argv[1]) as f:
-    sys.stdout.writelines(line for line in f if normal(line.partition('==')[0]) not in has)
+with open('setup.cfg') as config, open('launch/requirements_ngc.lock') as lock:
+    least = {normal(name): numbers(least) for name, least in re.findall(r'^ +([\w.-]+)>=([\d.]+)', config.read(), re.M)}
+    found = {normal(d.name): numbers(d.version) for d in metadata.distributions()}
+    has = {name for name, version in found.items() if version >= least.get(name, [])}
+    print(f'numpy=={metadata.version("numpy")}')
+    print(*(line for line in lock if normal(line.partition('==')[0]) not in has), sep='')
 PYTHON
     lock=$state/pins
 }
@@ -67,10 +51,4 @@ link_container_programs() {
         printf '#!/bin/sh\nexec "%s" "$@"\n' "$path" >".venv/bin/$name"
         chmod +x ".venv/bin/$name"
     done
-}
-# Conflicts among the container's own packages are ignored.
-check_own_packages() {
-    local own
-    own=$(pip check 2>/dev/null | grep '^mlperf-rn50 ') || return 0
-    fail "the installed packages conflict: ${own%%$'\n'*}"
 }

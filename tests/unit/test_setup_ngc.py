@@ -1,5 +1,6 @@
 """launch/setup_ngc.sh: choice of the container's Python and programs."""
 import os
+import re
 import sys
 
 import pytest
@@ -8,7 +9,9 @@ from helpers import ROOT, run, write_files
 
 def call(function, folder, path):
     """Call a function of the script as launch/setup.sh does."""
-    script = f'set -euo pipefail; fail() {{ echo "$1" >&2; exit 2; }}; . {ROOT}/launch/setup_ngc.sh; {function}'
+    lines = (ROOT / 'launch/setup.sh').read_text()
+    functions = re.findall(r'^(?:fail|ask_python)\(\) \{.*?^\}', lines, re.DOTALL | re.MULTILINE)
+    script = '\n'.join(['set -euo pipefail', *functions, f'. {ROOT}/launch/setup_ngc.sh', function])
     return run(['bash', '-c', script], cwd=folder, env={'PATH': f'{path}:{os.defpath}'})
 
 
@@ -42,8 +45,7 @@ def test_missing_program_of_the_container_is_named(tmp_path):
 def test_container_packages_of_pythonpath_are_found_only_if_they_are_missing_otherwise(container):
     [packages] = (container / 'container').glob('lib/python3*/site-packages')
     (container / 'module').mkdir()
-    script = ('variant=ngc state=.venv/.setup; start() { "$@" & }; mkdir -p .venv; make_container_venv; '
-              'cat .venv/lib/python3*/site-packages/container.pth')
+    script = ('add_container_packages "$(find_container_python)"; cat .venv/lib/python3*/site-packages/container.pth')
 
     def folders():
         done = call(f'container_path={container}/module; {script}', container, f'{container}/container/bin')
