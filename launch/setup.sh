@@ -70,8 +70,7 @@ tick() {
         say "$(du -scm .venv "$TMPDIR" 2>/dev/null | tail -n 1 | cut -f 1) MB written${built:+, ${built%\%]} % of Horovod built}"
     done
 }
-# Runs the command unless the step is done.
-step() { # NUMBER NAME COMMAND...
+step() { # NUMBER NAME COMMAND...; runs the command unless the step is done
     [ ! -e "$state/step$1" ] || return 0
     say "step $1 of 5, $2"
     "${@:3}"
@@ -102,12 +101,9 @@ ask_python() { # PROGRAM NAME...
 # Prints the path of a Python 3.11 outside .venv; nothing if uv must install one.
 find_python() {
     ask_python 'import sys; sys.version_info[:2] == (3, 11) or sys.exit(1); print(sys._base_executable)' \
-        python3.11 python3 python || command -v uv >/dev/null || fail 'python3.11 is missing; install it with one of these:
-  Debian 12: apt-get install python3.11 python3.11-venv
-  Ubuntu: add-apt-repository ppa:deadsnakes/ppa && apt-get install python3.11 python3.11-venv
-  RHEL, Fedora: dnf install python3.11
-  uv, which this script then uses (for example on Debian 13): pipx install uv
-  conda: conda create -n python3.11 python=3.11 && conda activate python3.11'
+        python3.11 python3 python || command -v uv >/dev/null || fail "python3.11 is missing; install it (Debian 12, and \
+Ubuntu after add-apt-repository ppa:deadsnakes/ppa: apt-get install python3.11 python3.11-venv; RHEL, Fedora: dnf install \
+python3.11; conda: conda create -n python3.11 python=3.11), or uv, which then installs it (Debian 13: pipx install uv)"
 }
 make_venv() {
     local python options=()

@@ -5,8 +5,8 @@
 # Prints the path of a Python that has the container's packages. It is not that of .venv, which is about to be removed.
 is_container='import sys
 from importlib.util import find_spec
-not sys.prefix.endswith("/.venv") and all(map(find_spec, ("mxnet", "horovod", "nvidia.dali", "pip"))) or sys.exit(1)
-sys.version_info >= (3, 10) or sys.exit(1)
+fits = sys.version_info >= (3, 10) and not sys.prefix.endswith("/.venv")
+fits and all(map(find_spec, ("mxnet", "horovod", "nvidia.dali", "pip"))) or sys.exit(1)
 print(sys.executable)'
 find_container_python() {
     ask_python "$is_container" python3 python || PYTHONPATH=${container_path-} ask_python "$is_container" python3 python ||
@@ -34,8 +34,7 @@ def numbers(version):
 
 with open('setup.cfg') as config, open('launch/requirements_ngc.lock') as lock:
     least = {normal(name): numbers(least) for name, least in re.findall(r'^ +([\w.-]+)>=([\d.]+)', config.read(), re.M)}
-    found = {normal(d.name): numbers(d.version) for d in metadata.distributions()}
-    has = {name for name, version in found.items() if version >= least.get(name, [])}
+    has = {normal(d.name) for d in metadata.distributions() if numbers(d.version) >= least.get(normal(d.name), [])}
     print(f'numpy=={metadata.version("numpy")}')
     print(*(line for line in lock if normal(line.partition('==')[0]) not in has), sep='')
 PYTHON
