@@ -16,10 +16,10 @@ class DataConfig:
 
     Args:
         dir: folder written by `mlperf-rn50 prepare`.
-        dataset: name of the data set, shown next to every accuracy.
-        num_train: number of training images; must match the manifest in dir.
-        num_val: number of validation images; must match the manifest in dir.
-        num_classes: number of classes; must match the manifest in dir.
+        dataset: name of the data set, shown next to every accuracy; if not set, that of the manifest in dir.
+        num_train: number of training images; if not set, that of the manifest in dir, which must match.
+        num_val: number of validation images; if not set, that of the manifest in dir, which must match.
+        num_classes: number of classes; if not set, that of the manifest in dir, which must match.
         synthetic: train and evaluate on synthetic images instead of files.
         shuffle: global shuffles all records over all nodes; node gives each node a subset of its own to shuffle.
         node_rotation_epochs: epochs for which a node keeps its subset before it reads another one (shuffle=node).

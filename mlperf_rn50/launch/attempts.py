@@ -12,6 +12,7 @@ from typing import Any
 from mlperf_rn50.errors import EXIT_CODES, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.runfolder import records
 from mlperf_rn50.runfolder.jsonl import read_lines
+from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
 from mlperf_rn50.runfolder.records import Attempt
 
@@ -54,9 +55,10 @@ def end_of(lines: Sequence[ProgressRecord]) -> str | None:
 
 
 def describe_unfinished(folder: Path) -> str:
-    """Return which run of a folder can be resumed and from which step; '' if the newest run is over or cannot be."""
+    """Return which run of a folder can be resumed, and from which step; '' if the newest one is over or trains."""
     run = newest_run(folder)
-    if run is None or end_of(read_metrics(run)) in OVER or (step := newest_step(run.checkpoints)) < 0:
+    if run is None or end_of(read_metrics(run)) in OVER or is_locked(run.lock) or (
+            step := newest_step(run.checkpoints)) < 0:
         return ''
     return f'run {run.index} here was interrupted at step {step}'
 

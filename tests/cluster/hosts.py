@@ -55,7 +55,7 @@ class Host:
 
     def rank(self) -> int | None:
         """Return the training process of a host with one rank: a fork of the watcher with the same command line."""
-        ranks = [p for p in self.ranks() if words(p)[1:2] and words(p)[1].endswith('/mlperf-rn50')]
+        ranks = [p for p in self.ranks() if any(w.endswith('/mlperf-rn50') for w in words(p)[1:3])]  # python -E
         return next((p for p in ranks if _parent(p) in ranks and _parent(_parent(p)) not in ranks), None)
 
 

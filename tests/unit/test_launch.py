@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -28,6 +28,7 @@ from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, check_ranks, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.launcher import Launcher, check_room, folder_lock, remove_leftovers
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, Stage, next_stage, processes_of, run_engine, stage_of
+from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
 from mlperf_rn50.system import signals as stop_signals
@@ -158,6 +159,9 @@ def test_newest_run_that_can_be_resumed_is_named(tmp_path):
     run = begin(tmp_path, 1)
     assert attempts.describe_unfinished(tmp_path) == ''  # no checkpoint
     keep(run, 24)
+    with closing(FileLock(run.lock)) as lock:
+        lock.take()
+        assert attempts.describe_unfinished(tmp_path) == ''  # it runs
     assert attempts.describe_unfinished(tmp_path) == 'run 1 here was interrupted at step 24'  # killed
     write(run, {'event': 'end', 'status': 'interrupted'})
     assert attempts.describe_unfinished(tmp_path) == 'run 1 here was interrupted at step 24'
