@@ -7,9 +7,10 @@ run_program() {
     python=$here/.venv/bin/python
     # The command line as typed, for messages that repeat it; a container or sbatch has set it already.
     [ "$1" != launch ] || export MLPERF_RN50_COMMAND="${MLPERF_RN50_COMMAND:-$(printf '%q ' "$0" "${@:3}")}"
+    [[ " ${*:1:3} " != *' --version '* ]] || set -- --version
     if [ -x "$python" ]; then
         exec "$here/.venv/bin/mlperf-rn50" "$@"
-    elif [[ " ${*:1:3} " =~ \ (-h|--help)\  ]]; then # the parsers need only the standard library
+    elif [[ " ${*:1:3} " =~ \ (-h|--help|--version)\  ]]; then # the parsers need only the standard library
         (cd "$here" && python3 -B -m mlperf_rn50 "$@" 2>/dev/null) || {
             sed -n '2s/^# //p' "$0"
             echo 'The list of options needs launch/setup.sh, or python3 3.10 or newer in PATH.'

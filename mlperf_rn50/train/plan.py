@@ -7,6 +7,8 @@ from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.schedule import learning_rate
 
+_MOST_EVALS = 12  # listed in the plan; of more, the first three and the last two
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -159,6 +161,7 @@ def render_plan(plan: Plan) -> str:
     """Return the plan as text."""
     c, train, val = plan.config, plan.train_shard(), plan.eval_shard()
     evals = [str(e + 1) for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
+    evals = evals if len(evals) <= _MOST_EVALS else [*evals[:3], '..', *evals[-2:]]
     lines = [
         f'data set              {c.data.dataset}{" (synthetic images)" if c.data.synthetic else ""}: '
         f'{c.data.num_train:,} training, {c.data.num_val:,} validation images, {c.data.num_classes} classes',

@@ -11,7 +11,7 @@ from mlperf_rn50.analysis.recipe.differences import (
     is_imagenet,
 )
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
 from mlperf_rn50.config import Config
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN
 from mlperf_rn50.text import plural, span
@@ -34,12 +34,11 @@ def render_outlook(config: Config, num_ranks: int, max_epochs: int, gpu: str | N
         return
     if followed:
         yield f'recipe                as {followed_text(followed, batch)}'
-    num_units = num_ranks // config.run.ranks_per_device
-    systems = [(s, speeds, s.global_batch_size / s.num_accelerators) for s in load_published()
-               if s.global_batch_size and s.num_accelerators and (speeds := speeds_of(s))]
+    num_units = -(-num_ranks // config.run.ranks_per_device)
     named = {generation_of(gpu)} if gpu else {*config.run.submission_platform.replace('-', ' ').upper().split()}
-    similar = [(generation_of(s.accelerator), speeds, local) for s, speeds, local in systems
-               if generation_of(s.accelerator) in named and is_within(local, batch / num_units, SIMILAR_BATCH)]
+    similar = [(name, speeds, local) for s in load_published() if (name := generation_of(s.accelerator)) in named
+               and (local := ratio(s.global_batch_size, s.num_accelerators))
+               and is_within(local, batch / num_units, SIMILAR_BATCH) and (speeds := speeds_of(s))]
     if not similar or (config.train.device, config.train.precision) != ('gpu', 'float16'):
         return
     epochs = sorted(e for p in followed for e in p.epochs) or [max_epochs]
