@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50 import config as cfg
@@ -98,7 +99,7 @@ def _data_text(data: DataConfig) -> str:
     from mlperf_rn50.data.records import MANIFEST_NAME, find_split
     if data.synthetic:
         return 'synthetic images, no files'
-    if not os.path.exists(os.path.join(data.dir, MANIFEST_NAME)):
+    if not os.path.exists(Path(data.dir, MANIFEST_NAME)):
         return f'not checked, because {data.dir} on this machine has no {MANIFEST_NAME}'
     for split in ('train', 'validation'):
         find_split(data, split)

@@ -14,7 +14,6 @@ from typing import Any
 import mlperf_rn50
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.git import git
-from mlperf_rn50.runfolder.jsonl import decode
 from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.processor import find_processor
 
@@ -35,6 +34,7 @@ def query_gpus(*keys: str) -> list[dict[str, str]]:
 
 def parse_cpu(text: str) -> dict[str, Any]:
     """Parse model, sockets, cores, threads, frequency and caches from the output of `lscpu --json`."""
+    from mlperf_rn50.runfolder.jsonl import decode  # imported late, because --version needs no packages
     entries = (decode(text, dict) or {}).get('lscpu', [])
     fields = {entry.get('field', '').rstrip(':'): entry.get('data') for entry in entries}
 
@@ -54,6 +54,7 @@ def parse_storage(text: str) -> list[dict[str, Any]]:
         if str(disk.get('name')).startswith('vd'):
             return 'virtual disk'
         return 'NVMe SSD' if disk.get('tran') == 'nvme' else 'HDD' if disk.get('rota') else 'SSD'
+    from mlperf_rn50.runfolder.jsonl import decode
     devices = (decode(text, dict) or {}).get('blockdevices', [])
     return [{'kind': kind(d), 'model': (d.get('model') or '').strip() or None, 'bytes': int(d['size'])}
             for d in devices if d.get('type') == 'disk' and int(d.get('size') or 0)]

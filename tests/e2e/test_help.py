@@ -6,6 +6,7 @@ import sys
 import pytest
 from helpers import ROOT, run
 
+from mlperf_rn50 import __version__
 from mlperf_rn50.cli import COMMANDS
 
 SCRIPTS = sorted(p.name for p in (ROOT / 'launch').iterdir() if p.is_file() and os.access(p, os.X_OK))
@@ -56,6 +57,14 @@ def test_command_prints_its_help_without_packages(bare, words):
                env={'PATH': str(programs)})
     assert done.returncode == 0 and done.stdout.startswith('usage: mlperf-rn50') and done.stderr == ''
     assert files_of(folder) == before
+
+
+def test_version_is_printed_without_packages(bare):
+    folder, programs = bare
+    before = files_of(folder)
+    done = run([folder / 'launch/local.sh', '--version'], env={'PATH': str(programs)})
+    assert done.returncode == 0 and done.stdout.startswith(f'mlperf-rn50 {__version__}') and done.stderr == ''
+    assert 'MXNet not installed' in done.stdout and files_of(folder) == before
 
 
 def test_other_calls_without_the_set_up_are_refused_in_one_line(bare):
