@@ -140,7 +140,7 @@ def test_filter_of_a_large_tree_hides_rows_series_and_studies(open_page):
     assert studies.evaluate_all('all => all.map(s => [s.open, s.checkVisibility()])') == [[False, True]] * 2
     frame(page, ALL).get_by_role('link', name='a-rather-long').click()  # opens the study
     old = studies.filter(has_text='old: ')
-    series, others = old.locator('.series'), frame(page, 'Other systems')
+    series, others = old.locator('.frame.whole'), frame(page, 'Other systems')
     assert series.locator('tbody tr:visible').count() == 2 and column(others.locator('table'), 'system') == ['c', 'd']
     page.get_by_label('find').fill('rather')
     assert series.locator('tbody tr:visible').count() == 1 and not others.is_visible()
@@ -155,7 +155,7 @@ def test_sources_expand_when_a_number_is_clicked(open_page, screen):
     folded = page.evaluate('document.documentElement.scrollHeight')
     sources = page.locator('details.sources')
     assert not sources.evaluate('d => d.open') and not page.locator('#source-1').is_visible()
-    link = frame(page, RESULTS).get_by_role('link', name='2.7')
+    link = frame(page, RESULTS).get_by_role('link', name='2.7', exact=True)
     link.click()
     entry = page.locator(':target')
     assert '"key": "eval_accuracy"' in entry.inner_text() and entry.is_visible()
@@ -173,7 +173,7 @@ def test_sources_expand_when_a_number_is_clicked(open_page, screen):
 def test_plots_show_values_for_mouse_and_keyboard(open_page):
     page = open_page()
     tip = page.locator('#tip')
-    figure = page.locator('figure', has_text='Time, efficiency and epochs').first
+    figure = page.locator('figure', has_text=RESULTS).first
     mark = figure.locator('use:has(title)').first
     mark.scroll_into_view_if_needed()
     box = mark.bounding_box()
@@ -206,10 +206,39 @@ def test_page_fits_the_screen_width(open_page, name, screen):
 def test_result_is_first_and_rows_have_one_line(open_page, screen):
     page = open_page(**screen)
     table = frame(page, RESULTS).locator('table')
-    assert table.bounding_box()['y'] < screen['viewport']['height'] / 2
-    heads = table.get_by_role('columnheader')
-    assert heads.count() == 7
+    assert page.locator('.answers').bounding_box()['y'] < screen['viewport']['height'] / 6
+    assert table.bounding_box()['y'] < screen['viewport']['height'] * 0.6
+    heads, is_desk = table.get_by_role('columnheader'), screen is DESK
+    assert heads.count() == (12 if is_desk else 5)
     heights = table.locator('tbody tr').evaluate_all('l => l.map(r => r.offsetHeight)')
     assert max(heights) < 45  # two lines need 52
-    frame(page, RESULTS).locator('.columns input').check()
-    assert heads.count() > 7
+    box = frame(page, RESULTS).locator('.columns input')
+    assert box.is_visible() != is_desk  # which shows all columns
+    if not is_desk:
+        box.check()
+        assert heads.count() == 12
+
+
+@pytest.mark.parametrize('name', ['sweep', 'rounds', 'tree'])
+def test_each_table_on_a_phone_shows_a_number_and_different_names(open_page, name):
+    page = open_page(name, **PHONE)
+    page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
+    for table in page.locator('.scroll > table').all():
+        right = max((c['x'] for cell in table.locator('tbody tr').first.locator('td.number').all()[:1]
+                     if (c := cell.bounding_box())), default=PHONE['viewport']['width'])
+        assert right < PHONE['viewport']['width'] - 60, table.inner_text()
+    names = page.locator('td:first-child > *').evaluate_all('l => l.map(e => [e.textContent, e.dataset.cut])')
+    assert {cut for name, cut in names if len(name) > 16} - {None} == ({'a-rather…em_v100'} if name == 'rounds' else
+        {'a-rather…em_v100', 'old/a-ra…em_v100'} if name == 'tree' else set())
+
+
+@pytest.mark.parametrize('name', ['sweep', 'rounds', 'tree'])
+def test_print_has_all_columns_and_closed_sections_in_one_size(open_page, name):
+    page = open_page(name)
+    page.emulate_media(media='print')
+    sizes = page.evaluate("""[...document.querySelectorAll('td, .note, li, summary + *')].filter(
+        e => e.checkVisibility() && !e.closest('.sources, h2')).map(e => getComputedStyle(e).fontSize)""")
+    assert set(sizes) == {'12px'}  # 9 pt
+    heads = page.locator('th')
+    assert heads.evaluate_all('l => l.every(h => h.checkVisibility({contentVisibilityAuto: true}))')
+    assert page.locator('.answers').is_visible() and not page.locator('.columns').first.is_visible()

@@ -9,8 +9,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mlperf_rn50.analysis.report import picture as drawing
-from mlperf_rn50.analysis.report.refs import report_heading, study_heading, unit_name
-from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, by_mark, explain_colours, explain_marks
+from mlperf_rn50.analysis.report.refs import report_heading, study_heading
+from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, by_mark, explain_marks
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.analysis.sets.series import Series
@@ -82,12 +82,18 @@ def _draw_panel(picture: drawing.Picture, axes: Axes, rows: Sequence[tuple[RunSe
     picture.tip(line, *(f'{short(s.name, MAX_NAME)}: {text.format(v)}' for s, v in known))
 
 
-def _label_panel(axes: Axes, nodes: Sequence[int], ylabel: str, xlabel: str = 'nodes') -> None:
+def _label_panel(axes: Axes, nodes: Sequence[int], ylabel: str) -> None:
     axes.set_xscale('log', base=2)
     axes.minorticks_off()
     axes.set_xticks(drawing.ticks(nodes), [f'{n:,}' for n in drawing.ticks(nodes)])
     axes.margins(x=0.1)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set(xlabel='nodes', ylabel=ylabel)
+
+
+def _draw_ideal_efficiency(axes: Axes, efficiencies: Sequence[float]) -> None:
+    axes.axhline(1, color=drawing.GRID, linestyle='--', linewidth=1.2)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
+    axes.set_ylim(0, 1.1 * max([1.0, *efficiencies]))
 
 
 def draw_series(scene: Scene, series: Series) -> drawing.Picture:
@@ -108,9 +114,7 @@ def draw_series(scene: Scene, series: Series) -> drawing.Picture:
     for axes, ylabel in ((time, ''), (efficiency, 'efficiency'), (epochs, 'mean epochs')):
         _label_panel(axes, nodes, ylabel)
     drawing.scale_up(time.yaxis, 'minutes', [m for s, _ in pairs if (m := s.minutes)] or [1.0])
-    efficiency.axhline(1, color=drawing.GRID, linestyle='--', linewidth=1.2)
-    efficiency.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
-    efficiency.set_ylim(0, 1.1 * max([1.0, *(c.efficiency for _, c in pairs if c.efficiency)]))
+    _draw_ideal_efficiency(efficiency, [c.efficiency for _, c in pairs if c.efficiency])
     epochs.set_ylim(0, 1.1 * max((s.epochs_mean or 1.0 for s, _ in pairs), default=1.0))
     drawing.legend(picture, [Line2D([], [], color=drawing.GRID, linestyle='--', label='ideal'),
                              Line2D([], [], color=drawing.INK, marker='o', markersize=5, label='measured'),
@@ -121,52 +125,24 @@ def draw_series(scene: Scene, series: Series) -> drawing.Picture:
 
 def draw_all_series(studies: Sequence[Study]) -> list[drawing.Picture]:
     """Draw the efficiency of all series over their nodes, the widest in colour. Return no plot for a single series."""
-    curves = [(f'{study.name}/{x.baseline.name}' if len(studies) > 1 else x.baseline.name, [
+    curves = [(f'{study.name}/' * (len(studies) > 1) + printable(x.baseline.name), [
         (s.num_nodes or 0, c.efficiency) for s in x.run_sets if (c := study.comparison_of.get(s)) and c.efficiency])
         for study in studies for x in study.series]
     curves = sorted((c for c in curves if len(c[1]) > 1), key=lambda c: -c[1][-1][0] / c[1][0][0])
     if len(curves) < 2:
         return []
     picture, axes = drawing.make_picture('series', 'Efficiency of all series', report_heading(studies), 3.4, ())
-    labels = cut_names([printable(name) for name, _ in curves], MAX_NAME)
-    for k, (label, (name, points)) in reversed([*enumerate(zip(labels, curves))]):
-        colour = drawing.COLOURS[k] if k < len(drawing.COLOURS) else drawing.GRID
-        line, = axes.plot(*zip(*points), 'o-', color=colour, markersize=4, linewidth=1, label=label)
+    _draw_ideal_efficiency(axes, [value for _, points in curves for _, value in points])
+    labels = [*cut_names([name for name, _ in curves[:len(drawing.COLOURS)]], MAX_NAME), 'other series']
+    colours = [*drawing.COLOURS[:len(labels) - 1], drawing.GRID]
+    for k, (name, points) in reversed([*enumerate(curves)]):  # the widest on top
+        k = min(k, len(colours) - 1)
+        line, = axes.plot(*zip(*points), 'o-', color=colours[k], markersize=4, linewidth=1)
         picture.tip(line, *(f'{name}: {plural(n, "node")}, efficiency {value:.1%}' for n, value in points))
-    axes.axhline(1, color=drawing.GRID, linestyle='--', linewidth=1.2)
-    axes.set_ylim(0, 1.1 * max(1.0, *(value for _, points in curves for _, value in points)))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     _label_panel(axes, sorted({n for _, points in curves for n, _ in points}), 'efficiency')
-    shown = axes.lines[-2::-1][:len(drawing.COLOURS)]
-    rest = [Line2D([], [], color=drawing.GRID, marker='o', markersize=4, label='other series')]
-    drawing.legend(picture, [*shown, *rest * (len(curves) > len(shown))])
+    drawing.legend(picture, [Line2D([], [], color=colour, marker='o', markersize=4, linewidth=1, label=label)
+                             for colour, label in list(zip(colours, labels))[:len(curves)]])
     return [picture]
-
-
-def draw_speedup(scene: Scene) -> drawing.Picture | None:
-    """Draw speed-up over the first baseline by number of units. Return None if all compared systems are in series."""
-    study = scene.study
-    known = [(s, s.run_set.num_units, c) for s in scene.shown
-             if (c := study.comparisons[s.place]) and s.run_set.num_units and c.baseline is study.baseline]
-    base = study.baseline.num_units
-    if len(known) < 2 or not base or not any(s.run_set in study.others for s, _, _ in known):
-        return None
-    picture, axes = scene.picture('speedup', 'Speed-up', 3.2)
-    units = sorted({u for _, u, _ in known} | {base})
-    axes.plot(units, [u / base for u in units], '--', color=drawing.GRID, linewidth=1.2)
-    for s, u, c in known:
-        share = f', efficiency {100 * c.efficiency:.0f} %' if c.efficiency is not None else ''
-        picture.tip(axes.plot(u, c.speedup, 'o', color=s.colour, markersize=6)[0],
-                    f'{s.label}: {c.speedup:.2f} times as fast on {plural(u, unit_name(study)[:-1])}{share}')
-        if len(known) <= len(drawing.COLOURS):
-            axes.annotate(f'{c.speedup:.1f}', (u, c.speedup), xytext=(6, -3), textcoords='offset points', va='top')
-    axes.set_yscale('log', base=2)
-    axes.yaxis.set_major_formatter(lambda value, _: f'{value:g}')
-    _label_panel(axes, units, f'times as fast as {short(scene.base_label, 24)}', f'{unit_name(study)} (logarithmic)')
-    axes.margins(y=0.1)
-    drawing.legend(picture, [Line2D([], [], color=drawing.GRID, linestyle='--', label='ideal'),
-                             *explain_colours([s for s, _, _ in known])])
-    return picture
 
 
 def draw_throughput(scene: Scene) -> drawing.Picture | None:

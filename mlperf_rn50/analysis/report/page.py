@@ -1,8 +1,8 @@
 """Render the report as a self-contained HTML page whose numbers link to their log lines."""
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,6 @@ from mlperf_rn50.text import cut_names, printable
 _MAX_QUOTE = 200  # maximum characters quoted per log line
 _MAX_LINES = 24  # maximum log lines per source entry; five runs have fewer
 _MAX_NAME = 16  # characters of a name in the first column of a table on a phone
-_MAX_S = 253402300800.0  # end of the year 9999, in seconds since 1970
 _Sources = dict[tuple[Ref, ...], str]  # ids of source entries, one for each distinct group of log lines
 
 
@@ -64,7 +63,7 @@ def _cell(cell: Cell, sources: _Sources | None) -> dict:
     """Return a cell with its link and its sort key, which is empty for a missing number."""
     return {'text': cell.text, 'href': _link(cell, sources), 'span': cell.span, 'share': cell.share, 'more': cell.more,
             'is_number': cell.value is not None or cell.text == '-',
-            'key': '' if cell.value is None else cell.value, 'is_short': cell.span == 1 and len(cell.text) < 30}
+            'key': '' if cell.value is None else cell.value}
 
 
 def _table(table: Table, html_id: str, sources: _Sources | None) -> dict:
@@ -96,11 +95,10 @@ def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _S
 
 
 def _dates(studies: Sequence[Study]) -> str:
-    """Return the days on which the runs ended, in UTC, or the rounds if the logs are not known."""
+    """Return the days on which the runs ended, in UTC, or the rounds of published sets."""
     run_sets = [s for study in studies for s in study.run_sets]
-    days = sorted({f'{datetime.fromtimestamp(r.last_s, timezone.utc):%Y-%m-%d}' for s in run_sets for r in s.runs
-                   if r.last_s and 0 < r.last_s < _MAX_S})
-    known = days or sorted({s.round for s in run_sets})
+    days = {time.strftime('%Y-%m-%d', time.gmtime(r.last_s)) for s in run_sets for r in s.runs if r.last_s}
+    known = sorted(days or {s.round for s in run_sets})
     return 'runs of ' + ' to '.join(dict.fromkeys((known[0], known[-1])))
 
 
@@ -109,9 +107,7 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
     """Return the page with the plots of draw_report. Links are relative to folder, where the page will be written.
 
     Args:
-        title: heading instead of the usual one.
-        note: text below the heading.
-        source: where the logs are, as given by the user.
+        source: where the logs are, in the words of the user.
     """
     sources: _Sources | None = None if is_large(studies) else {}
     overview, matrix = overview_table(studies), series_matrix(studies)
@@ -126,10 +122,10 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
 
 
 def dump_report(studies: Sequence[Study], folder: Path, has_all_findings: bool = False, **texts: str | None) -> Path:
-    """Write the plots, and the report in all formats, with the texts of render_html. Return the page's path.
+    """Write the plots, and the report in all formats. Return the page's path. Raise ConfigError if writing fails.
 
-    Raises:
-        ConfigError: if writing fails.
+    Args:
+        texts: title, note and source of render_html.
     """
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -41,11 +41,6 @@ class Scene:
     shown: tuple[SystemStyle, ...]
     notes: tuple[str, ...]
 
-    @property
-    def base_label(self) -> str:
-        return next((s.label for s in self.shown if s.run_set is self.study.baseline),
-                    short(self.study.baseline.name, MAX_NAME))
-
     def picture(self, name: str, title: str, height_in: float) -> tuple[Picture, Axes]:
         return make_picture(name, title, study_heading(self.study), height_in, self.notes)
 

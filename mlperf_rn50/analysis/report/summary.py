@@ -51,42 +51,46 @@ def _nodes(run_set: RunSet) -> str:
 
 def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
     """Return the best series from and to the nodes that cover the most doublings, and the factors of the widest."""
-    steps: dict[tuple[int, int], dict[RunSet, Comparison]] = {}  # by nodes of the baseline and of the other set
-    for series, c in ((x, study.comparison_of.get(s)) for study in studies for x in study.series for s in x.run_sets):
-        if c and c.efficiency and (c.run_set.num_nodes or 0) > (c.baseline.num_nodes or 0):
-            steps.setdefault((c.baseline.num_nodes or 1, c.run_set.num_nodes or 1), {}).setdefault(series.baseline, c)
-    if not steps:
+    series = [(x, [c for s in x.run_sets if (c := study.comparison_of.get(s)) and c.efficiency])
+              for study in studies for x in study.series]
+    named = {s: names[x.baseline] for x, _ in series for s in x.run_sets}  # --baseline may be in another series
+    steps: dict[tuple[int, int], list[Comparison]] = {}  # by nodes of the baseline and of the other set
+    for _, found in series:
+        for pair, c in {(c.baseline.num_nodes or 1, c.run_set.num_nodes or 1): c for c in reversed(found)}.items():
+            steps.setdefault(pair, []).append(c)
+    wide = {pair: found for pair, found in steps.items() if pair[0] < pair[1]}
+    if not wide:
         return []
-    shared = {pair: found for pair, found in steps.items() if len(found) > 1}
+    (base, nodes), compared = max(wide.items(), key=lambda x: (len(x[1]) > 1, len(x[1]) * log2(x[0][1] / x[0][0])))
+    best, *others = sorted(compared, key=lambda c: -(c.efficiency or 0.0))
+    widest = max(wide.items(), key=lambda x: x[0][1] / x[0][0])[1][0]
     texts: list[tuple] = []
-    if shared:
-        (base, nodes), found = max(shared.items(), key=lambda step: len(step[1]) * log2(step[0][1] / step[0][0]))
-        best, *others = sorted(found.values(), key=lambda c: -(c.efficiency or 0.0))
-        texts.append((f'From {base:,} to {nodes:,} nodes, ', names[best.baseline], ' scales best: efficiency ',
-                      _efficiency(best), ', before ', *_listed([(names[c.baseline], ' ', _efficiency(c), _near(
-                          best.efficiency, c.efficiency, best.run_set, best.baseline, c.run_set, c.baseline))
-                          for c in others]), '.'))
-    (base, _), found = max(steps.items(), key=lambda step: step[0][1] / step[0][0])
-    start, c = next(iter(found.items()))
-    first, second = sorted(next(x for study in studies for x in study.series if x.baseline is start).run_sets,
-                           key=lambda s: s.time_s or 0.0)[:2]
-    if not shared and first is not c.run_set:
-        texts.append((names[first], f' is fastest, on {_nodes(first)}: ', _time(first), f' minutes, before '
-                      f'{_nodes(second)} with ', _time(second), _near(first.time_s, second.time_s, first, second), '.'))
-    speedup = number_cell(c.speedup, ',.2f', time_refs(c.run_set, c.baseline))
-    return [*texts, (f'On {_nodes(c.run_set)}, ', names[start], ' takes ', _time(c.run_set), ' minutes, ', speedup,
-                     f' times as fast as on {base:,}: efficiency ', _efficiency(c), *_factors(c), '.')]
+    if others:
+        texts = [(f'From {base:,} to {nodes:,} nodes, ', named[best.run_set], ' scales best: efficiency ',
+                  _efficiency(best), ', before ', *_listed([(named[c.run_set], ' ', _efficiency(c), _near(
+                      best.efficiency, c.efficiency, best.run_set, best.baseline, c.run_set, c.baseline))
+                      for c in others]), '.')]
+    else:
+        members = next(x.run_sets for x, found in series if widest in found)
+        first, second = sorted(members, key=lambda s: s.time_s or 0.0)[:2]
+        texts = [(names[first], f' is fastest, on {_nodes(first)}: ', _time(first), ' minutes, before '
+                  f'{_nodes(second)} with ', _time(second), _near(first.time_s, second.time_s, first, second), '.')
+                 ] if first is not widest.run_set else []
+    speedup = number_cell(widest.speedup, ',.2f', time_refs(widest.run_set, widest.baseline))
+    return [*texts, (f'On {_nodes(widest.run_set)}, ', named[widest.run_set], ' takes ', _time(widest.run_set),
+                     ' minutes, ', speedup, f' times as fast as on {widest.baseline.num_nodes:,}: efficiency ',
+                     _efficiency(widest), *_factors(widest), '.')]
 
 
 def _factors(c: Comparison) -> Iterator[Cell | str]:
     """Yield the factors of an efficiency, the largest loss first."""
     unit, refs = 'accelerator' if c.run_set.num_accelerators else 'rank', training_refs(c.run_set, c.baseline)
     epochs = (' (', _epochs(c.run_set), ' instead of ', _epochs(c.baseline), ')') if c.epoch_ratio != 1 else ()
-    factors = [(c.hardware_efficiency, f'images/s per {unit}', ()), (c.epoch_ratio, 'epochs', epochs),
-               (c.rest, 'rest', ())]
-    known = sorted((value, name, more) for value, name, more in factors if value is not None)
-    for k, (value, name, more) in enumerate(known if len(known) == len(factors) else ()):
-        yield from (' x ' if k else ' = ', f'{name} ', percent_cell(value, '.1f', refs), *more)
+    factors = ((c.hardware_efficiency, f'images/s per {unit}', ()), (c.epoch_ratio, 'epochs', epochs),
+               (c.rest, 'rest', ()))
+    if c.rest is not None:  # it is known if the others are
+        for k, (value, name, more) in enumerate(sorted(factors, key=lambda f: f[0] or 0.0)):
+            yield from (' x ' if k else ' = ', f'{name} ', percent_cell(value, '.1f', refs), *more)
 
 
 def _listed(items: Sequence[tuple]) -> Iterator[Cell | str]:
@@ -120,10 +124,10 @@ def _prices(studies: Sequence[Study], timed: Sequence[RunSet], names: _Names, go
 
 def _counts(names: _Names) -> Iterator[tuple]:
     """Yield how many runs converged and which systems are refused."""
-    runs, refused = [r.status for s in names for r in s.runs], [s for s in names if s.refusal]
-    running = f'; {runs.count("running"):,} still running' * ('running' in runs)
-    systems = plural(len(names), 'system')
-    yield (f'{runs.count("converged"):,} of {plural(len(runs), "run")} of {systems} converged{running}.',)
+    states, refused = [r.status for s in names for r in s.runs], [s for s in names if s.refusal]
+    systems, running = plural(len(names), 'system'), f'; {states.count("running")} still running'
+    yield (f'{states.count("converged"):,} of {plural(len(states), "run")} of {systems} converged'
+           f'{running * ("running" in states)}.',)
     if refused:
         yield (f'Refused: {len(refused):,} of {systems}: ', *_listed([
             (names[s], f' ({short(s.refusal or "", _MAX_REASON)})') for s in refused]), '.')

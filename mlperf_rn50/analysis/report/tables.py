@@ -162,27 +162,21 @@ def is_large(studies: Sequence[Study]) -> bool:
     return len(studies) > LARGE_TREE
 
 
-def all_series(studies: Sequence[Study]) -> list[tuple[int, Study, Series]]:
-    """Return each series with its study and the number of the study, counted from 1."""
-    return [(number, study, x) for number, study in enumerate(studies, start=1) for x in study.series]
-
-
 def series_overview(studies: Sequence[Study]) -> Table:
     """Return a table with a row per system in a series."""
-    rows = [{**_row(study, s), 'series': Cell(x.baseline.name), 'per node': Cell(x.units), 'round': Cell(s.round),
+    rows = [{**_row(study, s), 'series': Cell(x.baseline.name), 'round': Cell(s.round),
              'organisation': Cell(s.org or '-'), 'minutes': Cell(minutes(s.time_s), s.time_s, time_refs(s))}
-            for _, study, x in all_series(studies) for s in x.run_sets]
+            for study in studies for x in study.series for s in x.run_sets]
     costs = ('cost',) if any(s.price_per_node_hour for s in studies) else ()
-    head = ('series', 'nodes', 'minutes', *costs, *_FACTORS, 'batch', 'mean epochs', 'round', 'organisation',
-            'per node')
+    head = ('series', 'nodes', 'minutes', *costs, *_FACTORS, 'batch', 'mean epochs', 'round', 'organisation')
     return Table('Series', head, tuple(tuple(row[h] for h in head) for row in rows),
                  'Speed-up and efficiency are relative to the first system of the series, or to --baseline.',
-                 minor=('organisation', *_FACTORS[2:], 'batch', 'round', 'mean epochs', 'per node'))
+                 minor=('organisation', *_FACTORS[2:], 'batch', 'round', 'mean epochs'))
 
 
 def series_matrix(studies: Sequence[Study]) -> Table | None:
     """Return the times and efficiencies of each series by number of nodes, or None for fewer than two series."""
-    series, rows = all_series(studies), []
+    series, rows = [(k, study, x) for k, study in enumerate(studies, start=1) for x in study.series], []
     nodes = sorted({s.num_nodes or 0 for _, _, x in series for s in x.run_sets})
     for number, study, x in series:
         cells = {}
@@ -192,10 +186,10 @@ def series_matrix(studies: Sequence[Study]) -> Table | None:
             cells[s.num_nodes] = Cell(minutes(s.time_s), s.time_s, time_refs(s, base), share=share, more=(
                 *([percent(share, '.0f')] if share else ()), *([f'cost {money(cost)}'] if cost else ())))
         name = Cell(f'{study.name}/{x.baseline.name}', study=number) if len(studies) > 1 else Cell(x.baseline.name)
-        rows.append((name, Cell(x.units), *(cells.get(n, Cell('-')) for n in nodes)))
-    return Table('Series: minutes by number of nodes', ('series', 'per node', *(f'{n:,}' for n in nodes)), tuple(rows),
-                 'Small numbers are efficiencies relative to the first system of the series, or to --baseline.',
-                 minor=('per node',)) if len(rows) > 1 else None
+        rows.append((name, *(cells.get(n, Cell('-')) for n in nodes)))
+    return Table('Series: minutes by number of nodes', ('series', *(f'{n:,}' for n in nodes)), tuple(rows),
+                 'Small numbers: efficiency relative to the first system of the series, or to --baseline.'
+                 ) if len(rows) > 1 else None
 
 
 def overview_table(studies: Sequence[Study], is_brief: bool = False) -> Table | None:

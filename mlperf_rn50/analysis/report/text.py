@@ -72,27 +72,23 @@ def render_section(title: str, points: Sequence[str], tables: Sequence[Table], n
     return '\n\n'.join(parts)
 
 
-def _render_brief(studies: Sequence[Study], sentences: Sequence[str], style: Style, has_all_findings: bool) -> str:
-    """Return the report on a large tree: totals, a row per system of a series, and a row per other system."""
-    each = [(s, f) for study in studies for s in study.run_sets for f in report.findings_of(study, s)]
-    points = [
-        *sentences, ', '.join(plural(sum(f.grade == g for _, f in each), g) for g in ('error', 'warning', 'note'))
-        + ': --findings',
-        f'all tables: a report on fewer folders, such as {study_command(max(studies, key=lambda s: len(s.run_sets)))}',
-        'fewer systems: --round, --org, --accelerator or --batch']
-    tables = [t for t in (report.series_overview(studies), report.overview_table(studies, True)) if t and t.rows]
-    lines = [f'{s.study_name}/{s.name}: {render_finding(f)}' for s, f in each] if has_all_findings else []
-    return render_section(report_heading(studies), points, tables, lines, style, 'Findings')
-
-
 def render_table(studies: Sequence[Study], style: Style = TERMINAL, has_all_findings: bool = False) -> str:
-    sentences = [''.join(c.text for c in sentence) for sentence in summarise(studies)]
-    if report.is_large(studies):
-        return _render_brief(studies, sentences, style, has_all_findings)
-    parts = [render_section(study_heading(s), sentences if len(studies) == 1 else (), report.tables_of(s),
-                            report.finding_lines(s, has_all_findings), style, 'Findings') for s in studies]
-    if overview := report.overview_table(studies):
-        series = report.series_overview(studies)
-        tables = [series, overview] if series.rows else [overview]
-        parts.insert(0, render_section(report_heading(studies), sentences, tables, (), style))
+    """Return the report as text. That on a large tree has no section per study."""
+    is_brief, parts = report.is_large(studies), []
+    points = [''.join(c.text for c in sentence) for sentence in summarise(studies)]
+    each = [(s, f) for x in studies for s in x.run_sets for f in report.findings_of(x, s)] if is_brief else []
+    if is_brief:
+        counts = (plural(sum(f.grade == g for _, f in each), g) for g in ('error', 'warning', 'note'))
+        largest = max(studies, key=lambda s: len(s.run_sets))
+        points += [f'{", ".join(counts)}: --findings',
+                   f'all tables: a report on fewer folders, such as {study_command(largest)}',
+                   'fewer systems: --round, --org, --accelerator or --batch']
+    if len(studies) > 1:
+        found = report.series_overview(studies), report.overview_table(studies, is_brief)
+        tables = [t for t in found if t and t.rows]
+        lines = [f'{s.study_name}/{s.name}: {render_finding(f)}' for s, f in each] if has_all_findings else []
+        parts.append(render_section(report_heading(studies), points, tables, lines, style, 'Findings'))
+        points = []
+    parts += [render_section(study_heading(s), points, report.tables_of(s), report.finding_lines(s, has_all_findings),
+                             style, 'Findings') for s in ([] if is_brief else studies)]
     return '\n\n'.join(parts)

@@ -21,17 +21,13 @@ class Series:
         return self.run_sets[0]
 
     @property
-    def units(self) -> str:
-        """Accelerators, or ranks on CPUs, of each node."""
-        base, count = self.baseline, self.baseline.units_per_node
-        if base.accelerator and base.num_accelerators:
-            return f'{count:g} {base.accelerator}'
-        return f'{count:g} {"accelerator" if base.num_accelerators else "rank"}{"" if count == 1 else "s"}'
-
-    @property
     def title(self) -> str:
+        base, per_node = self.baseline, self.baseline.units_per_node
         nodes = ', '.join(dict.fromkeys(f'{s.num_nodes:,}' for s in self.run_sets))
-        return f'{self.baseline.name} on {nodes} nodes, {self.units} per node'
+        unit = 'accelerator' if base.num_accelerators else 'rank'
+        units = f'{per_node:g} {base.accelerator}' if base.accelerator and base.num_accelerators else (
+            f'{per_node:g} {unit}{"" if per_node == 1 else "s"}')
+        return f'{base.name} on {nodes} nodes, {units} per node'
 
 
 def machine(run_set: RunSet) -> str:
