@@ -27,7 +27,7 @@ from mlperf_rn50.cli import main
 
 _HERE = Path(__file__).parent
 _TOP = _HERE.parent
-_LOGS, _RUN = _TOP / 'logs/digits_sweep', Path('logs/digits_cpu/now')
+_LOGS, _RUN = Path('logs/digits_sweep'), Path('logs/digits_cpu/now')
 _TRAIN = ['launch/local.sh', '--ranks-per-node', '2', '--config', 'launch/configs/digits_cpu.yaml', '--run-dir', _RUN,
           '--run.reference', '[logs/digits_five]', '--checkpoint.period_epochs', '1']
 _SHOWN_EPOCH = 2.2  # the run takes three or four

@@ -52,6 +52,7 @@ class Scene:
                       bbox={'facecolor': 'white', 'edgecolor': 'none', 'pad': 0.5})
         axes.set_ylim(len(self.shown) - 0.5, -0.75)
         axes.set_yticks([])
+        axes.spines['left'].set_visible(False)  # the names would interrupt it
         return picture, axes
 
     def sample_runs(self, picture: Picture, most: int) -> list[Sequence[Run]]:

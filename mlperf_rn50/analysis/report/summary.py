@@ -116,10 +116,10 @@ def _prices(studies: Sequence[Study], timed: Sequence[RunSet], names: _Names, go
     costs = {s: cost for study in studies for s in study.run_sets if s in timed and (cost := study.cost(s)) is not None}
     if costs:
         cheapest, fastest = min(costs, key=lambda s: costs[s]), min(costs, key=lambda s: s.time_s or 0.0)
-        costing = [(names[s], ', ', Cell(money(costs[s]), costs[s], time_refs(s)), f' ({_nodes(s)}, ', _time(s),
-                 ' minutes)') for s in (cheapest, fastest)]
-        yield (f'At {studies[0].price_per_node_hour:,g} per node-hour, a run{goal} costs least on ', *costing[0],
-               *(('; the fastest is ', *costing[1]) if cheapest is not fastest else (', which is also the fastest',)), '.')
+        low, fast = ((names[s], ', ', Cell(money(costs[s]), costs[s], time_refs(s)), f' ({_nodes(s)}, ', _time(s),
+                        ' minutes)') for s in (cheapest, fastest))
+        end = ('; the fastest is ', *fast) if cheapest is not fastest else (', which is also the fastest',)
+        yield f'At {studies[0].price_per_node_hour:,g} per node-hour, a run{goal} costs least on ', *low, *end, '.'
 
 
 def _counts(names: _Names) -> Iterator[tuple]:
