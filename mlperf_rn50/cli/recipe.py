@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
     if options.compare:
         recipes = tables.find_recipes(*_compared(options))
     elif options.global_batch_size is None:
-        raise ConfigError('--global-batch-size N: missing; see mlperf-rn50 recipe --help')
+        raise ConfigError('N: missing; for example: mlperf-rn50 recipe 1664; see mlperf-rn50 recipe --help')
     else:
         choose.check_shares(options.global_batch_size, (options.nodes or 1) * (options.ranks_per_node or 1))
         recipes = tables.find_recipes(options.global_batch_size, options.optimizer, options.target,

@@ -21,7 +21,7 @@ def parse_round(text: str) -> str:
     name = f'v{number.removesuffix(".0") if number.count(".") == 2 else number}'
     if name not in (*ROUNDS, LATER):
         raise ArgumentTypeError(f'got {text!r:.40}, expected a round such as v2.0'
-                                f'{nearest(name, [*ROUNDS]) or ", from v0.5 to v4.0"}')
+                                f'{nearest(word, [*ROUNDS]) or ", from v0.5 to v4.0"}')
     return name
 
 

@@ -115,6 +115,8 @@ def test_unsuitable_runs_are_refused(tmp_path):
                          ({'division': 'closed'}, 'got the divisions closed, open, expected one'),
                          ({'path': tmp_path / 'pipe', 'status': 'unreadable'}, 'pipe: is not a file')]:
         assert submission.judge_runs((replace(runs[0], **change), *runs[1:]), '4.0.0')[0][:1] == [rule]
+    padded = [replace(r, division='closed', dataset=None, train_samples=1_277_952) for r in runs]  # accepted by MLPerf
+    assert not any('requires ImageNet' in text for text in submission.judge_runs(padded, '4.0.0')[0])
 
 
 def test_one_failed_run_is_accepted_and_is_the_first_warning(tmp_path):

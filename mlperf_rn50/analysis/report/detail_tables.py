@@ -6,6 +6,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.findings import Finding, make_finding
+from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, NO_COUNTERS, NO_TELEMETRY
 from mlperf_rn50.mllog.sidecar.metrics import read_node_reads
@@ -107,7 +108,7 @@ def rcp_table(study: Study) -> Table:
     verdicts = [(s, v) for s in study.run_sets if (v := rcp.check_rcp(s))]
     rows = tuple((Cell(s.name), number_cell(s.global_batch_size),
                   *(number_cell(epochs, ',.2f') for epochs in (v.epochs, v.reference_epochs, v.min_epochs)),
-                  Cell(f'{v.ruleset}{"" if v.is_of_round else f" ({s.round} has none)"}'), Cell(v.text))
+                  Cell(f'{ROUND_OF[v.ruleset]}{"" if v.is_of_round else f" ({s.round} has none)"}'), Cell(v.text))
                  for s, v in verdicts)
     return Table('Epochs against the reference convergence points', (
-        'system', 'global batch', 'epochs', 'reference', 'at least', 'ruleset', 'official check'), rows)
+        'system', 'global batch', 'epochs', 'reference', 'at least', 'round', 'official check'), rows)

@@ -49,7 +49,7 @@ def _make_verdict(logs: Sequence[CheckedLog], division: str | None) -> Verdict:
     passed = [r for r, failed in failures.items() if len(failed) <= (count == RUNS_OF_A_SCORE)]
     named = ROUNDS.get(run_set.round)
     ruleset = named if named in failures else next(iter([*passed, *reversed(failures)]), None)
-    obstacles = sorted({r.dataset or 'other data than ImageNet' for r in run_set.runs if not r.is_imagenet})
+    obstacles = sorted({r.dataset for r in run_set.runs if r.dataset and not r.is_imagenet})
     obstacles += ['resumed'] * any(r.num_resumes for r in run_set.runs)
     if count != RUNS_OF_A_SCORE:
         obstacles += sorted({r.status for r in run_set.runs} - {'converged'})

@@ -111,13 +111,15 @@ def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str,
     if not lines and not errors:
         return (f'no {":::MLL" if ruleset == "0.6.0" else ":::MLLOG"} line',)
     if errors:
-        return tuple(f'not a log line of {ruleset} ({_short(e)}): {line[:80]}' for line, e in errors)
+        return tuple(f'not a log line of {ROUND_OF[ruleset]} ({_short(e)}): {line[:80]}' for line, e in errors)
     if danger := _find_danger(lines):
         return (danger,)
     for line in lines:
         if line.key == 'submission_division' and division:
             line.value['value'] = division
     mlp_compliance = import_official('compliance_checker.mlp_compliance')
+    # It parses its rules anew for each log, which took over half of the time; the loader in C is equivalent.
+    mlp_compliance.yaml.BaseLoader = getattr(mlp_compliance.yaml, 'CBaseLoader', mlp_compliance.yaml.BaseLoader)
     logging.disable(logging.CRITICAL)
     try:
         checker = mlp_compliance.make_checker('training', ruleset, quiet=True, werror=False)

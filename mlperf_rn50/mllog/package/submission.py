@@ -152,7 +152,7 @@ def _check_set(runs: Sequence[Run]) -> list[str]:
     divisions = sorted({str(r.division) for r in runs if r.status != 'unreadable'})
     if len(divisions) > 1:
         refusals.append(f'got the divisions {", ".join(divisions)}, expected one')
-    if 'closed' in divisions and not all(r.is_imagenet for r in runs):
+    if 'closed' in divisions and any(r.dataset and not r.is_imagenet for r in runs):
         refusals.append('the closed division requires ImageNet, but these logs are of a different data set')
     seeds = [r.seed for r in runs if r.seed is not None]
     if len(set(seeds)) < len(seeds):
