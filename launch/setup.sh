@@ -40,8 +40,8 @@ read_state() {
     [ ! -e "$state/made" ] || read -r made_for made_at <"$state/made" || true
     variant=${MLPERF_RN50_VARIANT:-${made_for:-cpu}}
     case $variant in
-        cpu) mxnet=mxnet amount='0.8 GB' ;;
-        cu112 | cu117) mxnet=mxnet-$variant amount='3.2 GB' ;;
+        cpu) mxnet=mxnet amount='up to 0.8 GB' ;;
+        cu112 | cu117) mxnet=mxnet-$variant amount='up to 3.2 GB' ;;
         ngc) mxnet='' amount='what the container lacks' extras=demo,export,pytest ;;
         *) fail "MLPERF_RN50_VARIANT: got $variant, expected cpu, cu112, cu117 or ngc" ;;
     esac
@@ -62,12 +62,12 @@ read_state() {
 }
 is_set_up() { [ -z "$flaw" ] && [ -e "$state/step5" ] && [ "$(cat "$state/key")" = "$key" ]; }
 
-# Prints every half minute what pip and the compilers have written.
+# Prints every half minute the size of .venv and of the temporary files, and how far Horovod is built.
 tick() {
     local built
     while sleep 30 && kill -0 $$ 2>/dev/null; do
         built=$(grep -o '[0-9]*%]' "$state/horovod.log" 2>/dev/null | tail -n 1) || true
-        say "$(du -scm .venv "$TMPDIR" 2>/dev/null | tail -n 1 | cut -f 1) MB written${built:+, ${built%\%]} % of Horovod built}"
+        say "$(du -scm .venv "$TMPDIR" 2>/dev/null | tail -n 1 | cut -f 1) MB on disk${built:+, ${built%\%]} % of Horovod built}"
     done
 }
 step() { # NUMBER NAME COMMAND...; runs the command unless the step is done
@@ -228,7 +228,7 @@ toolkit in PATH or set HOROVOD_CUDA_HOME to it, and run launch/setup.sh again"
         need_build_tools
         build=needed
     fi
-    [ -e "$state/step3" ] || say "downloads up to $amount${build:+ and builds Horovod}, which takes 2 to 20 minutes"
+    [ -e "$state/step3" ] || say "downloads $amount${build:+ and builds Horovod}, which takes 2 to 20 minutes"
     if [ -n "$flaw" ]; then
         [ "$flaw" = new ] || say ".venv is created again because $flaw"
         say 'step 1 of 5, the Python environment'
