@@ -81,5 +81,6 @@ def run_ranks(argv: Sequence[str]) -> int:
     per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
     options = parse_arguments(ENGINES['local'].make_parser('local'), ['--ranks-per-device', per_device])
     options = replace(options, hosts=o.hosts, command=os.environ.get(COMMAND, ''))
-    launcher = Launcher('ranks', ENGINES['local'], options, SignalQueue(LAUNCHER_SIGNALS), load_train_config)
+    signals = SignalQueue(LAUNCHER_SIGNALS, STOPPING if o.words[:1] == ['train'] else '')
+    launcher = Launcher('ranks', ENGINES['local'], options, signals, load_train_config)
     return launcher.run_program(o.ranks_per_node, [o.program, *o.words], os.environ.get(DEVICE_VARIABLE, 'cpu'))

@@ -19,13 +19,6 @@ _HEADER = """# {command}
 """
 
 
-def find_median_side(rec: Path) -> int:
-    """Return the median length in pixels of the shorter sides of up to _MAX_SIZED images."""
-    records = RecordFile(rec)
-    images = (records.read(k).image.tobytes() for k in thin(range(len(records)), _MAX_SIZED))
-    return round(statistics.median(min(imagesize.get(io.BytesIO(image))) for image in images))
-
-
 def make_tree(out: Path, name: str, num_train: int, num_val: int, num_classes: int, side: int) -> dict[str, dict]:
     """Return a configuration for images whose shorter side is `side` pixels; its schedule has about 1,000 steps."""
     image_size = min(224, max(32, side // 16 * 16))
@@ -49,7 +42,10 @@ def write_train_yaml(out: Path, manifest: dict) -> str:
     if not path.exists():
         train, validation = (manifest['splits'][s]['num_images'] for s in ('train', 'validation'))
         sizes = {'num_train': train, 'num_val': validation, 'num_classes': len(manifest['classes'])}
-        tree = make_tree(out, manifest['dataset'], **sizes, side=find_median_side(out / 'train.rec'))
+        records = RecordFile(out / 'train.rec')
+        images = (records.read(k).image.tobytes() for k in thin(range(len(records)), _MAX_SIZED))
+        side = round(statistics.median(min(imagesize.get(io.BytesIO(image))) for image in images))
+        tree = make_tree(out, manifest['dataset'], **sizes, side=side)
         write_atomically(path, _HEADER.format(command=command, **sizes)
                          + yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, allow_unicode=True))
     return command
