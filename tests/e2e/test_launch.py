@@ -1,6 +1,7 @@
 """Launch scripts: start and stop of ranks, dry runs, and sweeps over layouts of local ranks."""
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -91,6 +92,17 @@ def engines(tmp_path):
         env = {'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}', 'MLPERF_RN50_JOB': '1-a', **variables}
         return run([tmp_path / 'launch' / name, *words], env=env)
     return call
+
+
+@pytest.mark.parametrize('script', ['local.sh', 'mpirun.sh', 'horovodrun.sh', 'apptainer.sh', 'ranks.sh', 'docker.sh',
+                                    'slurm.sbatch'])
+def test_script_passes_on_its_command_line_as_typed(engines, tmp_path, script):
+    show = 'echo "$MLPERF_RN50_COMMAND"'
+    programs = {'.venv/bin/python': 'true', '.venv/bin/mlperf-rn50': show, 'bin/docker': show}
+    done = engines(script, '--image', 'a b.sif', '--hosts', 'h1,h2', programs=programs, SLURM_JOB_NUM_NODES='3',
+                   SLURM_SUBMIT_DIR=str(tmp_path))
+    first = f'sbatch --nodes 3 launch/{script}' if script == 'slurm.sbatch' else f'{tmp_path}/launch/{script}'
+    assert shlex.split(done.stdout) == [*first.split(), '--image', 'a b.sif', '--hosts', 'h1,h2'], done.stderr
 
 
 @pytest.mark.parametrize('slots, variables, expected', [
