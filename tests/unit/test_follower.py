@@ -5,7 +5,7 @@ import shutil
 from contextlib import closing
 
 import pytest
-from lines import START_S, run_lines, write_lines
+from lines import START_S, run_lines, v05, write_lines
 from live_runs import CONFIG, NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
 
 from mlperf_rn50.analysis.watch.follower import Follower
@@ -45,10 +45,11 @@ CONFIGURED = CONFIG.replace('0.749', '0.98') + 'data: {dataset: shapes}\n'
     (1, CONFIGURED, ('starting', 'starting', 'shapes', 0.98)), (1, '{', ('starting', 'starting', '-', None)),
     (9, CONFIGURED.replace('shapes', 'imagenet'), ('starting', 'starting', None, 0.98)),
     (99, CONFIGURED, ('running', '', 'digits', 0.749))])
-def test_run_without_run_start_is_starting_with_data_and_target_of_its_configuration(tmp_path, num_lines, config,
-                                                                                     expected):
+def test_run_without_an_epoch_is_starting_with_data_and_target_of_its_configuration(tmp_path, num_lines, config,
+                                                                                    expected):
     log = write_live(tmp_path, train(10), config=config) / 'result_0.txt'
-    log.write_text(''.join(log.read_text().splitlines(keepends=True)[:num_lines]))
+    start = [v05('run_start', -5) + '\n', v05('input_batch_size', -5, 32) + '\n']  # v0.5 has it before init_stop
+    log.write_text(''.join(log.read_text().splitlines(keepends=True)[:num_lines] + start * (num_lines < 99)))
     os.utime(log, (NOW_S, NOW_S))
     assert shown(look(tmp_path), 'status', 'note', 'dataset', 'target') == expected
 

@@ -182,7 +182,7 @@ def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str,
 
 def _add_config(state: LiveRun, run: Run, config: dict[str, dict[str, Any]]) -> LiveRun:
     """Add data set and target from the configuration until the log names them, which is when the clock starts."""
-    is_starting = run.status == 'running' and keys.RUN_START not in run.lines
+    is_starting = run.status == 'running' and run.last_epoch is None  # in v0.5, run_start precedes init_stop
     data, train = config.get('data', {}), config.get('train', {})
     name, target = data.get('dataset'), checked_number(train.get('target_accuracy'), 0, 1)
     if events.DATASET not in run.lines and (name or is_starting):
