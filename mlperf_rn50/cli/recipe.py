@@ -15,11 +15,13 @@ exit codes: 0 a recipe was shown or written, 2 invalid arguments, or no recipe a
 import json
 import os
 import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlperf_rn50.cli.parsers import command_parser, config_parser, count, filled, fraction
+from mlperf_rn50.cli.parsers import add_wide_option, command_parser, config_parser, count, filled, fraction
+from mlperf_rn50.cli.terminal import width_of
 from mlperf_rn50.errors import EXIT_OK, ConfigError
 from mlperf_rn50.parser import Parser
 
@@ -42,6 +44,7 @@ def make_parser() -> Parser:
     add('--out', metavar='FILE', type=filled, help='new file for the recipe, written as a configuration for train')
     add('--compare', metavar='CONFIG', type=filled, help='configuration to compare with the recipes')
     add('--format', choices=['table', 'json'], default='table', help='output format (default: table)')
+    add_wide_option(parser)
     return parser
 
 
@@ -75,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
         except OSError as e:
             raise ConfigError(f'--out: cannot write {options.out}: {e.strerror}') from e
     print(json.dumps(tables.recipes_object(recipes), indent=2) if options.format == 'json' else
-          tables.render_recipes(recipes))
+          tables.render_recipes(recipes, width_of(sys.stdout, options.wide)))
     return EXIT_OK
 
 

@@ -117,7 +117,7 @@ def test_filter_applies_before_comparisons_in_every_format(tree, tmp_path):
 
 @pytest.mark.parametrize('path, options, message', [
     (None, ['--batch', '64'], '--batch: got 64, expected one of: 9984, 19968'),
-    (None, ['--org', 'b', '--round', '0.7'], '--round: got 0.7, expected one of: v0.7'),
+    (None, ['--org', 'b', '--round', '2.0'], '--round: got v2.0, expected one of: v0.7'),
     (None, ['--accelerator', 'x'], '--accelerator: got x, but no log has a value; omit it'),
     ('published/v2.0', ['--org', 'delle'], '--org: got delle, expected one of: ASUSTeK, Azure, CASIA, Dell, ')])
 def test_filter_without_systems_names_the_option_and_the_values(tree, path, options, message):

@@ -6,7 +6,6 @@ from string import ascii_uppercase
 from typing import Any
 
 import yaml
-from tabulate import tabulate
 
 import mlperf_rn50
 from mlperf_rn50 import config as cfg
@@ -16,6 +15,7 @@ from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import parse_json, read_text
+from mlperf_rn50.table import fit_columns, wrap_line
 from mlperf_rn50.text import plural, printable
 
 FORMAT = 'mlperf-rn50 recipe 1'
@@ -52,7 +52,7 @@ def find_recipes(batch: int, opt_name: str | None, target: float | None, config:
                    find_deviations(config, num_ranks) if config else ())
 
 
-def _systems_table(recipes: Sequence[RecipeGroup]) -> str:
+def _systems_table(recipes: Sequence[RecipeGroup], width: int | None) -> str:
     rows = []
     for letter, published in zip(ascii_uppercase, recipes):
         newest = sorted(published.sets, key=lambda s: s.round, reverse=True)[:_MAX_SYSTEMS]
@@ -67,20 +67,21 @@ def _systems_table(recipes: Sequence[RecipeGroup]) -> str:
             runs = len(published.epochs) - sum(e is not None for s in newest for e in published.epochs_of(s))
             rows.append(['', '', '', '', f'and {plural(len(more), "more set")}', *[''] * 3, f'{runs} more runs'])
     head = ['', 'batch', 'round', 'organisation', 'system', 'layout', 'target', 'epochs', 'converged']
-    return tabulate([[printable(text) for text in row] for row in rows], head, disable_numparse=True,
-                    colalign=['left', 'right', *['left'] * 7])
+    return fit_columns(head, [[printable(text) for text in row] for row in rows], width,
+                       ('layout', 'round', 'target', 'converged', 'organisation'),
+                       ['left', 'right', *['left'] * 7])
 
 
-def _values_tables(found: Recipes) -> list[str]:
+def _values_tables(found: Recipes, width: int | None) -> list[str]:
     """Return one table of values or, with a configuration, two: one for values that differ, one for shared values."""
     letters = ascii_uppercase[:min(_MAX_RECIPES, len(found.recipes))]
     if not found.config:
-        return [tabulate(map(_texts, found.rows), ['', *letters], disable_numparse=True)]
+        return [fit_columns(['', *letters], [*map(_texts, found.rows)], width)]
     num_values = [(len({c.text for c in row.published[:_MAX_RECIPES]}), _texts(row)) for row in found.rows]
     differing, shared = [t for n, t in num_values if n > 1], [t[:3] for n, t in num_values if n == 1]
     span = f'{letters[0]} to {letters[-1]}' if differing else letters[0]
     tables = [(differing, ['', 'config', *letters]), (shared, ['', 'config', span])]
-    return [tabulate(rows, head, disable_numparse=True) for rows, head in tables if rows]
+    return [fit_columns(head, rows, width) for rows, head in tables if rows]
 
 
 def _texts(row: Row) -> list[str]:
@@ -88,8 +89,8 @@ def _texts(row: Row) -> list[str]:
     return [row.key, *compared, *(printable(cell.text) for cell in row.published[:_MAX_RECIPES])]
 
 
-def render_recipes(found: Recipes) -> str:
-    """Return the systems, the values of their recipes, and notes as text."""
+def render_recipes(found: Recipes, width: int | None = None) -> str:
+    """Return the systems, the values of their recipes, and notes as text that fits a width."""
     title = (f'Published at batch {found.batch:,}' if found.is_at_batch else
              f'Not published at batch {found.batch:,}; adjacent batches')
     goal = '' if found.target is None else f', for {100 * found.target:.4g} % or more'
@@ -100,8 +101,8 @@ def render_recipes(found: Recipes) -> str:
         notes += _compared_notes(found, found.config)
     if found.choice:
         notes += ['', *map(printable, _choice_lines(found.choice))]
-    return '\n\n'.join([f'{title}{goal}:', _systems_table(found.recipes[:_MAX_RECIPES]), *_values_tables(found),
-                        '\n'.join(notes)])
+    return '\n\n'.join([f'{title}{goal}:', _systems_table(found.recipes[:_MAX_RECIPES], width),
+                        *_values_tables(found, width), '\n'.join(wrap_line(n, width) for n in notes)])
 
 
 def _compared_notes(found: Recipes, config: Config) -> list[str]:

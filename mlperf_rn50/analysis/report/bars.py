@@ -125,7 +125,7 @@ def draw_series(scene: Scene, series: Series) -> drawing.Picture:
 
 def draw_all_series(studies: Sequence[Study]) -> list[drawing.Picture]:
     """Draw the efficiency of all series over their nodes, the widest in colour. Return no plot for a single series."""
-    curves = [(f'{study.name}/' * (len(studies) > 1) + printable(x.baseline.name), [
+    curves = [(printable(f'{study.name}/' * (len(studies) > 1) + x.baseline.name), [
         (s.num_nodes or 0, c.efficiency) for s in x.run_sets if (c := study.comparison_of.get(s)) and c.efficiency])
         for study in studies for x in study.series]
     curves = sorted((c for c in curves if len(c[1]) > 1), key=lambda c: -c[1][-1][0] / c[1][0][0])
