@@ -232,8 +232,9 @@ def test_each_table_on_a_phone_shows_a_number_and_different_names(open_page, nam
 
 @pytest.mark.parametrize('name', ['sweep', 'rounds', 'tree'])
 def test_print_has_all_columns_and_closed_sections_in_one_size(open_page, name):
-    page = open_page(name)
+    page = open_page(name, viewport={'width': 1032, 'height': 680})  # A4 without margins
     page.emulate_media(media='print')
+    assert page.evaluate('document.documentElement.scrollWidth') <= 1032  # else it is printed in a smaller size
     sizes = page.evaluate("""[...document.querySelectorAll('td, .note, li, summary + *')].filter(
         e => e.checkVisibility() && !e.closest('.sources, h2')).map(e => getComputedStyle(e).fontSize)""")
     assert set(sizes) == {'12px'}  # 9 pt
