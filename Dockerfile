@@ -26,7 +26,7 @@ WORKDIR /opt/mlperf_rn50
 # the image.
 COPY setup.cfg pyproject.toml LICENSE ./
 COPY launch/setup.sh launch/setup_ngc.sh launch/requirements.lock launch/requirements_ngc.lock launch/
-COPY launch/engines/isolate.sh launch/engines/
+COPY launch/engines/program.sh launch/engines/
 COPY mlperf_rn50/__init__.py mlperf_rn50/
 RUN --mount=type=cache,target=/root/.cache \
     touch README.md && MLPERF_RN50_VARIANT="$VARIANT" MLPERF_RN50_EXTRAS=demo,export launch/setup.sh \

@@ -6,7 +6,7 @@
 . "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
 here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-. "$here/launch/engines/isolate.sh"
+. "$here/launch/engines/program.sh"
 # Create the folder for Open MPI's shared memory, see launch/engines/openmpi.sh.
 [ -z "${MLPERF_RN50_JOB:-}" ] || mkdir -m 700 "/dev/shm/mlperf_rn50-$MLPERF_RN50_JOB" 2>/dev/null || true
 if [ "${MLPERF_RN50_RANKS_PER_DEVICE:-1}" != 1 ]; then

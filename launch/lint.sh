@@ -4,7 +4,7 @@
 . "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
-. launch/engines/isolate.sh
+. launch/engines/program.sh
 export PATH="$PWD/.venv/bin:$PATH"
 [ -w . ] || export RUFF_NO_CACHE=true MYPY_CACHE_DIR=/dev/null # their caches are in the checkout
 ruff check mlperf_rn50 tests benchmarks docs

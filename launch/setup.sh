@@ -13,7 +13,7 @@
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 container_path=${PYTHONPATH-} # the container may have packages there
-. launch/engines/isolate.sh
+. launch/engines/program.sh
 . launch/setup_ngc.sh
 lock=launch/requirements.lock
 packages=.venv/lib/python3.11/site-packages

@@ -14,7 +14,7 @@
 . "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
-. launch/engines/isolate.sh
+. launch/engines/program.sh
 scope=quick
 case ${1:-} in
     --all | --ngc | --gpu) scope=${1#--}; shift ;;

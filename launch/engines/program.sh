@@ -1,7 +1,10 @@
 # shellcheck shell=bash
-# run_program ARGUMENTS... replaces a script in launch/ by the program of its checkout.
-. "$(dirname -- "${BASH_SOURCE[0]}")/isolate.sh"
-run_program() {
+# Removes variables of environment modules that replace packages or parts of the Python in .venv. Sourced on every host.
+unset PYTHONPATH PYTHONHOME PYTHONUSERBASE PYTHONSTARTUP PYTHONPLATLIBDIR PYTHONINSPECT PYTHONWARNINGS PYTHONOPTIMIZE
+export PYTHONNOUSERSITE=1
+
+# Replaces a script in launch/ by the program of its checkout.
+run_program() { # ARGUMENTS...
     local here python
     here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
     python=$here/.venv/bin/python

@@ -50,7 +50,7 @@ def make_checkout(folder):
     """Create a checkout with scripts only, without .venv."""
     (folder / 'launch/engines').mkdir(parents=True)
     shutil.copy(ROOT / 'setup.cfg', folder)
-    for name in (*SCRIPTS, 'setup_ngc.sh', 'requirements.lock', 'requirements_ngc.lock', 'engines/isolate.sh'):
+    for name in (*SCRIPTS, 'setup_ngc.sh', 'requirements.lock', 'requirements_ngc.lock', 'engines/program.sh'):
         shutil.copy(ROOT / 'launch' / name, folder / 'launch' / name)
     return folder
 

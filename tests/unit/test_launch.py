@@ -549,7 +549,7 @@ def test_python_that_the_user_cannot_execute_is_named(tmp_path):
     for folder in ('a/.venv/bin', 'a/launch/engines'):
         (tmp_path / folder).mkdir(parents=True)
     script = tmp_path / 'a/launch/local.sh'
-    for name in ('local.sh', 'engines/program.sh', 'engines/isolate.sh'):
+    for name in ('local.sh', 'engines/program.sh'):
         shutil.copy(ROOT / 'launch' / name, script.parent / name)
     done = run([script])
     assert done.returncode == 2
