@@ -27,7 +27,7 @@ def test_image_is_small_and_runs_as_user(image, container):
     assert home.split() == ['user12345', '/home/rn50', 'port', '22']
     assert not buildah('run', container, '--', 'find', '/etc/ssh', '-name', 'ssh_host_*')
     output = buildah('run', container, '--', '/opt/mlperf_rn50/launch/setup.sh', '--check')
-    assert 'all libraries resolve' in output and 'with MPI, Gloo import' in output
+    assert 'all libraries resolve' in output and 'with MPI+Gloo import' in output
 
 
 @pytest.mark.engine
