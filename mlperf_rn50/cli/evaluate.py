@@ -111,10 +111,9 @@ def _is_as_trained(config: Config, weights: SavedWeights) -> bool:
 def _logged_top1(weights: SavedWeights) -> float | None:
     """Return Top-1 of the weights from the log of their run, or from their description if the log lacks it."""
     from mlperf_rn50.mllog.read.reader import read_run
-    from mlperf_rn50.model.weights import run_index
-    from mlperf_rn50.runfolder.names import RunFolder
+    from mlperf_rn50.runfolder.names import RunFolder, folder_index
     folder, description = weights.path.absolute().parent, weights.description
-    log, accuracies = RunFolder(folder.parent, run_index(folder)).result, []
+    log, accuracies = RunFolder(folder.parent, folder_index(folder)).result, []
     if folder.name.startswith('weights') and log.is_file():
         accuracies = [e.accuracy for e in read_run(log).evaluations if e.epoch == description.epoch]
     return accuracies[-1] if accuracies else description.top1

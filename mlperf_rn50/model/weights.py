@@ -19,6 +19,7 @@ from mlperf_rn50.config import Config, to_tree
 from mlperf_rn50.config_file import check_keys
 from mlperf_rn50.errors import DataError, UserError
 from mlperf_rn50.npz import read_arrays
+from mlperf_rn50.runfolder.names import folder_index
 
 FORMAT = 1
 BEST, LAST = 'best', 'last'
@@ -27,7 +28,6 @@ DATA_KEYS = ('dir', 'dataset', 'num_val', 'num_classes', 'synthetic', 'image_siz
              'mean', 'std', 'decoder', 'pad_to_4_channels')
 TRAIN_KEYS = ('precision', 'device', 'eval_batch_size')
 _MAX_BYTES = 1 << 26  # maximum size of a description, which contains the names of all classes
-_FOLDER = re.compile(r'weights(?:_(\d+))?')
 
 
 @dataclass(frozen=True)
@@ -88,21 +88,15 @@ def find_weights(path: Path, which: str = BEST) -> Path:
         return path
     if not path.is_dir():
         raise UserError(f'{path}: no such file or folder; expected a run folder, its weights folder or an .npz')
-    folders = [path, *(p for p in path.iterdir() if _FOLDER.fullmatch(p.name))]
+    folders = [path, *(p for p in path.iterdir() if re.fullmatch(r'weights(_\d+)?', p.name))]
     kept = [p for p in folders if (p / f'{BEST}.npz').is_file()]
     if not kept:
         raise UserError(f'{path}: contains no weights, expected weights/{BEST}.npz; a run writes them with its first '
                         'checkpoint after an evaluation and at its end')
-    folder = path if path in kept else max(kept, key=run_index)
+    folder = path if path in kept else max(kept, key=folder_index)
     last, best = folder / f'{LAST}.npz', folder / f'{BEST}.npz'
     # A last.npz of an earlier epoch than best.npz dates from before the run was resumed.
     return last if which == LAST and last.is_file() and _describe(last).epoch > _describe(best).epoch else best
-
-
-def run_index(folder: Path) -> int:
-    """Return the run number from the name of a weights folder, 0 if there is none."""
-    match = _FOLDER.fullmatch(folder.name)
-    return int(match[1]) if match and match[1] else 0
 
 
 def load_weights(path: Path, which: str = BEST) -> tuple[WeightsDescription, dict[str, np.ndarray]]:
@@ -153,19 +147,17 @@ def _describe(npz: Path) -> WeightsDescription:
 
 
 def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dict[str, np.ndarray]]:
-    """Return configuration and arrays of the equivalent network for any CPU: float32, NCHW, RGB, plain operators."""
+    """Return configuration and arrays of the equivalent network for any CPU: float32, NCHW, RGB, plain operators.
+
+    set_weights converts the arrays; here, only the zero channel of a padded first convolution is dropped.
+    """
     data = replace(config.data, pad_to_4_channels=False, decoder='cpu')
     model = replace(config.model, layout='NCHW', fused_bn_relu=None, fused_bn_add_relu=None)
     train = replace(config.train, precision='float32', device='cpu')
-    has_padding, is_nhwc = config.data.pad_to_4_channels, config.model.layout == 'NHWC'
-
-    def convert(array: np.ndarray) -> np.ndarray:
-        if array.ndim == 4 and is_nhwc:
-            array = array.transpose(0, 3, 1, 2)
-        if array.ndim == 4 and has_padding and array.shape[1] == 4:  # drop the zero channel of the first convolution
-            array = array[:, :3]
-        return np.ascontiguousarray(array, np.float32)
-    return (replace(config, data=data, model=model, train=train), {n: convert(a) for n, a in arrays.items()})
+    if config.data.pad_to_4_channels:
+        axis = 3 if config.model.layout == 'NHWC' else 1
+        arrays = {n: a.take(range(3), axis) if a.ndim == 4 and a.shape[axis] == 4 else a for n, a in arrays.items()}
+    return replace(config, data=data, model=model, train=train), arrays
 
 
 def _with_shape(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

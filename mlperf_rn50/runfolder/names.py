@@ -48,7 +48,9 @@ class RunFolder:
     lock = _NumberedPath('.run', '.lock', first='_0')
 
     def telemetry(self, host: str) -> Path:
-        return self.dir / f'telemetry_{self.index}_{host_file_name(host)}.jsonl'
+        """Return the path of a node's samples; characters of the host name that are unsafe in file names become _."""
+        safe = re.sub(r'[^\w.-]', '_', host)
+        return self.dir / f'telemetry_{self.index}_{safe}.jsonl'
 
 
 def run_number(name: str) -> int | None:
@@ -63,9 +65,10 @@ def run_of(log: Path) -> RunFolder:
     return RunFolder(log.parent, int(m[1]) if m else 0)
 
 
-def host_file_name(host: str) -> str:
-    """Return a host name with '_' for each character that is unsafe in file names."""
-    return re.sub(r'[^\w.-]', '_', host)
+def folder_index(folder: Path) -> int:
+    """Return the number of the run that owns a folder such as weights_3; 0 for a name without a number."""
+    digits = folder.name.rpartition('_')[2]
+    return int(digits) if digits.isdecimal() else 0
 
 
 def host_of(telemetry: Path) -> str:

@@ -25,7 +25,6 @@ Name = Annotated[str, Meta(max_length=64)]
 Rates = dict[str, Annotated[float, Meta(ge=0, le=1e15)]]  # by device
 
 
-
 class TrainRecord(Struct, tag_field='event', tag='train'):
     step: Whole | None = None
     epoch: Epochs = 0.0

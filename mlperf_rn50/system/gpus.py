@@ -16,6 +16,7 @@ from typing import Any
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.power import find_gpus
+from mlperf_rn50.text import grouped
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
 _NVIDIA, _DISPLAY_CLASS = '0x10de', '0x03'
@@ -143,10 +144,7 @@ def _too_many(rank: int, view: View, num_ranks: int, ranks_per_device: int) -> s
 
 def _check_shared(uuids: Sequence[str], views: Sequence[View], ranks_per_device: int) -> None:
     """Raise ConfigError if more than `ranks_per_device` ranks, or ranks that are not consecutive, use the same GPU."""
-    users: dict[str, list[int]] = {}
-    for rank, uuid in enumerate(uuids):
-        users.setdefault(uuid, []).append(rank)
-    for uuid, ranks in users.items():
+    for uuid, ranks in grouped(range(len(uuids)), lambda rank: uuids[rank]).items():
         leaders = [r for r in ranks if r % ranks_per_device == 0]  # the ranks that exchange gradients with other GPUs
         hosts = ', '.join(dict.fromkeys(views[r].host for r in ranks))
         got = f'run.ranks_per_device: got {ranks_per_device}, but ranks'

@@ -208,7 +208,6 @@ def test_ranks_of_a_gpu_must_be_consecutive():
 @pytest.mark.parametrize('device, per_device, has_nccl, expected', [
     ('gpu', 1, True, 1), ('gpu', 3, True, 3), ('gpu', 3, False, 1), ('cpu', 3, True, 1)])
 def test_sharing_ranks_sum_first_only_if_nccl_would_refuse(monkeypatch, device, per_device, has_nccl, expected):
-    assert sharing.decide_sharing(device, per_device, has_nccl) == expected
     install(monkeypatch, SimpleNamespace(nccl_built=lambda: has_nccl))
     config = Config(train=TrainConfig(device=device), run=RunConfig(ranks_per_device=per_device))
     monkeypatch.setattr(sharing, 'launched_size', lambda: 6)

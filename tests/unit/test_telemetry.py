@@ -2,6 +2,7 @@
 import json
 import math
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -14,7 +15,7 @@ from mlperf_rn50.analysis.report.picture import render_svg
 from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.sidecar.telemetry import read_node, read_telemetry
-from mlperf_rn50.runfolder.names import host_file_name
+from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import GpuSample
 from mlperf_rn50.system import power, telemetry
 from mlperf_rn50.system.power import CounterLost, EnergyCounter, Meter, PowerIntegral, open_gpu_energy, open_packages
@@ -38,7 +39,7 @@ def test_infiniband_counters_count_four_byte_words(tmp_path):
 
 
 def test_host_names_become_valid_file_names():
-    assert host_file_name('../n1 x') == '.._n1_x'
+    assert RunFolder(Path(), 2).telemetry('../n1 x') == Path('telemetry_2_.._n1_x.jsonl')
 
 
 def sample(time_s, **values):

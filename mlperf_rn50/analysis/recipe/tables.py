@@ -5,14 +5,11 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-import yaml
-
 import mlperf_rn50
-from mlperf_rn50 import config as cfg
 from mlperf_rn50.analysis.recipe.choose import Choice, RecipeGroup, choose_recipe, group, range_text, rank, recipes_near
 from mlperf_rn50.analysis.recipe.differences import Row, find_deviations, is_imagenet, rows_of
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.config import Config
+from mlperf_rn50.config import Config, render_differences
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import parse_json, read_text
 from mlperf_rn50.table import fit_columns, wrap_line
@@ -170,14 +167,9 @@ def recipes_object(found: Recipes) -> dict[str, Any]:
             'comparison': rows if found.config else None, 'deviations': list(found.deviations)}
 
 
-def render_config(config: cfg.Config, comments: Sequence[str]) -> str:
+def render_config(config: Config, comments: Sequence[str]) -> str:
     """Return a configuration file with comments and the values that differ from the defaults."""
-    defaults = cfg.to_tree(cfg.Config())
-    changed = {section: {key: value for key, value in values.items() if value != defaults[section][key]}
-               for section, values in cfg.to_tree(config).items()}
-    tree = {section: values for section, values in changed.items() if values}
-    body = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=110)
-    return ''.join(f'# {printable(c)}\n' for c in comments) + body
+    return '\n'.join([*(f'# {printable(c)}' for c in comments), render_differences(config), ''])
 
 
 def comments_of(choice: Choice, command: str, num_nodes: int | None, ranks_per_node: int | None) -> list[str]:

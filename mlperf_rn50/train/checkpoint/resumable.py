@@ -8,7 +8,7 @@ from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.files import no_link, temporaries_in
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read.reader import read_events
-from mlperf_rn50.runfolder.names import RunFolder, is_checkpoint_name, list_checkpoints
+from mlperf_rn50.runfolder.names import RunFolder, folder_index, is_checkpoint_name, list_checkpoints
 from mlperf_rn50.train.checkpoint import checkpoint
 
 
@@ -35,14 +35,14 @@ def find_run(path: Path) -> tuple[RunFolder, Path]:
     """Return the run that --resume PATH selects, and its checkpoint or checkpoints folder; raise UserError if none."""
     checkpoints = path.parent
     if not is_checkpoint(path):
-        folders = [path] if path.name.startswith('checkpoints') else sorted(path.glob('checkpoints*'), key=_run_index)
+        folders = [path] if path.name.startswith('checkpoints') else sorted(path.glob('checkpoints*'), key=folder_index)
         usable = [f for f in folders if list_checkpoints(f)]
         if not usable:
             raise CheckpointError(f'{path}: contains no checkpoint, expected a run folder with checkpoints/step_<n>')
         path = checkpoints = usable[-1]
     if not path.is_dir():
         raise CheckpointError(f'{path}: no such checkpoint')
-    run = RunFolder(checkpoints.parent, _run_index(checkpoints))
+    run = RunFolder(checkpoints.parent, folder_index(checkpoints))
     for needed in (run.config, run.result):
         if not needed.exists():
             raise ConfigError(f'{needed}: missing; resume the run in its original folder')
@@ -60,8 +60,3 @@ def check_unfinished(run: RunFolder) -> None:
            for _, e in read_events(run.result) if isinstance(e, LogEvent)):
         raise UserError(f'--resume: {run.result} is the log of a run that reached its target; there is nothing to '
                         'resume')
-
-
-def _run_index(path: Path) -> int:
-    digits = path.name.rpartition('_')[2]
-    return int(digits) if digits.isdecimal() else 0

@@ -40,28 +40,21 @@ def check_places(places: Sequence[tuple[str, int]], num_sharing: int) -> None:
                     f'multiple of {num_sharing} ranks on every node, numbered node by node')
 
 
-def decide_sharing(device: str, ranks_per_device: int, has_nccl: bool) -> int:
-    """Return how many consecutive ranks first sum in host memory; 1 without NCCL, as Horovod then sums there."""
-    return ranks_per_device if device == 'gpu' and has_nccl else 1
-
-
 def sharing_of(config: Config) -> int:
-    """Return the result of decide_sharing for a configuration and the installed Horovod."""
-    if launched_size() is None or decide_sharing(config.train.device, config.run.ranks_per_device, True) == 1:
-        return 1
-    with suppress(ImportError):  # open_comm reports a missing Horovod
-        import horovod.mxnet as hvd
-        return decide_sharing(config.train.device, config.run.ranks_per_device, bool(hvd.nccl_built()))
+    """Return how many consecutive ranks first sum in host memory; 1 without NCCL, as Horovod then sums there."""
+    if launched_size() is not None and config.train.device == 'gpu':
+        with suppress(ImportError):  # open_comm reports a missing Horovod
+            import horovod.mxnet as hvd
+            return config.run.ranks_per_device if hvd.nccl_built() else 1
     return 1
 
 
-def describe_exchange(controller: str, device: str, num_ranks: int, ranks_per_device: int, has_nccl: bool) -> str:
+def describe_exchange(controller: str, device: str, num_ranks: int, num_sharing: int, has_nccl: bool) -> str:
     """Describe the path of gradients between the ranks of a run."""
     if device != 'gpu':
         return f'{controller} controller'
     if not has_nccl:
         return f'{controller} controller, gradients through host memory and {controller}'
-    num_sharing = decide_sharing(device, ranks_per_device, has_nccl)
     num_gpus = -(-num_ranks // num_sharing)
     if num_sharing == 1:
         return f'{controller} controller, gradients of {num_gpus} GPUs through NCCL'
