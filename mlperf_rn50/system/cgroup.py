@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from mlperf_rn50.text import grouped
+
 ROOT = Path('/')
 _NO_LIMIT_BYTES = 1 << 60  # without a limit, version 1 reports the largest 64-bit multiple of the page size: more
 
@@ -32,13 +34,9 @@ def parse_cpu_list(text: str) -> list[int]:
 
 def render_cpu_list(cpus: Iterable[int]) -> str:
     """Render a CPU list in Linux notation."""
-    ranges: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ','.join(str(a) if a == b else f'{a}-{b}' for a, b in ranges)
+    # Consecutive CPUs have the same distance from their place in the list.
+    ranges = grouped(enumerate(sorted(cpus)), lambda placed: placed[1] - placed[0]).values()
+    return ','.join(str(r[0][1]) if len(r) == 1 else f'{r[0][1]}-{r[-1][1]}' for r in ranges)
 
 
 def read_small(path: Path) -> str:

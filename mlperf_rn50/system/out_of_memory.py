@@ -65,13 +65,6 @@ def explain_kill(before: MemorySample, after: MemorySample, limit: int | None, h
     return f'out of memory: {cause}, {used}; {fix}'
 
 
-def explain_abort(peak_address_space: int, limit: int | None) -> str:
-    """Explain the abort of a process with an exhausted address space. Return '' for any other abort."""
-    if limit is None or peak_address_space < 0.8 * limit:
-        return ''
-    return _address_space_message('the address space of the process', limit, peak_address_space)
-
-
 def _address_space_message(name: str, limit: int, used: int) -> str:
     return (f'out of memory: {name} is limited to {gigabytes(limit)} (ulimit -v), {gigabytes(used)} used; '
             'raise the limit (ulimit -v unlimited), or lower train.local_batch_size')
@@ -88,8 +81,9 @@ def explain_death(number: int, before: MemorySample, after: MemorySample, num_ra
     if number == signal.SIGKILL:
         host_total = _numbers(_PROC / 'meminfo').get('MemTotal', 0)
         return explain_kill(before, after, find_limits().memory_limit_bytes, host_total, num_ranks)
-    if number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS):
-        return explain_abort(before.peak_address_space, soft_limit(resource.RLIMIT_AS))
+    used, limit = before.peak_address_space, soft_limit(resource.RLIMIT_AS)
+    if number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS) and limit is not None and used >= 0.8 * limit:
+        return _address_space_message('the address space of the process', limit, used)
     return ''
 
 

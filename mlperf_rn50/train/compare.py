@@ -49,8 +49,8 @@ class ReferenceComparison:
             return None
         self.curve.append((epochs, accuracy))
         standing = band.standing_of(self.reference, self.bands, self.curve, time_s)
-        was_behind, self.is_behind = self.is_behind, standing.behind
-        return events.Compared(standing, standing.behind and not was_behind)
+        self.is_behind = standing.behind
+        return events.Compared(standing)
 
 
 def open_comparison(found: Reference | None, plan: Plan, metrics: Path, num_epochs: int) -> ReferenceComparison:

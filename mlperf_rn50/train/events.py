@@ -56,8 +56,6 @@ class InitStopped(Event, frozen=True):
 
 
 class RunStarted(Event, frozen=True):
-    """The clock of a new run starts."""
-
     plan: Plan
     num_hosts: int
 
@@ -136,16 +134,13 @@ class Evaluated(Event, frozen=True):
 
 
 class ReferenceFound(Event, frozen=True):
-    """The reference runs, if any."""
-
     record: ReferenceRecord
 
 
 class Compared(Event, frozen=True):
-    """Comparison of an evaluation with the reference runs; is_new: whether the run has just fallen behind."""
+    """Comparison of an evaluation with the reference runs."""
 
     record: CourseRecord
-    is_new: bool
 
 
 class RanksTimed(Event, frozen=True):
@@ -173,8 +168,6 @@ class Noted(Event, frozen=True):
 
 
 class Warned(Event, frozen=True):
-    """A warning, which does not stop the run."""
-
     text: str
 
 

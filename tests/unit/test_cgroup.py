@@ -6,7 +6,7 @@ from helpers import write_files
 
 from mlperf_rn50.system import out_of_memory as oom
 from mlperf_rn50.system.cgroup import Limits, find_limits, memory_cgroup
-from mlperf_rn50.system.out_of_memory import MemorySample, explain_abort, explain_error, explain_kill
+from mlperf_rn50.system.out_of_memory import MemorySample, explain_error, explain_kill
 
 GB = 10**9
 V2 = '30 23 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n'
@@ -117,13 +117,12 @@ def test_explanation_of_a_kill(after, limit, num_ranks, expected):
 
 
 def test_explanation_of_an_abort(monkeypatch):
-    assert explain_abort(int(3.9 * GB), None) == explain_abort(GB, 4 * GB) == ''
-    assert explain_abort(int(3.9 * GB), 4 * GB).startswith(
+    def explain(used: int, limit: int | None, number: int = signal.SIGABRT) -> str:
+        monkeypatch.setattr(oom, 'soft_limit', lambda kind: limit)
+        return oom.explain_death(number, MemorySample(0, used, 1), AFTER, 1)
+    assert explain(int(3.9 * GB), None) == explain(GB, 4 * GB) == explain(GB, GB, signal.SIGTERM) == ''
+    assert explain(int(3.9 * GB), 4 * GB).startswith(
         'out of memory: the address space of the process is limited to 4.0 GB (ulimit -v), 3.9 GB used; raise')
-    monkeypatch.setattr(oom, 'soft_limit', lambda kind: GB)
-    full = MemorySample(0, GB, 1)
-    assert [bool(oom.explain_death(number, full, AFTER, 1)) for number in (signal.SIGABRT, signal.SIGTERM)] == [
-        True, False]
 
 
 @pytest.mark.parametrize('error', [MemoryError(), RuntimeError('std::bad_alloc'), OSError(12, 'Cannot allocate memory'),

@@ -53,11 +53,10 @@ def test_unreadable_reference_is_refused(tmp_path, name, message):
         find_reference(replace(CONFIG, run=RunConfig(reference=(str(tmp_path / name),))), 1)
 
 
-def test_alarm_is_raised_once(config, tmp_path):
+def test_alarm_lasts_while_the_run_is_behind(config, tmp_path):
     course = opened(config, tmp_path)
     seen = [course.compare(e, a, 10.0 * e) for e, a in [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.75)]]
-    assert [(c.record.behind, c.is_new) for c in seen] == [
-        (False, False), (True, True), (True, False), (False, False)]
+    assert [c.record.behind for c in seen] == [False, True, True, False]
     assert not course.is_behind
 
 
@@ -67,9 +66,9 @@ def test_resumed_run_keeps_earlier_evaluations(config, tmp_path):
             print(json.dumps({'event': 'eval', 'epoch': epoch, 'num_top1': num, 'num_images': 360}), file=f)
         print('{"num_top1": "x"}', file=f)
     assert read_curve(tmp_path / 'metrics.jsonl') == [(1, 0.1), (2, 0.2), (3, 0.2)]
-    assert opened(config, tmp_path, 1).compare(2, 0.2, 20.0).is_new
+    assert opened(config, tmp_path, 1).compare(2, 0.2, 20.0).record.behind
     again = opened(config, tmp_path, 2)  # the evaluation of epoch 3 is later than the checkpoint
-    assert again.is_behind and again.curve == [(1, 0.1), (2, 0.2)] and not again.compare(3, 0.2, 30.0).is_new
+    assert again.is_behind and again.curve == [(1, 0.1), (2, 0.2)]
 
 
 def test_metrics_and_terminal_output(config, tmp_path, capsys):

@@ -1,6 +1,5 @@
 """Event sinks on a full disk, and of a run resumed with a changed configuration."""
 import json
-import logging
 import re
 import sys
 from pathlib import Path
@@ -58,7 +57,7 @@ def test_metrics_and_terminal_log_on_a_full_disk(capsys):
 
 def test_terminal_shows_a_bar_with_the_time_left(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, 'isatty', lambda: True, raising=False)
-    progress = EpochProgress(logging.getLogger('none'), 0, 5, 2)
+    progress = EpochProgress(print, 0, 5, 2)
     progress.update(1.5, 0.1, 100.0)
     progress._bar.refresh()
     progress.close()

@@ -19,14 +19,10 @@ from mlperf_rn50.text import grouped, plural, printable
 # 1,632 and 1,664 images, and at 3,264 and 3,328.
 SAME_BATCH = 1.025
 _RELIABLE = 0.9  # minimum fraction of a reliable recipe's runs that reach the target
+# Rounds with comparable recipes.
 _GENERATIONS = ('v0.7 and later', 'v0.6', 'v0.5')
 # Schedule length in epochs that the submissions with step decay declare; their runs converge long before its end.
 STEP_SCHEDULE_EPOCHS = 100.0
-
-
-def round_generation(run_set: RunSet) -> str:
-    """Return the generation of a set's round, whose recipes are comparable: v0.5, v0.6, or v0.7 and later."""
-    return run_set.round if run_set.round in _GENERATIONS else _GENERATIONS[0]
 
 
 def reached_epoch(run: Run, target: float) -> int | None:
@@ -99,7 +95,8 @@ def group(sets: Sequence[RunSet], opt_name: str | None = None, target: float | N
                 and declared >= (target or 0)):
             if recipe.decay_epochs is not None:  # lengths logged in steps are inexact
                 recipe = replace(recipe, decay_epochs=round(recipe.decay_epochs, 2))
-            groups.setdefault((recipe, round_generation(run_set), target or declared), []).append(run_set)
+            generation = run_set.round if run_set.round in _GENERATIONS else _GENERATIONS[0]
+            groups.setdefault((recipe, generation, target or declared), []).append(run_set)
     found = [RecipeGroup(recipe, generation, tuple(members), goal)
              for (recipe, generation, goal), members in groups.items()]
     return sorted((p for p in found if p.epochs), key=lambda p: (p.recipe.global_batch_size, _age(p), -len(p.runs)))

@@ -184,16 +184,11 @@ def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparis
     return found
 
 
-def _baselines(run_sets: Sequence[RunSet], series: Sequence[Series]) -> list[RunSet]:
-    """Return the baseline of each system: that of its series, or the first with a time and the same kind of units."""
-    of_series = {s: x.baseline for x in series for s in x.run_sets}
-    return [of_series.get(s) or next((o for o in run_sets if o.time_s and not has_other_units(s, o)), s)
-            for s in run_sets]
-
-
 def _make_study(run_sets: Sequence[RunSet], chosen: RunSet | None, price_per_node_hour: float | None) -> Study:
     series = find_series(run_sets)
-    bases = [chosen] * len(run_sets) if chosen else _baselines(run_sets, series)
+    of_series = {s: x.baseline for x in series for s in x.run_sets}
+    bases = [chosen or of_series.get(s) or next((o for o in run_sets if o.time_s and not has_other_units(s, o)), s)
+             for s in run_sets]
     compared = list(map(compare, run_sets, bases))
     uses = Counter(c.baseline for c in compared if c)
     comparisons = tuple(c if c and uses[c.baseline] > 1 else None for c in compared)

@@ -43,10 +43,6 @@ def _kind(run_set: RunSet) -> tuple:
             run_set.units_per_node, framework, run_set.division)
 
 
-def _count_nodes(run_sets: Sequence[RunSet]) -> int:
-    return len({s.num_nodes for s in run_sets})
-
-
 def find_series(run_sets: Sequence[RunSet]) -> list[Series]:
     """Return the series among sets with the same data set and target. Sets without a time are in none.
 
@@ -55,7 +51,7 @@ def find_series(run_sets: Sequence[RunSet]) -> list[Series]:
     timed = [s for s in run_sets if s.time_s and s.num_nodes and s.num_units and not s.is_duplicate]
     found = []
     for group in grouped(timed, _kind).values():
-        parts = [group] if _count_nodes(group) == len(group) else grouped(group, machine).values()
+        parts = [group] if len({s.num_nodes for s in group}) == len(group) else grouped(group, machine).values()
         found += [Series(tuple(sorted(part, key=lambda s: (s.num_nodes or 0, s.time_s or 0.0))))
-                  for part in parts if _count_nodes(part) > 1]
+                  for part in parts if len({s.num_nodes for s in part}) > 1]
     return found

@@ -58,12 +58,9 @@ def mean_parts(runs: Sequence[Run]) -> Parts | None:
 
 def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
     """Return the mean seconds per epoch. A run's first epoch counts only if it is the only one."""
-    epochs, seconds = 0, 0.0
-    for run in runs:
-        for segment in run.segments[1:] or run.segments:
-            epochs += segment.num_epochs
-            seconds += segment.stop_s - segment.start_s
-    return seconds / epochs if epochs else None
+    segments = [s for run in runs for s in run.segments[1:] or run.segments]
+    epochs = sum(s.num_epochs for s in segments)
+    return sum(s.stop_s - s.start_s for s in segments) / epochs if epochs else None
 
 
 def _span_s(run: Run) -> float:

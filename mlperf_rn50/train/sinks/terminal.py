@@ -1,40 +1,28 @@
 """Output of rank 0: a progress bar per epoch, or lines if stderr is not a terminal. All lines also go to train.log."""
-import logging
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 
 from tqdm import tqdm
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.files import LineHandler
+from mlperf_rn50.files import LineFile
 from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.system.launcher_env import print_stderr
 from mlperf_rn50.train import events
 
 _PLAIN_PERIOD_S = 30.0  # time between two progress lines if stderr is not a terminal
 
 
-def _open_console(log_path: Path) -> logging.Logger:
-    logger = logging.getLogger('mlperf_rn50.train')
-    logger.handlers[:] = []
-    logger.propagate = False
-    logger.setLevel(logging.INFO)
-    formatter = logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S')
-    for handler in (logging.StreamHandler(sys.stderr), LineHandler(log_path)):
-        handler.setFormatter(formatter)
-        logger.addHandler(handler)
-    return logger
-
-
 class Terminal:
     def __init__(self, run: RunFolder, config: Config):
-        self._run, self._console = run, _open_console(run.train_log)
+        self._run, self._file = run, LineFile(run.train_log)
         self._epoch: EpochProgress | None = None
         self._dataset = config.data.dataset + (', synthetic' if config.data.synthetic else '')
         self._target = config.train.target_accuracy
 
     def handle(self, event: events.Event) -> None:
-        info = self._console.info
         match event:
             case events.Built():
                 self._introduce(event)
@@ -42,7 +30,7 @@ class Terminal:
                 self._report_resume(event)
             case events.EpochStarted():
                 first_step = event.first_step % event.num_steps
-                self._epoch = EpochProgress(self._console, event.epoch, event.num_steps, first_step)
+                self._epoch = EpochProgress(self._print, event.epoch, event.num_steps, first_step)
             case events.StepDone():
                 if self._epoch:
                     self._epoch.update(event.loss, event.learning_rate, event.images_per_s)
@@ -50,52 +38,53 @@ class Terminal:
                 self._end_bar()
             case events.Evaluated():
                 accuracy = event.accuracy
-                info('epoch %d  Top-1 %.2f %%  Top-5 %.2f %%  of %d images (%s)  target %.2f %%  %.0f s',
-                     event.epoch + 1, 100 * accuracy.top1, 100 * accuracy.top5, accuracy.num_images, self._dataset,
-                     100 * self._target, event.time_s)
+                self._print(f'epoch {event.epoch + 1}  Top-1 {100 * accuracy.top1:.2f} %  '
+                            f'Top-5 {100 * accuracy.top5:.2f} %  of {accuracy.num_images} images ({self._dataset})  '
+                            f'target {100 * self._target:.2f} %  {event.time_s:.0f} s')
             case events.LossScaleChanged():
-                info('loss scale %g -> %g after %s', event.before, event.now,
-                     f'step {event.step}' if event.step else 'the warm-up')
-            case events.Noted():
-                info('%s', event.text)
-            case events.ReferenceFound():
-                info('%s', event.record.text)
-            case events.Compared():
-                (self._console.warning if event.is_new else info)('%s', event.record.text)
+                when = f'step {event.step}' if event.step else 'the warm-up'
+                self._print(f'loss scale {event.before:g} -> {event.now:g} after {when}')
+            case events.Noted() | events.Warned():
+                self._print(event.text)
+            case events.ReferenceFound() | events.Compared():
+                self._print(event.record.text)
             case events.RanksTimed():
                 for text in event.stragglers:
-                    self._console.warning('%s', text)
+                    self._print(text)
             case events.ClockStepped():
-                self._console.warning('the wall clock of %s jumped by %+.1f s during the run (set, or the machine was '
-                                      'suspended); times follow the monotonic clock', event.host, event.step_s)
-            case events.Warned():
-                self._console.warning('%s', event.text)
+                self._print(f'the wall clock of {event.host} jumped by {event.step_s:+.1f} s during the run (set, or '
+                            'the machine was suspended); times follow the monotonic clock')
             case events.Ended():
                 self._end_bar()
                 if event.status != 'failed':  # the error message reports a failure
-                    info('%s after %.1f s, best Top-1 %.2f %% on %s', event.status, event.time_s,
-                         100 * event.best_top1, self._dataset)
+                    self._print(f'{event.status} after {event.time_s:.1f} s, best Top-1 {100 * event.best_top1:.2f} % '
+                                f'on {self._dataset}')
+
+    def _print(self, text: str) -> None:
+        line = f'{time.strftime("%H:%M:%S")} {text}'
+        with suppress(OSError):  # the terminal may be gone
+            print_stderr(line)
+        self._file.write(line)
 
     def _introduce(self, event: events.Built) -> None:
         plan = event.plan
-        self._console.info('%s -> %s', plan.config.data.dataset, self._run.result)
-        self._console.info('%s: %s parameters, %.2f GFLOP per image; %d ranks x %d = global batch %d; seed %d',
-                           plan.config.model.name, f'{event.num_parameters:,}', event.flops_per_image / 1e9,
-                           plan.world_size, plan.global_batch_size // plan.world_size, plan.global_batch_size,
-                           event.seed)
+        self._print(f'{plan.config.data.dataset} -> {self._run.result}')
+        self._print(f'{plan.config.model.name}: {event.num_parameters:,} parameters, '
+                    f'{event.flops_per_image / 1e9:.2f} GFLOP per image; {plan.world_size} ranks x '
+                    f'{plan.global_batch_size // plan.world_size} = global batch {plan.global_batch_size}; '
+                    f'seed {event.seed}')
         if event.initial_weights:
-            self._console.info('%s', '; '.join([f'starts from {event.initial_weights}', *event.notes]))
+            self._print('; '.join([f'starts from {event.initial_weights}', *event.notes]))
 
     def _report_resume(self, event: events.Resumed) -> None:
         plan = event.plan
-        self._console.info('resumed from %s at step %d; this log can no longer be submitted', event.checkpoint,
-                           event.step)
+        self._print(f'resumed from {event.checkpoint} at step {event.step}; this log can no longer be submitted')
         if plan.world_size != event.world_size_before:
-            self._console.info('new plan: %d ranks (before: %d), global batch %d (before: %d), '
-                               'learning rate times %.4g', plan.world_size, event.world_size_before,
-                               plan.global_batch_size, event.batch_before, plan.lr_scale)
+            self._print(f'new plan: {plan.world_size} ranks (before: {event.world_size_before}), global batch '
+                        f'{plan.global_batch_size} (before: {event.batch_before}), learning rate times '
+                        f'{plan.lr_scale:.4g}')
         if event.changes:
-            self._console.info('changed: %s', ', '.join(map(str, event.changes)))
+            self._print(f'changed: {", ".join(map(str, event.changes))}')
 
     def _end_bar(self) -> None:
         if self._epoch:
@@ -104,15 +93,14 @@ class Terminal:
 
     def close(self) -> None:
         self._end_bar()
-        for handler in self._console.handlers:
-            handler.close()
+        self._file.close()
 
 
 class EpochProgress:
     """Progress of one epoch, numbered from 0 here but from 1 in the output; first_step: steps done before a resume."""
 
-    def __init__(self, console: logging.Logger, epoch: int, num_steps: int, first_step: int):
-        self._console, self._epoch, self._num_steps = console, epoch, num_steps
+    def __init__(self, write: Callable[[str], None], epoch: int, num_steps: int, first_step: int):
+        self._write, self._epoch, self._num_steps = write, epoch, num_steps
         self._is_plain = not sys.stderr.isatty()
         self._done, self._first = first_step, first_step
         self._start = self._last_line = time.monotonic()
@@ -127,8 +115,8 @@ class EpochProgress:
         if self._is_plain and now - self._last_line >= _PLAIN_PERIOD_S and self._done < self._num_steps:
             self._last_line = now
             left_s = (now - self._start) / (self._done - self._first) * (self._num_steps - self._done)
-            self._console.info('epoch %d  step %d/%d  %.0f img/s  loss %.3f  lr %.4g  %.0f s left in the epoch',
-                               self._epoch + 1, self._done, self._num_steps, images_per_s, loss, lr, left_s)
+            self._write(f'epoch {self._epoch + 1}  step {self._done}/{self._num_steps}  {images_per_s:.0f} img/s  '
+                        f'loss {loss:.3f}  lr {lr:.4g}  {left_s:.0f} s left in the epoch')
 
     def close(self) -> None:
         self._bar.close()
