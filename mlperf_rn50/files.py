@@ -245,7 +245,6 @@ def sync(file: BinaryIO) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Sync the entries of a folder to disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

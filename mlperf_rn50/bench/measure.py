@@ -59,8 +59,6 @@ def time_repeated(action: Callable[[], Any], num_warmup: int, num: int) -> Sprea
 
 @dataclass(frozen=True)
 class BenchSession:
-    """Configuration, ranks and repetition counts of a bench."""
-
     config: Config
     comm: Comm
     device_id: int | None

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class SavedWeights(NamedTuple):
-    """Weights loaded from a file, and their description."""
-
     path: Path
     description: WeightsDescription
     arrays: dict[str, np.ndarray]

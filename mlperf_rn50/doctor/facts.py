@@ -44,7 +44,6 @@ _BYTES_PER_PARAMETER = 8  # a float32 weight and its float32 momentum
 
 
 def code_digest() -> str:
-    """Return a digest of the program's source files."""
     folder = Path(mlperf_rn50.__file__).parent
     files = [f'{path.relative_to(folder)}\0'.encode() + path.read_bytes() for path in sorted(folder.rglob('*.py'))]
     return hashlib.sha256(b''.join(files)).hexdigest()[:12]

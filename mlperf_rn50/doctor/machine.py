@@ -23,7 +23,6 @@ _ULIMITS = {'open_files': resource.RLIMIT_NOFILE, 'address_space_bytes': resourc
 
 
 def limit_facts() -> Facts:
-    """Gather the limits of this process and its machine."""
     folder = tmp_dir()
     return {'cpus': sorted(os.sched_getaffinity(0)), 'num_machine_cpus': os.cpu_count() or 1,
             'omp_num_threads': os.environ.get('OMP_NUM_THREADS', ''), 'cgroup': asdict(find_limits()),

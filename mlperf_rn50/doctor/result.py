@@ -25,5 +25,4 @@ def hosts_of(rows: Sequence[Facts]) -> str:
 
 
 def by_node(rows: Sequence[Facts]) -> list[list[Facts]]:
-    """Group the ranks by node."""
     return list(grouped(rows, lambda r: r['host']).values())

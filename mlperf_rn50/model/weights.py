@@ -32,8 +32,6 @@ _MAX_BYTES = 1 << 26  # maximum size of a description, which contains the names 
 
 @dataclass(frozen=True)
 class WeightsDescription:
-    """Description of weights and their origin."""
-
     program_version: str
     model: dict[str, Any]
     data: dict[str, Any]  # contains DATA_KEYS, which inference needs

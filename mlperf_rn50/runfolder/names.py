@@ -72,7 +72,6 @@ def folder_index(folder: Path) -> int:
 
 
 def host_of(telemetry: Path) -> str:
-    """Return the host in the name of a telemetry file."""
     return telemetry.stem.split('_', 2)[-1]
 
 

@@ -72,7 +72,6 @@ def find_networks(sys: Path = SYS) -> list[dict[str, Any]]:
 
 
 def find_hardware() -> dict[str, Any]:
-    """Describe the processors, memory, storage, networks and GPUs of this host."""
     return {'cpu': parse_cpu(output_of('lscpu', '--json')),
             'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
             'storage': parse_storage(output_of('lsblk', '--json', '--bytes', '--nodeps', '--output',
@@ -81,7 +80,6 @@ def find_hardware() -> dict[str, Any]:
 
 
 def host_facts() -> dict[str, Any]:
-    """Describe the hardware and the operating system of this host."""
     hardware, os_name = find_hardware(), None
     with suppress(OSError):
         os_name = platform.freedesktop_os_release().get('PRETTY_NAME')

@@ -43,7 +43,6 @@ def take_sample(pid: int, cgroup: Path | None, before: MemorySample = MemorySamp
 
 
 def gigabytes(num_bytes: int) -> str:
-    """Render a number of bytes in GB."""
     return f'{num_bytes / 1e9:.1f} GB'
 
 

@@ -124,11 +124,6 @@ class Meter:
         return result
 
 
-def open_meter(sys: Path, nvml: Any, handles: Sequence[Any], now_s: float) -> Meter:
-    """Open a meter of this node that starts at 0 J."""
-    return Meter({'cpu': open_packages(sys, now_s), 'gpu': open_gpu_energy(nvml, handles, now_s)})
-
-
 def energy_facts(sys: Path = Path('/sys')) -> dict[str, int]:
     """Count the devices of this host with measurable energy, by kind."""
     nvml, handles = find_gpus()

@@ -19,7 +19,7 @@ from mlperf_rn50.runfolder.jsonl import encode
 from mlperf_rn50.runfolder.records import GpuSample, TelemetryRecord
 from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.gpus import all_bus_ids
-from mlperf_rn50.system.power import BOOT_ID, find_gpus, open_meter
+from mlperf_rn50.system.power import BOOT_ID, Meter, find_gpus, open_gpu_energy, open_packages
 
 SYS = Path('/sys')
 PERIOD_S = 1.0
@@ -92,7 +92,6 @@ class Telemetry:
             raise self._error
 
     def close(self) -> None:
-        """Stop sampling."""
         if self._file:
             self._stop.set()
             self._thread.join()
@@ -115,7 +114,7 @@ class Telemetry:
         before, then = read_counters(), time.monotonic()
         # If this rank can open only some of the node's GPUs, measure none; their sum would look like the node's energy.
         is_part = len(handles) < min(self._num_gpus, len(all_bus_ids(SYS)))
-        meter = open_meter(SYS, nvml, [] if is_part else handles, then)
+        meter = Meter({'cpu': open_packages(SYS, then), 'gpu': open_gpu_energy(nvml, [] if is_part else handles, then)})
         if energy := meter.read(then):
             how = 'counted' if meter.are_gpus_counted else 'integrated from power'
             self._write(event='meter', boot=read_small(BOOT_ID) or None, energy_j=energy,

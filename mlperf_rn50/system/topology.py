@@ -41,8 +41,6 @@ class Topology:
 
 @dataclass(frozen=True)
 class Binding:
-    """CPUs, number of threads, NUMA node and GPU of a rank."""
-
     cpus: tuple[int, ...]
     pinning: tuple[int, ...]  # the CPUs in the order in which threads use them; begins with one CPU per core
     num_threads: int
@@ -124,7 +122,6 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
 
 
 def _bind(command: Sequence[str]) -> None:
-    """Bind this process and execute the command."""
     if launched_local()[0] == 0:  # one report per node is enough
         check_session(os.environ)
     if 'train' in command:

@@ -138,8 +138,6 @@ class ReferenceFound(Event, frozen=True):
 
 
 class Compared(Event, frozen=True):
-    """Comparison of an evaluation with the reference runs."""
-
     record: CourseRecord
 
 

@@ -133,7 +133,6 @@ class CheckpointConfig:
 
 
 def check_training(t: TrainConfig, s: ScheduleConfig, o: OptimizerConfig) -> None:
-    """Raise ConfigError for conflicting values."""
     require(t.local_batch_size is not None or t.global_batch_size is not None,
             'train.global_batch_size: got nothing; set --train.global_batch_size, such as 256, or give --config')
     require((t.local_batch_size is None) != (t.global_batch_size is None),

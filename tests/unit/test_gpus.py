@@ -12,7 +12,6 @@ from mlperf_rn50.runfolder.records import GpuSample
 from mlperf_rn50.system import gpus as gpus_module
 from mlperf_rn50.system import telemetry
 from mlperf_rn50.system.gpus import Gpu, View, all_bus_ids, choose_gpus, find_visible_gpus, linux_bus_id, make_view
-from mlperf_rn50.system.power import Meter
 from mlperf_rn50.system.topology import choose_devices
 from mlperf_rn50.train.comm import device
 from mlperf_rn50.train.options import TrainConfig
@@ -203,6 +202,7 @@ def test_partly_visible_gpus_of_a_node_are_not_metered(monkeypatch, tmp_path, nu
     monkeypatch.setattr(telemetry, 'find_gpus', lambda: (None, ['the only one']))
     monkeypatch.setattr(telemetry, 'read_gpu', lambda nvml, handle: GpuSample())
     monkeypatch.setattr(telemetry, 'all_bus_ids', lambda sys: HOST[:num_cards])
-    monkeypatch.setattr(telemetry, 'open_meter', lambda sys, nvml, handles, now_s: metered.append(handles) or Meter({}))
+    monkeypatch.setattr(telemetry, 'open_packages', lambda sys, now_s: [])
+    monkeypatch.setattr(telemetry, 'open_gpu_energy', lambda nvml, handles, now_s: metered.append(handles))
     telemetry.Telemetry(path := tmp_path / 'telemetry_0_n1.jsonl', num_used).close()
     assert [len(handles) for handles in metered] == [counted] and 'energy_j' not in path.read_text()

@@ -175,7 +175,6 @@ def set_name(run_set: RunSet) -> str:
 
 
 def introduce(reference: Reference) -> str:
-    """Return a line that describes the reference."""
     sets = f'{plural(len(reference.sets), "set")} ({some([set_name(s) for s in reference.sets], _SHOWN)})'
     other = describe_recipe(reference.sets[0].recipe)
     return f'reference: {plural(reference.num_runs, "run")} of {sets}, ' + {

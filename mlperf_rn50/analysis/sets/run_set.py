@@ -271,6 +271,5 @@ class RunSet:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a training step."""
         batch = self.global_batch_size
         return self.times.epoch_s * batch / self.train_samples if self.times and batch and self.train_samples else None

@@ -1,37 +1,25 @@
 """Kubernetes manifests of a training: an MPIJob of Kubeflow's operator, from the template in launch/kubernetes."""
-from __future__ import annotations
-
-import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mlperf_rn50.launch.arguments import announce
 from mlperf_rn50.launch.engines import CHECKOUT
 from mlperf_rn50.launch.kubernetes.options import CONFIG_FOLDER, Training, plan_training
 
-if TYPE_CHECKING:
-    import jinja2
-
 
 def render_mpi_job(training: Training) -> str:
     """Render an MPIJob as YAML for kubectl, preceded by a ConfigMap if the configuration is not in the image."""
-    gpus = str(training.gpus_per_node) if training.gpus_per_node else None
-    limits = {'nvidia.com/gpu': gpus, 'cpu': training.cpus, 'memory': training.memory}
-    return _template().render(
-        vars(training), config_folder=CONFIG_FOLDER, limits={k: v for k, v in limits.items() if v},
-        launcher_words=['--hostfile', '/etc/mpi/hostfile', '--resume', '--restarts', '3', '--nodes',
-                        str(training.num_nodes), '--ranks-per-node', str(training.ranks_per_node), '--config',
-                        training.config_path, *training.options])
-
-
-@functools.cache
-def _template() -> jinja2.Template:
     import jinja2  # imported late, because --help needs no packages
     loader = jinja2.FileSystemLoader(CHECKOUT / 'launch/kubernetes')
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     # Kubernetes substitutes $(...) in the arguments of a pod, and turns $$ into $.
     environment.filters.update(text=_quote, block=_block, escaped=lambda word: word.replace('$', '$$'))
-    return environment.get_template('mpi_job.yaml.j2')
+    gpus = str(training.gpus_per_node) if training.gpus_per_node else None
+    limits = {'nvidia.com/gpu': gpus, 'cpu': training.cpus, 'memory': training.memory}
+    return environment.get_template('mpi_job.yaml.j2').render(
+        vars(training), config_folder=CONFIG_FOLDER, limits={k: v for k, v in limits.items() if v},
+        launcher_words=['--hostfile', '/etc/mpi/hostfile', '--resume', '--restarts', '3', '--nodes',
+                        str(training.num_nodes), '--ranks-per-node', str(training.ranks_per_node), '--config',
+                        training.config_path, *training.options])
 
 
 def _quote(text: str, style: str = '"') -> str:
@@ -46,7 +34,6 @@ def _block(text: str) -> str:
 
 
 def print_manifests(argv: Sequence[str]) -> None:
-    """Print the manifests that a command line requests."""
     training, warning = plan_training(argv)
     if warning:
         announce('launch kubernetes', f'warning: {warning}')

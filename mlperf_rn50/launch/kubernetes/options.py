@@ -102,7 +102,6 @@ def _user(text: str) -> User:
 
 
 def make_parser() -> Parser:
-    """Return the parser of mlperf-rn50 launch kubernetes."""
     parser = Parser('mlperf-rn50 launch kubernetes', 'Print the manifests for training on Kubernetes.', EPILOG)
     add = parser.add_argument
     size = _matching(r'(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]i', 'a size such as 64Gi')

@@ -103,7 +103,6 @@ def find_flaws(run: Run) -> list[str]:
 
 
 def write_runs(folder: Path, runs: Sequence[Run]) -> None:
-    """Write the configuration and environment of each run."""
     folder.mkdir()
     for k, run in enumerate(runs):
         config, env = run_of(run.path).config, load_env(run.path)

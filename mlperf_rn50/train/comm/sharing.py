@@ -29,15 +29,14 @@ def find_sets(num_ranks: int, num_sharing: int) -> list[range]:
 
 def check_places(places: Sequence[tuple[str, int]], num_sharing: int) -> None:
     """Raise ConfigError if ranks that should share a GPU are not consecutive ranks of one host."""
-    for first in range(0, len(places), num_sharing):
-        sharers = list(enumerate(places[first:first + num_sharing], first))
-        (_, (host, local_rank)) = sharers[0]
-        for rank, (other_host, other_local_rank) in sharers:
-            if (other_host, other_local_rank // num_sharing) != (host, local_rank // num_sharing):
-                raise ConfigError(
-                    f'run.ranks_per_device: got {num_sharing}, and ranks {first} and {rank}, which are to share a GPU, '
-                    f'are number {local_rank} on {host} and number {other_local_rank} on {other_host}; start a '
-                    f'multiple of {num_sharing} ranks on every node, numbered node by node')
+    for rank, (host, local_rank) in enumerate(places):
+        first = rank - rank % num_sharing
+        first_host, first_local_rank = places[first]
+        if (host, local_rank // num_sharing) != (first_host, first_local_rank // num_sharing):
+            raise ConfigError(
+                f'run.ranks_per_device: got {num_sharing}, and ranks {first} and {rank}, which are to share a GPU, are '
+                f'number {first_local_rank} on {first_host} and number {local_rank} on {host}; start a multiple of '
+                f'{num_sharing} ranks on every node, numbered node by node')
 
 
 def sharing_of(config: Config) -> int:
