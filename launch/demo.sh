@@ -2,11 +2,9 @@
 # Sets up the environment (downloads up to 0.8 GB), trains with 2 ranks on scikit-learn's digits to 74.9 % Top-1, and
 # checks the log.
 # Usage: launch/demo.sh [TRAIN OPTIONS...]
-# The first call downloads 0.8 GB and installs 2.2 GB to .venv (launch/setup.sh).
 . "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
-[ -d .venv ] || echo 'launch/demo.sh: first launch/setup.sh, which downloads 0.8 GB and installs 2.2 GB to .venv; Ctrl-C ends it'
 launch/setup.sh
 .venv/bin/mlperf-rn50 prepare digits --out data/digits
 run=logs/digits_cpu/$(date +%Y%m%d-%H%M%S)

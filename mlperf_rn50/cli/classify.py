@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
     weights = load_saved(options.path, options.which)
     config, net = weights.portable_network()
     answers: dict[str, list[Guess] | DataError] = {}
-    for name in chain.from_iterable(map(_files_of, options.images)):
+    for name in (file for given in options.images for file in _files_of(given)):
         try:
             logits = net(transform_picture(encode_picture(Path(name)), config)).asnumpy()[0]
             answers[name] = likeliest(logits, weights.description.classes)

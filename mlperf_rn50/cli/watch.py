@@ -6,16 +6,15 @@ examples:
   mlperf-rn50 watch logs/c4140 --html --price-per-node-hour 24.5
   mlperf-rn50 watch logs/c4140 --once --format json
 
-A folder selects its newest run, which may start later. Of a folder with runs only in its folders, all are shown until
-none of them trains. No file is locked, and only --html writes files, so a run on other machines can be followed through
-a shared folder. Output to a pipe has one line per event of a run.
+A folder selects its newest run, which may start later. Of a folder with runs only in its folders, all are shown, once.
+No file is locked, and only --html writes files, so a run on other machines can be followed through a shared folder.
+Output to a pipe has one line per event of a run.
 
 exit codes: 0 all runs are over, or Ctrl-C was pressed, 2 invalid arguments
 """
 from __future__ import annotations
 
 import json
-import math
 import re
 import signal
 import sys
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from mlperf_rn50.analysis.watch.follower import Follower
     from mlperf_rn50.analysis.watch.run_state import LiveRun
 
-_MOST_FOUND = 30  # maximum number of run folders in a tree
-_QUIET_S = {'running': math.inf, 'starting': 600.0}  # after which a run of a tree has ended; others at once
 _LEAST_S, _LINE_PERIOD_S, _RESIZE_S, _PIPE_COLUMNS = 0.2, 30.0, 0.2, 100
 
 
@@ -63,11 +60,8 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.runfolder.names import find_run_folders
     given = [Path(p) for p in options.paths]
     paths = [path for folder in given for path in find_run_folders(folder)]
-    if len(paths) > max(_MOST_FOUND, len(given)):
-        raise ConfigError(f'RUN_FOLDER: got {len(paths)} folders with runs, expected at most {_MOST_FOUND}; name some, '
-                          f'such as {paths[0]}')
-    states, price = _states([Follower(p) for p in paths], options, paths != given), options.price_per_node_hour
-    if options.once:
+    states, price = _states([Follower(p) for p in paths], options), options.price_per_node_hour
+    if options.once or paths != given:  # a tree may have runs that were killed and never end
         _print_once(next(states), price, options.format)
         return EXIT_OK
     try:
@@ -80,12 +74,11 @@ def run(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _states(followers: Sequence[Follower], options: Namespace, is_tree: bool) -> Iterator[list[LiveRun]]:
-    """Yield the current state of the runs until all are over, or none of a tree trains; with --html, write pages."""
+def _states(followers: Sequence[Follower], options: Namespace) -> Iterator[list[LiveRun]]:
+    """Yield the current state of the runs until all are over; with --html, first write the changed pages."""
     runs: list[LiveRun] = []
     written: list[LiveRun | None] = [None] * len(followers)
-    # An unreadable log of a tree may stay so.
-    while not runs or not all(r.is_over or is_tree and (r.quiet_s or 0) > _QUIET_S.get(r.status, -1) for r in runs):
+    while not runs or not all(r.is_over for r in runs):
         runs = [f.look() for f in followers]
         for k, (run, follower) in enumerate(zip(runs, followers)):
             if options.html and run != written[k]:

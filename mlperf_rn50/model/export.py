@@ -52,7 +52,10 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
                 shape = tuple(images.shape[1:])
                 mx.onnx.export_model(f'{written}-symbol.json', f'{written}-0000.params', [(1, *shape)], [np.float32],
                                      f'{written}.onnx', dynamic=True, dynamic_input_shapes=[('batch', *shape)])
-                _keep_only_input(f'{written}.onnx')
+                import onnx
+                network = onnx.load(f'{written}.onnx')
+                del network.graph.input[1:]  # MXNet lists the parameters, too; onnxruntime would warn of each
+                onnx.save(network, f'{written}.onnx')
             measured = difference(expected, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images))
             if not measured.relative <= LIMIT:  # also true for NaN
                 raise RunFailed(f'{out / names[0]}: not written; got logits that differ by {measured.absolute:.3g}, '
@@ -70,15 +73,6 @@ def _refuse_existing(out: Path, names: list[str]) -> None:
     for name in names:
         if (out / name).exists():
             raise UserError(f'{out / name}: exists already; remove it or choose a new folder with --out')
-
-
-def _keep_only_input(path: str) -> None:
-    """Remove the parameters from a network's inputs, where MXNet lists them too; onnxruntime warns of each."""
-    import onnx
-    network = onnx.load(path)
-    for parameter in [i for i in network.graph.input if i.name != INPUT]:
-        network.graph.input.remove(parameter)
-    onnx.save(network, path)
 
 
 def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:

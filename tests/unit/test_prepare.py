@@ -144,7 +144,7 @@ def test_failed_write_in_any_file_is_one_line_and_the_next_attempt_completes_the
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         reached |= {p.name for p in (*out.iterdir(), *(out / '.parts').glob('*/*'))}
         assert prepare(*arguments, out, '--workers', 1) == 0
-        assert load_yaml(out / 'train.yaml')['data']['num_train'] == 10
+        assert load_yaml(out / 'train.yaml')['data']['dir'] == str(out)
         assert {p.name: p.read_bytes() for p in out.iterdir() if p.name != 'train.yaml'} == whole
     assert reached >= {'train_00003.json', 'train.rec', 'validation.rec'}, reached
 
@@ -166,7 +166,7 @@ def test_configuration_of_own_images_is_complete_and_that_of_the_user_is_kept(pi
     (49, 48, (48, 48, 16, 90)), (1437, 300, (224, 256, 64, 44)), (10**6, 240, (224, 240, 256, 30)),
     (1, 8, (32, 32, 16, 90))])
 def test_sizes_and_schedule_of_a_configuration_follow_the_images(num_train, side, expected):
-    tree = make_tree(Path('x'), 'x', num_train, 1, 2, side)
+    tree = make_tree(Path('x'), 'x', num_train, side)
     assert (tree['data']['image_size'], tree['data']['resize_shorter'], tree['train']['global_batch_size'],
             tree['schedule']['decay_epochs']) == expected
 

@@ -152,23 +152,11 @@ def test_pipe_gets_lines_until_all_runs_are_over(tmp_path):
     assert done.returncode == 0 and 'a, run 0: converged after 1 epochs' in first and 'b, run 0: aborted' in second
 
 
-def test_tree_is_watched_until_none_of_its_runs_trains(tmp_path):
-    write_live(tmp_path / 'a/1', evaluation(1, 20), status='aborted', accuracies=(0.2,))
-    (write_live(tmp_path / 'a/2', train(10)) / 'result_0.txt').write_text('unreadable')
-    os.utime(tmp_path / 'a/2/result_0.txt', (NOW_S, NOW_S))
-    (tmp_path / 'a/2/metrics.jsonl').unlink()
-    write_live(tmp_path / 'a/3', train(10))  # killed long ago
-    done = call('watch', tmp_path, '--every', '0.2')
-    assert done.returncode == 0 and [line.split(',')[0][-3:] for line in done.stdout.splitlines() if 'run 0:' in line
-                                     ] == ['a/1', 'a/2', 'a/3'], done.stdout
-
-
-def test_tree_of_too_many_runs_is_refused(tmp_path):
-    for k in range(31):
-        write_live(tmp_path / f'{k:02d}')
-    done = call('watch', tmp_path, '--once')
-    assert (done.returncode, done.stderr) == (2, 'mlperf-rn50: RUN_FOLDER: got 31 folders with runs, expected at most '
-                                                 f'30; name some, such as {tmp_path}/00\n')
+def test_tree_of_runs_is_shown_once(tmp_path):
+    for name in ('1', '2'):
+        write_live(tmp_path / 'a' / name, train(10))  # killed long ago, so it will never end
+    done = call('watch', tmp_path)
+    assert (done.returncode, done.stdout.count(': killed: the log has no end')) == (0, 2)
 
 
 def test_page_is_written_into_run_folder_only_on_request(folder, tmp_path):

@@ -147,10 +147,10 @@ def _progress(run: LiveRun, price: float | None) -> list[Fact]:
 
 def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
     """Return all known facts; price is the cost of a node-hour."""
-    is_known = run.status != WAITING and (run.status != STARTING or run.target is not None)
+    has_started = run.status not in (WAITING, STARTING) or run.has_end  # one that resumes had ended
     attempts = f'{len(run.attempts)} by the launcher, latest: {run.attempts[-1]}' if run.attempts else ''
     facts = [Fact('status', status_text(run), STATUS_LEVELS[run.status]),
-             *(_progress(run, price) if is_known else []), Fact('nodes', '' if run.has_end else _nodes(run)),
+             *(_progress(run, price) if has_started else []), Fact('nodes', '' if run.has_end else _nodes(run)),
              Fact('attempts', attempts), Fact('other runs', _others(run))]
     return [f for f in facts if f.text]
 

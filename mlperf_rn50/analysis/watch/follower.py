@@ -18,16 +18,14 @@ from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, MetricsHistory, text
 from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
 from mlperf_rn50.config_file import load_tree
-from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import regular_file
-from mlperf_rn50.mllog import events, keys
+from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.read.resolve import age_s
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
 from mlperf_rn50.runfolder.jsonl import Tail, decode
-from mlperf_rn50.runfolder.jsonl import number as checked_number
 from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import RunFolder, find_telemetry, host_of, list_checkpoints, run_number, step_of
 from mlperf_rn50.runfolder.records import Epochs, MetricsRecord, ResumedRecord, TelemetryRecord, read_attempts
@@ -124,12 +122,12 @@ class Follower:
             checkpoints=_checkpoints(paths.checkpoints, now_s))
         if isinstance(run, UserError):
             return replace(state, status=STARTING, note=f'starting: no readable log yet: {text(str(run))}')
-        config = _read_config(paths.config)
-        state = replace(state, energy=self._used_energy(run), max_epochs=_max_epochs(config))
-        state = _add_config(_live_run(state, run, self._history, ages.get(metrics)), run, config)
-        lock_age_s = age_s(paths.lock, now_s)
-        if state.has_end and run.status != 'converged' and lock_age_s is not None and is_locked(paths.lock) and \
-                lock_age_s < ages.get(paths.result, 0.0):  # taken after the last line of the log
+        if run.status == 'running' and run.last_epoch is None:  # the data set and the target may not be logged yet
+            return replace(state, status=STARTING, note='starting')
+        state = replace(state, energy=self._used_energy(run), max_epochs=_max_epochs(paths.config))
+        state = _live_run(state, run, self._history, ages.get(metrics))
+        if state.has_end and run.status != 'converged' and is_locked(paths.lock) and (
+                age_s(paths.lock, now_s) or 0.0) < ages.get(paths.result, 0.0):  # taken after the last line of the log
             state = replace(state, status=STARTING, note=f'resuming from step {state.checkpoints.step}')
         return state
 
@@ -180,28 +178,10 @@ def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str,
     return (*behind, *stragglers, *quiet, *log)[:MAX_ITEMS]
 
 
-def _add_config(state: LiveRun, run: Run, config: dict[str, dict[str, Any]]) -> LiveRun:
-    """Add data set and target from the configuration until the log names them, which is when the clock starts."""
-    is_starting = run.status == 'running' and run.last_epoch is None  # in v0.5, run_start precedes init_stop
-    data, train = config.get('data', {}), config.get('train', {})
-    name, target = data.get('dataset'), checked_number(train.get('target_accuracy'), 0, 1)
-    if events.DATASET not in run.lines and (name or is_starting):
-        state = replace(state, dataset=None if name == IMAGENET else text(str(name or '-')))
-    if events.TARGET_ACCURACY not in run.lines and (target or is_starting):
-        state = replace(state, target=target)
-    return replace(state, status=STARTING, note='starting') if is_starting else state
-
-
-def _read_config(path: Path) -> dict[str, dict[str, Any]]:
-    """Return a config.yaml, or {} if it is missing or damaged."""
-    with suppress(ConfigError, ValueError, msgspec.MsgspecError):
-        return msgspec.convert(load_tree(path, _MAX_CONFIG_BYTES), dict[str, dict[str, Any]])
-    return {}
-
-
-def _max_epochs(config: dict[str, dict[str, Any]]) -> int | None:
-    """Return the last epoch of the schedule of a configuration, computed as in train/plan.py; None if unknown."""
-    with suppress(ValueError, KeyError, msgspec.MsgspecError):
+def _max_epochs(path: Path) -> int | None:
+    """Return the last epoch of the schedule in config.yaml, computed as in train/plan.py; None if unknown."""
+    with suppress(ConfigError, ValueError, KeyError, msgspec.MsgspecError):
+        config = msgspec.convert(load_tree(path, _MAX_CONFIG_BYTES), dict[str, dict[str, Any]])
         epochs = config.get('train', {}).get('max_epochs') or config['schedule']['decay_epochs']
         return max(1, int(msgspec.convert(epochs, Epochs)))
     return None

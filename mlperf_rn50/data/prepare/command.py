@@ -187,7 +187,7 @@ def prepare(options: Namespace) -> int:
         else:
             _prepare_new(options, out, name, num_workers)
         if is_own and name != IMAGENET:
-            print(f'next: {write_train_yaml(out, load_manifest(out))}')
+            print(f'next: {write_train_yaml(out, name)}')
     except OSError as e:
         raise DataError(f'--out: {e.filename or out}: {e.strerror}; {describe_disk(out)}; free space or fix the '
                         'permissions, then run prepare again (it keeps finished parts)') from e

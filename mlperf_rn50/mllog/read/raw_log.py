@@ -2,6 +2,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mlperf_rn50.mllog import events, keys
@@ -34,6 +35,13 @@ def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
     is_text = isinstance(value, str) and re.fullmatch(r'\d{1,12}', value, re.ASCII)
     parsed = number(int(value) if is_text else value, low, high)
     return int(parsed) if parsed is not None and parsed == int(parsed) else None
+
+
+def changes(event: LogEvent) -> dict[str, list]:
+    """Return the configuration keys that a resume has changed, with the values before and now."""
+    changed = event.metadata.get('changed')
+    pairs = changed.items() if isinstance(changed, dict) else ()
+    return {key: values for key, values in pairs if isinstance(values, list) and len(values) == 2}
 
 
 def _epoch_number(value: Any) -> int | None:
@@ -133,6 +141,9 @@ class RawLog:
         elif key == events.RUN_RESUMED and len(self.resumes) < _MAX_KEPT:
             self.resumes.append((mark, event))
             self.single.pop(keys.RUN_STOP, None)
+            _, target = changes(event).get('train.target_accuracy', (None, None))
+            if number(target, 0, 1) is not None:
+                self.single[events.TARGET_ACCURACY] = mark, replace(event, value=target)
         elif _OPTIMIZER_KEY.fullmatch(key):
             if len(self.optimizer) < _MAX_KEYS:
                 self.optimizer.setdefault(key, event.value)

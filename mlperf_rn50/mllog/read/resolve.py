@@ -10,7 +10,7 @@ from mlperf_rn50.mllog.events import LineFormat
 from mlperf_rn50.mllog.read import clock
 from mlperf_rn50.mllog.read.counts import CountReader, describe_in_log
 from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
-from mlperf_rn50.mllog.read.raw_log import RawLog, integer
+from mlperf_rn50.mllog.read.raw_log import RawLog, changes, integer
 from mlperf_rn50.mllog.rulesets import LATER
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Run, RunStatus
 from mlperf_rn50.runfolder.jsonl import number, read_lines
@@ -58,13 +58,6 @@ def _normalized(name: str) -> str:
     return ''.join(c for c in name.casefold() if c.isalnum())
 
 
-def _changes(event: events.LogEvent) -> dict[str, list]:
-    """Return the configuration keys that a resume has changed, with the values before and now."""
-    changed = event.metadata.get('changed')
-    pairs = changed.items() if isinstance(changed, dict) else ()
-    return {key: values for key, values in pairs if isinstance(values, list) and len(values) == 2}
-
-
 class RunResolver:
     """Combines the content of a log, in its most complete line format, and a system description into a Run."""
 
@@ -73,7 +66,6 @@ class RunResolver:
         in_log = vars(describe_in_log(log))
         self.description = replace(description, **{name: fact for name, fact in in_log.items() if fact is not None})
         self.sources: dict[str, FactSource] = {}
-        self.target_since = 0  # line of the resume that changed the target
         clock.join_blocks(log)
         self.is_from_0 = clock.renumber(log)
         self.evaluations = clock.evaluations(log)
@@ -93,12 +85,6 @@ class RunResolver:
         return org
 
     def _target(self, round_name: str, division: str | None) -> float | None:
-        for mark, event in reversed(self.log.resumes):  # the target may change on a resume
-            _, now = _changes(event).get('train.target_accuracy', (None, None))
-            if (target := number(now, 0, 1)) is not None:
-                self.sources[events.TARGET_ACCURACY] = FactSource('logged', events.RUN_RESUMED, mark.line)
-                self.target_since = mark.line
-                return float(target)
         logged = number(self.log.value(events.TARGET_ACCURACY), 0, 1)
         if logged is not None:
             self.sources[events.TARGET_ACCURACY] = self.log.source(events.TARGET_ACCURACY)
@@ -187,7 +173,7 @@ class RunResolver:
             return
         last = evaluations[-1]
         early = [e for e in evaluations[:-1]
-                 if target is not None and e.accuracy >= target and e.line > self.target_since]
+                 if target is not None and e.accuracy >= target and e.line > (log.line(events.TARGET_ACCURACY) or 0)]
         if early:
             log.flag('trained_past_target', early[0].line, early[0].epoch, last.epoch)
         trained = max((k + count - 1 for starts in (log.epochs, log.blocks) for k, (_, count) in starts.items()),
@@ -212,7 +198,7 @@ class RunResolver:
             log.flag('resumed', log.resumes[0][0].line, plural(len(log.resumes), 'time'))
         for mark, event in log.resumes:
             texts = [f'{key[:60]} {str(before)[:40]} -> {str(now)[:40]}'
-                     for key, (before, now) in islice(_changes(event).items(), _MAX_CHANGES)]
+                     for key, (before, now) in islice(changes(event).items(), _MAX_CHANGES)]
             if texts:
                 log.flag('resumed_with_changes', mark.line, ', '.join(texts))
 
