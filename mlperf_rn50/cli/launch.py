@@ -47,8 +47,9 @@ def run(argv: Sequence[str]) -> int:
     if name == 'ranks':
         return run_ranks(words)
     if name == 'kubernetes':
+        training = kubernetes.plan_training(words)  # before the import, because --help needs no packages
         from mlperf_rn50.launch.kubernetes.manifests import print_manifests
-        print_manifests(words)
+        print_manifests(*training)
         return EXIT_OK
     if name not in ENGINES:
         make_parser().parse_args(argv[:1])

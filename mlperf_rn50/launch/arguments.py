@@ -89,7 +89,9 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
     add('--resume', action='store_true', help='resume the newest run in the run folder')
     add('--no-doctor', dest='doctor', action='store_false', help='do not check the nodes first')
     if has_hosts:
-        _add_hosts(parser)
+        add('--hosts', metavar='h1,h2,...', action='extend', type=parse_hosts, help='hosts over ssh, or h1:R,...')
+        add('--hostfile', dest='hosts', metavar='FILE', action='extend', type=load_hostfile,
+            help='file with one host per line, optionally with slots=R')
     if image_option:
         add(image_option, dest='image', metavar='IMAGE', help='container image of every rank')
     if image_option == '--container':
@@ -99,18 +101,10 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
     return parser
 
 
-def _add_hosts(parser: Parser) -> None:
-    add = parser.add_argument
-    add('--hosts', metavar='h1,h2,...', action='extend', type=parse_hosts, help='hosts over ssh, or h1:R,...')
-    add('--hostfile', dest='hosts', metavar='FILE', action='extend', type=load_hostfile,
-        help='file with one host per line, optionally with slots=R')
-
-
 def ranks_parser() -> Parser:
     """Return the parser of mlperf-rn50 launch ranks."""
     parser = Parser('mlperf-rn50 launch ranks', 'Start a program with ranks here or on hosts over ssh, without checks')
-    _add_hosts(parser)
-    parser.set_defaults(hosts=[])
+    parser.add_argument('--hosts', metavar='h1,h2,...', type=parse_hosts, default=[], help='hosts over ssh')
     parser.add_argument('ranks_per_node', metavar='RANKS', type=count, help='number of ranks, on each host')
     parser.add_argument('program', metavar='PROGRAM', help='program of every rank')
     parser.add_argument('words', metavar='ARGUMENTS', nargs=REMAINDER, help='arguments of the program').required = False

@@ -127,8 +127,8 @@ class Supervisor:
         return (attempts.read_attempt(self.place.run_dir, before, 0, True).end or '') if has_begun else None
 
     def _start(self, job: str, words: Sequence[str], status: Callable[[], str | None]) -> int:
-        num_ranks = plural(len(self.place.hosts) * self.place.ranks_per_node, 'rank')
-        self.say(f'{"starting" if words[0] == "train" else "checking the nodes with"} {num_ranks}')
+        self.say(('starting ' if words[0] == 'train' else 'checking the nodes with ')
+                 + plural(len(self.place.hosts) * self.place.ranks_per_node, 'rank'))
         ranks = ['--run.num_nodes', len(self.place.hosts), '--run.ranks_per_node', self.place.ranks_per_node,
                  '--run.ranks_per_device', self.options.ranks_per_device]
         return self.start(self.place, job, [*words, *self.options.train, *map(str, ranks)], status)

@@ -56,10 +56,8 @@ def launched_local() -> tuple[int, int]:
 
 def resume_command(run_dir: Path) -> str:
     """Return the command line that resumes the newest run of a folder in the way in which this program was started."""
-    words = shlex.split(os.environ.get(COMMAND, ''))
-    if not words:
-        mpirun = ['mpirun', '-np', str(launched_size())] if 'OMPI_COMM_WORLD_SIZE' in os.environ else []
-        words = [*mpirun, 'mlperf-rn50', 'train']
+    num_ranks = os.environ.get('OMPI_COMM_WORLD_SIZE')  # of mpirun without a launcher
+    words = shlex.split(os.environ.get(COMMAND) or f'mpirun -np {num_ranks} ' * bool(num_ranks) + 'mlperf-rn50 train')
     for i, (program, command) in enumerate(zip(words, words[1:])):
         if os.path.basename(program) == 'mlperf-rn50' and command == 'train':
             return shlex.join([*words[:i + 2], '--resume', str(run_dir)])

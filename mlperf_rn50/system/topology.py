@@ -125,7 +125,7 @@ def _bind(command: Sequence[str]) -> None:
     if launched_local()[0] == 0:  # one report per node is enough
         check_session(os.environ)
     if 'train' in command:
-        # Otherwise, a stop request during start-up would kill the program; training unblocks the signal.
+        # Otherwise, a stop request before the watcher handles the signal would kill the program.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     os.environ.update(missing_settings(os.environ))
     if os.environ.get('MLPERF_RN50_BIND') == 'off':

@@ -1,14 +1,14 @@
 """Kubernetes manifests of a training: an MPIJob of Kubeflow's operator, from the template in launch/kubernetes."""
-from collections.abc import Sequence
+import jinja2
+import yaml
 
 from mlperf_rn50.launch.arguments import announce
 from mlperf_rn50.launch.engines import CHECKOUT
-from mlperf_rn50.launch.kubernetes.options import CONFIG_FOLDER, Training, plan_training
+from mlperf_rn50.launch.kubernetes.options import CONFIG_FOLDER, Training
 
 
 def render_mpi_job(training: Training) -> str:
     """Render an MPIJob as YAML for kubectl, preceded by a ConfigMap if the configuration is not in the image."""
-    import jinja2  # imported late, because --help needs no packages
     loader = jinja2.FileSystemLoader(CHECKOUT / 'launch/kubernetes')
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     # Kubernetes substitutes $(...) in the arguments of a pod, and turns $$ into $.
@@ -24,7 +24,6 @@ def render_mpi_job(training: Training) -> str:
 
 def _quote(text: str, style: str = '"') -> str:
     """Return a text as a YAML scalar that no parser reads as a number or a boolean."""
-    import yaml
     return yaml.dump(text, default_style=style, width=float('inf')).rstrip('\n')
 
 
@@ -33,8 +32,8 @@ def _block(text: str) -> str:
     return _quote(text, '|' if '\n' in text and not f'\n{text}'.endswith('\n\n') else '"')
 
 
-def print_manifests(argv: Sequence[str]) -> None:
-    training, warning = plan_training(argv)
+def print_manifests(training: Training, warning: str) -> None:
+    """Print the manifests of a training, after its warning, if any."""
     if warning:
         announce('launch kubernetes', f'warning: {warning}')
     print(render_mpi_job(training), end='')

@@ -1,7 +1,6 @@
 """Combination of a log and its system description into a Run: facts, their sources, and findings."""
 import math
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +197,7 @@ class RunResolver:
             log.flag('resumed', log.resumes[0][0].line, plural(len(log.resumes), 'time'))
         for mark, event in log.resumes:
             texts = [f'{key[:60]} {str(before)[:40]} -> {str(now)[:40]}'
-                     for key, (before, now) in islice(changes(event).items(), _MAX_CHANGES)]
+                     for key, (before, now) in list(changes(event).items())[:_MAX_CHANGES]]
             if texts:
                 log.flag('resumed_with_changes', mark.line, ', '.join(texts))
 
