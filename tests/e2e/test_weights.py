@@ -95,13 +95,6 @@ def described(kept, folder, **data) -> Path:
     return path
 
 
-def test_wrong_type_in_description_is_one_line(kept, tmp_path):
-    path = described(kept, tmp_path, image_size='large')
-    for command in (['evaluate', tmp_path], ['classify', tmp_path, 'x.png'], ['export', tmp_path, '--format=gluon']):
-        done = call(*command)
-        assert done.returncode == 2 and str(path) in done.stderr and done.stderr.count('\n') == 1, done.stderr
-
-
 @pytest.fixture(scope='module')
 def pictures(tmp_path_factory) -> list[Path]:
     """Files with the first five validation images of the digits, as prepared."""

@@ -21,14 +21,7 @@ from mlperf_rn50.system.gpu_env import (
     missing_settings,
     settings_of,
 )
-from mlperf_rn50.system.launcher_env import (
-    COMMAND,
-    launched_local,
-    launched_rank,
-    launched_size,
-    rank_name,
-    resume_command,
-)
+from mlperf_rn50.system.launcher_env import COMMAND, launched_local, launched_rank, launched_size, rank_name
 
 
 @pytest.mark.parametrize('text', ['', '1,2', '٣', '9' * 5000])
@@ -53,7 +46,7 @@ def test_resume_command_is_that_of_the_user(monkeypatch, variables, expected):
     monkeypatch.delenv(COMMAND, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert resume_command(Path('runs/a')) == expected
+    assert launcher_env.resume_command(Path('runs/a')) == expected
 
 
 def test_binding_accepts_nested_threads_and_refuses_an_invalid_number():
