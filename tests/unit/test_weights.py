@@ -145,15 +145,17 @@ def test_weights_of_the_other_layout_are_transposed():
         np.testing.assert_array_equal(array, other[name])
 
 
-@pytest.mark.parametrize('name', ['resnet18', 'googlenet'])
-def test_different_number_of_classes_reinitializes_last_layer_with_a_note(name):
+@pytest.mark.parametrize('name, num_classes, expected', [
+    ('resnet18', 5, 'for 3 classes, the data has 5; the last layer'), ('googlenet', 5, 'for 3 classes, the data has 5'),
+    ('resnet18', 3, 'for 3 other classes, the data has 3; the last layer (')])
+def test_last_layer_stays_new_for_other_classes_with_a_note(name, num_classes, expected):
     config = replace(CONFIG, model=replace(CONFIG.model, name=name), data=replace(
         CONFIG.data, image_size=96, resize_shorter=96))
     old = arrays_of(build_model(config, mx.cpu(), 2))
-    net = build_model(replace(config, data=replace(config.data, num_classes=5)), mx.cpu(), 1)
+    net = build_model(replace(config, data=replace(config.data, num_classes=num_classes)), mx.cpu(), 1)
     before = arrays_of(net)
-    [note] = set_weights(net, old)
-    assert 'for 3 classes, the data has 5; the last layer' in note
+    [note] = set_weights(net, old, has_other_classes=num_classes == 3)
+    assert expected in note
     after, last = arrays_of(net), list(old)[-2:]
     for key in after:
         np.testing.assert_array_equal(after[key], before[key] if key in last else old[key])
@@ -175,18 +177,6 @@ def test_other_differences_are_refused_without_changes(change, message):
         set_weights(net, arrays)
     for key, array in arrays_of(net).items():
         np.testing.assert_array_equal(array, before[key])
-
-
-def test_last_layer_stays_new_for_other_classes(thin_resnets):
-    nets = [build(seed) for seed in (1, 2)]
-    arrays, own = map(arrays_of, nets)
-    assert set_weights(nets[1], arrays) == []
-    nets[1] = build(2)
-    note, = set_weights(nets[1], arrays, has_other_classes=True)
-    assert note.startswith('the weights are for 3 other classes, the data has 3; the last layer (')
-    for name, param in nets[1].collect_params().items():
-        expected = own if name.startswith(list(own)[-1].rpartition('_')[0]) else arrays
-        np.testing.assert_array_equal(param.data().asnumpy(), expected[name], err_msg=name)
 
 
 def test_portable_network_computes_the_same_in_nchw_float32():
