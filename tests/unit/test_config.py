@@ -80,14 +80,6 @@ def test_unset_data_keys_have_the_values_of_the_manifest(tmp_path):
         assert sizes([]) == default  # training refuses the manifest
 
 
-def test_round_trip_of_a_resolved_configuration(tmp_path):
-    config = resolve_config(CONFIGS[0], ['--run.seed', '7'], PARSER)
-    path = tmp_path / 'config.yaml'
-    path.write_text(render_yaml(config))
-    assert resolve_config(path, [], PARSER) == config
-    assert to_tree(config) == load_yaml(path)
-
-
 @pytest.mark.parametrize('text, message', [
     ('schedule: {warmup_epoch: 5}', 'schedule.warmup_epoch: unknown key; did you mean warmup_epochs?'),
     ('shedule: {base_lr: 5}', 'shedule: unknown section; did you mean schedule?'),
