@@ -12,7 +12,7 @@ from helpers import HISTORY, ROOT, call
 
 import mlperf_rn50
 from mlperf_rn50.analysis.recipe import choose
-from mlperf_rn50.analysis.recipe.differences import find_deviations, find_followed, followed_text
+from mlperf_rn50.analysis.recipe.differences import find_deviations, find_followed
 from mlperf_rn50.analysis.recipe.tables import render_config
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.cli.parsers import config_parser
@@ -172,14 +172,14 @@ def test_recipe_matches_the_stored_configuration_of_the_system(name, round_name,
 
 @pytest.mark.parametrize('sections, texts', [
     ({'schedule': {'base_lr': 12.0}},
-     ['schedule.base_lr: got 12 ', '7.4 at 1,600 to 2,064', '5 at 1,664', CONVERGED]),
+     ['schedule.base_lr: got 12 ', '(v0.6)', '5 at 1,664', CONVERGED]),
     ({'schedule': {'decay_epochs': 90.0}},
-     ['schedule.decay_epochs: got 90 ', '37 at 1,440 to 2,064', '72 at 1,664', CONVERGED]),
-    ({'schedule': {'decay': 'cosine'}}, ['schedule.decay: got cosine (72 epochs)', 'poly (37 epochs) at', CONVERGED]),
+     ['schedule.decay_epochs: got 90 ', '(v0.6)', '72 at 1,664', CONVERGED]),
+    ({'schedule': {'decay': 'cosine'}}, ['schedule.decay: got cosine (72 epochs)', 'poly (72 epochs) at', CONVERGED]),
     ({'train': {'global_batch_size': 3264}},
-     ['schedule.base_lr: got 5 at batch 3,264', '10.5 at 3,200 to 3,840', '11.7 at 4,080', CONVERGED]),
+     ['schedule.base_lr: got 5 at batch 3,264', 'have 10 at 3,328', CONVERGED]),
     ({'schedule': {'warmup_epochs': 2.0}},  # a mixture of recipes
-     ['never published', '(v0.6) differ in schedule.warmup_epochs (got 2, published 5 at 1,664)']),
+     ['schedule.warmup_epochs: got 2 ', '(v0.6)', 'have 5 at 1,664']),
     ({'train': {'global_batch_size': 9_000}}, ['nearest: 6,144 and 13,056', 'recipe is not compared']),
     ({}, None), ({'train': {'global_batch_size': 1536}, 'schedule': {'base_lr': 4.62}}, None),  # scaled with the batch
     ({'data': {'dataset': 'digits'}, **HIGH}, None), ({'data': {'num_train': 1000}, **HIGH}, None),
@@ -261,20 +261,18 @@ def test_command_reports_the_same_deviation_as_train(tmp_path):
     assert not any(row['is_alone'] for row in dgx1['comparison'] if row['key'].startswith('schedule'))  # also steps
     warning, _ = call('train', '--config', path, '--dry-run').stdout.splitlines()[-2:]
     assert warning == f'warning: {report["deviations"][0]}'
-    assert warning.startswith('warning: schedule, optimizer: got a combination of values that was never published')
-    assert 'schedule.decay (got poly (100 epochs), published step (30 60 80 epochs) at 1,664)' in warning
+    assert warning.startswith('warning: schedule.decay: got poly (100 epochs)')
+    assert 'have step (30 60 80 epochs) at 1,664' in warning
 
 
 @pytest.mark.parametrize('name, batches', [
-    ('c4140_v100_1node', {1664}), ('c4140_v100_4node', {1664, 4096}), ('c4140_v100_8node', {4096, 16384}),
+    ('c4140_v100_1node', {1664}), ('c4140_v100_4node', {1664, 4096}), ('c4140_v100_8node', {4096, 16384, 16640}),
     ('dgx2_v05', {4096})])
-def test_learning_rate_scaled_from_published_neighbours_has_no_deviation(name, batches):
+def test_learning_rate_scaled_from_published_batches_has_no_deviation(name, batches):
     config = resolve_config(ROOT / f'launch/configs/{name}.yaml', [], PARSER)
     ranks = config_world_size(config)
     followed = find_followed(config, ranks)
     assert find_deviations(config, ranks) == [] and {p.recipe.global_batch_size for p in followed} == batches
-    text = followed_text(followed, config.train.local_batch_size * ranks)
-    assert ('mlperf-rn50 recipe ' in text) == (name != 'dgx2_v05')
     unscaled = replace(config, schedule=replace(config.schedule, base_lr=5 * config.schedule.base_lr))
     assert find_followed(unscaled, ranks) == [] != find_deviations(unscaled, ranks)
 

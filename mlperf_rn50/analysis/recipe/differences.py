@@ -1,7 +1,7 @@
 """Compare a configuration with the published recipes, and list its deviations. Pure functions."""
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -14,7 +14,7 @@ from mlperf_rn50.text import grouped
 
 # Largest ratio of similar batches, from the published recipe with the widest range (batches 1,632 to 2,064).
 SIMILAR_BATCH = 1.3
-_DOUBLED = 2.0  # largest ratio of a batch to that of a published recipe whose learning rate is scaled with it
+_SCALED_BATCH = 2.5  # largest ratio of a batch to that of a published recipe whose learning rate is scaled with it
 _SLACK = 0.01  # largest relative difference between values that count as equal
 # Keys whose values are logged or follow from optimizer and decay.
 _LOGGED = (
@@ -143,25 +143,21 @@ def global_batch_size(config: Config, num_ranks: int | None) -> int | None:
     return t.local_batch_size * t.gradient_accumulation_steps * num_ranks if t.local_batch_size and num_ranks else None
 
 
-def _range(recipes: Sequence[RecipeGroup], key: str, batch: int, is_scaled: bool) -> tuple[float, float] | None:
-    """Return the lowest and highest value of a key in recipes. A learning rate may or must scale with the batch."""
+def _range(recipes: Sequence[RecipeGroup], key: str, batch: int) -> tuple[float, float] | None:
+    """Return the lowest and highest value of a key in recipes. A learning rate may also scale with the batch."""
     known = [(v, p.recipe.global_batch_size) for p in recipes
              if (v := getattr(p.recipe, key.partition('.')[2])) is not None]
-    scaled = [v * batch / size for v, size in known if key == 'schedule.base_lr']
-    values = scaled + [v for v, _ in known if not (is_scaled and scaled)]
+    values = [v for v, _ in known] + [v * batch / size for v, size in known if key == 'schedule.base_lr']
     return (min(values), max(values)) if values else None
 
 
-def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int, is_scaled: bool = False) -> Iterator[str]:
-    """Yield the keys whose values are outside the range of the recipes of one generation.
-
-    is_scaled: whether the learning rates of the recipes have to be scaled with the batch.
-    """
+def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> Iterator[str]:
+    """Yield the keys whose values are outside the range of the recipes of one generation."""
     s = config.schedule
     comparable = [p for p in recipes if p.recipe.decay == s.decay]
     for key in _WARNED:
         is_length = key == 'schedule.decay_epochs'
-        ends = _range(comparable if is_length else recipes, key, batch, is_scaled)
+        ends = _range(comparable if is_length else recipes, key, batch)
         if ends and not (is_length and s.decay == 'step') and not (
                 ends[0] * (1 - _SLACK) <= attrgetter(key)(config) <= ends[1] * (1 + _SLACK)):
             yield key
@@ -179,59 +175,45 @@ def _comparable(config: Config, num_ranks: int | None) -> tuple[int, list[Recipe
     return batch, group(load_published(), config.optimizer.name, config.train.target_accuracy)
 
 
+def _near(recipes: Sequence[RecipeGroup], batch: int, factor: float) -> list[list[RecipeGroup]]:
+    """Return the recipes of each generation whose batches are within a factor of this batch."""
+    near = (p for p in recipes if is_within(p.recipe.global_batch_size, batch, factor))
+    return list(grouped(near, lambda p: p.generation).values())
+
+
+def _scaled(published: RecipeGroup, batch: int) -> RecipeGroup:
+    """Return a recipe for another batch, with the learning rate in proportion."""
+    r = published.recipe
+    lr = r.base_lr and r.base_lr * batch / r.global_batch_size
+    return replace(published, recipe=replace(r, base_lr=lr, global_batch_size=batch))
+
+
 def find_followed(config: Config, num_ranks: int | None) -> list[RecipeGroup]:
     """Return the published recipes of a generation from which an ImageNet configuration does not deviate, or [].
 
-    Their batches are similar or, with learning rates scaled with the batch, the next smaller and the next larger one.
-    A single neighbour counts if its batch is at most the double or at least the half.
+    Their batches are similar or, with learning rates in proportion to the batch, within a factor of _SCALED_BATCH.
     """
     batch, known = _comparable(config, num_ranks)
-    generations = list(grouped(known, lambda p: p.generation).values())
-    similar = [[p for p in alike if is_within(p.recipe.global_batch_size, batch, SIMILAR_BATCH)]
-               for alike in generations]
-    found = [alike for alike in similar if alike and not any(_differing(config, alike, batch))]
-    found += [alike for recipes in generations if (alike := _neighbours(recipes, batch))
-              and not any(_differing(config, alike, batch, is_scaled=True))]
+    found = [near for near in _near(known, batch, SIMILAR_BATCH) if not any(_differing(config, near, batch))]
+    found += [near for near in _near(known, batch, _SCALED_BATCH)
+              if not any(_differing(config, [_scaled(p, batch) for p in near], batch))]
     return found[0] if found else []
 
 
-def _neighbours(recipes: Sequence[RecipeGroup], batch: int) -> list[RecipeGroup]:
-    sizes = [p.recipe.global_batch_size for p in recipes]
-    below, above = max((s for s in sizes if s <= batch), default=0), min((s for s in sizes if s >= batch), default=0)
-    return [p for p in recipes if (size := p.recipe.global_batch_size) in (below, above)
-            and (below and above or is_within(size, batch, _DOUBLED))]
-
-
-def followed_text(followed: Sequence[RecipeGroup], batch: int) -> str:
-    """Name the followed recipes and, if none has a similar batch, the command for one that was published."""
-    sizes = [p.recipe.global_batch_size for p in followed]
-    text = f'published {followed[0].generation} sets at batch {range_text(sizes)}'
-    if all(is_within(s, batch, SIMILAR_BATCH) for s in sizes):
-        return text
-    return (f'{text}, with the learning rate in proportion; none of them has batch {batch:,}. For a published or '
-            f'interpolated recipe: mlperf-rn50 recipe {batch} --out FILE')
-
-
 def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
-    """Return a line for each key of an ImageNet configuration that deviates from all similar published sets.
+    """Return a line for each key of an ImageNet configuration that deviates from the nearest published sets.
 
-    Sets are similar if they converged to the same or a higher target with the same optimizer, and the ratio of the
-    batches is at most SIMILAR_BATCH. Values between two sets of one generation do not deviate, nor do learning rates
-    scaled with the batch, as long as find_followed finds their source.
+    These converged to the same or a higher target with the same optimizer, the ratio of the batches is at most
+    SIMILAR_BATCH, and they are of the generation with the fewest deviations. Values between two sets of one generation
+    do not deviate, nor do learning rates scaled with the batch, as long as find_followed finds their source.
     """
     batch, known = _comparable(config, num_ranks)
     if not batch or find_followed(config, num_ranks):
         return []
-    similar = [p for p in known if is_within(p.recipe.global_batch_size, batch, SIMILAR_BATCH)]
-    if not similar:
+    if not (similar := _near(known, batch, SIMILAR_BATCH)):
         return [_incomparable(config, batch, known)]
-    groups = list(grouped(similar, lambda p: p.generation).values())
-    differing = [list(_differing(config, alike, batch)) for alike in groups]
-    always = [key for key in differing[0] if all(key in keys for keys in differing)]
-    if always:
-        return [_deviation(config, key, similar, batch) for key in always]
-    fewest = min(differing, key=len)
-    return [_mixture(config, groups[differing.index(fewest)], fewest, batch)]
+    nearest = min(similar, key=lambda alike: len([*_differing(config, alike, batch)]))
+    return [_deviation(config, key, nearest, batch) for key in _differing(config, nearest, batch)]
 
 
 def _text(cells: dict[str, RecipeValue], key: str) -> str:
@@ -253,19 +235,12 @@ def _values_text(recipes: Sequence[RecipeGroup], key: str) -> str:
     return '; '.join(f'{text} at {range_text(list(sizes))}' for text, sizes in batches.items())
 
 
-def _deviation(config: Config, key: str, similar: Sequence[RecipeGroup], batch: int) -> str:
+def _deviation(config: Config, key: str, recipes: Sequence[RecipeGroup], batch: int) -> str:
     if key == 'schedule.decay_epochs':
-        similar = [p for p in similar if p.recipe.decay == config.schedule.decay]
-    return (f'{key}: got {_text(_config_cells(config), key)} at batch {batch:,}; published '
-            f'{config.optimizer.name} sets at similar batches that reached {100 * config.train.target_accuracy:.4g} % '
-            f'have {_values_text(similar, key)}')
-
-
-def _mixture(config: Config, recipes: Sequence[RecipeGroup], keys: Sequence[str], batch: int) -> str:
-    values = _config_cells(config)
-    texts = [f'{key} (got {_text(values, key)}, published {_values_text(recipes, key)})' for key in keys]
-    return (f'schedule, optimizer: got a combination of values that was never published at batches near {batch:,}; the '
-            f'nearest sets ({recipes[0].generation}) differ in {", ".join(texts)}')
+        recipes = [p for p in recipes if p.recipe.decay == config.schedule.decay]
+    return (f'{key}: got {_text(_config_cells(config), key)} at batch {batch:,}; the nearest published '
+            f'{config.optimizer.name} sets ({recipes[0].generation}) at similar batches that reached '
+            f'{100 * config.train.target_accuracy:.4g} % have {_values_text(recipes, key)}')
 
 
 def _incomparable(config: Config, batch: int, known: Sequence[RecipeGroup]) -> str:
