@@ -361,22 +361,20 @@ def answer_with_times(*pairs):
 def test_knee_is_last_layout_that_saves_more_time_than_it_costs_but_not_at_the_edge(pairs, knee):
     answer = answer_with_times(*pairs)
     assert (answer.best['knee'].layout.num_nodes if 'knee' in answer.best else None) == knee
-    assert (verdicts(answer)[-1] == 'Knee: not within these layouts') is (knee is None)
 
 
 def test_answer_is_in_the_first_lines():
     lines = verdicts(answer_with_times((1, 100.0), (2, 52.0), (4, 28.0), (8, 22.0), (16, None)))
     assert lines == [  # a layout without minutes may be faster
-        'Fastest predicted layout: 8 nodes, 22.00 min (22.00 to 22.00) at batch 400, 9 epochs, 2.93 node-hours',
-        'Cheapest predicted layout: 1 node, 100.00 min (100.00 to 100.00) at batch 400, 9 epochs, 1.67 node-hours',
-        'Knee predicted layout: 4 nodes, 28.00 min (28.00 to 28.00) at batch 400, 9 epochs, 1.87 node-hours']
-    assert verdicts(answer_with_times((1, 2.0), (3, 1.0)))[0].startswith('Fastest: 3 nodes, 1.00 min')
-    assert verdicts(answer_with_times((2, 1.0), (3, 2.0)))[0].startswith('Fastest and cheapest: 2 nodes')
-    assert verdicts(answer_with_times((2, None))) == ['2 nodes: 100.0 ms per step, minutes unknown']
+        'Fastest predicted layout: 8x2, 22.00 min (22.00 to 22.00) at batch 400, 9 epochs, 2.93 node-hours',
+        'Cheapest predicted layout: 1x2, 100.00 min (100.00 to 100.00) at batch 400, 9 epochs, 1.67 node-hours',
+        'Knee predicted layout: 4x2, 28.00 min (28.00 to 28.00) at batch 400, 9 epochs, 1.87 node-hours']
+    assert verdicts(answer_with_times((1, 2.0), (3, 1.0)))[0].startswith('Fastest: 3x2, 1.00 min')
+    assert verdicts(answer_with_times((2, None))) == ['2x2, 100.0 ms per step, minutes unknown']
     answer = answer_of(load_source([A100]), (16, 4), price=20.0)
     [row] = answer.rows
     assert verdicts(answer) == [
-        f'16x4: {row.minutes:.2f} min ({row.interval[0]:.2f} to {row.interval[1]:.2f}) at batch 8,192, 40 epochs, cost '
+        f'16x4, {row.minutes:.2f} min ({row.interval[0]:.2f} to {row.interval[1]:.2f}) at batch 8,192, 40 epochs, cost '
         f'{row.cost:.2f}']
 
 
@@ -414,10 +412,8 @@ def test_chosen_batch_is_faster_and_cheaper_than_constant_ones():
     assert one.layout.recipe.global_batch_size == 3264 and one.minutes == pytest.approx(one.measured_minutes, rel=1e-3)
     assert eight.measured_minutes and eight.layout.epochs.kind == 'source'
     assert (many.layout.recipe.global_batch_size, many.layout.epochs.kind) == (8192, 'interpolated')
-    assert many.minutes < 0.7 * answer.weak[2].minutes and many.cost < 0.7 * answer.weak[2].cost
-    assert f'16x8 {answer.weak[2].minutes:.2f} min, cost {answer.weak[2].cost:.2f}' in render_prediction(answer)
-    fixed = answer_of(answer.source, (16, 8), is_weak=True)
-    assert fixed.rows[0].minutes == answer.weak[2].minutes and fixed.weak == ()
+    [weak] = answer_of(answer.source, (16, 8), is_weak=True, price=20.0).rows
+    assert many.minutes < 0.7 * weak.minutes and many.cost < 0.7 * weak.cost
 
 
 def test_layout_is_refused_only_if_all_batches_are():
@@ -460,7 +456,7 @@ def test_tables_of_ranks_on_other_data():
             '2x3: refused: batch 64 is not divisible by 6 ranks; choose another batch'} < set(lines)
     assert any(line.startswith('- Model error: unknown') for line in lines)
     assert [line.split()[:4] for line in lines if line.startswith('4x2  ')] == [
-        ['4x2', '256', '-', '-'], ['4x2', '32', '2,439', '95.3'], ['4x2', '100.0', '14.0', '9.0']]
+        ['4x2', '256', '-', '-'], ['4x2', '32', '100.0', '14.0']]
     assert lines[-2:] == ['Warnings', '- 4x2: no recipe measured on digits at batch 256; the step is '
                                       'predicted, but not epochs or minutes']
 

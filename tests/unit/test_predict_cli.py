@@ -182,7 +182,7 @@ def test_layouts_are_nodes_like_those_of_the_source():
         return [r['name'] for r in rows('dgx1_ngc19.05_mxnet', *words)]
     assert names() == ['1x8', '2x8', '4x8', '8x8', '16x8']
     assert names('--layouts', '16,2x4', '16x8') == ['16x8', '2x4']
-    assert call('predict', 'dgx1_ngc19.05_mxnet', '--layouts', '3').stdout.startswith('3 nodes: ')
+    assert call('predict', 'dgx1_ngc19.05_mxnet', '--layouts', '3').stdout.startswith('3x8, ')
 
 
 @pytest.fixture(scope='module')

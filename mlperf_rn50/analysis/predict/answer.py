@@ -47,7 +47,6 @@ class Answer:
     costs: Costs
     rows: tuple[Prediction, ...]
     baseline: Prediction  # the source's layout
-    weak: tuple[Prediction, ...] = ()  # the layouts with the images per accelerator of the source, or none
 
     @property
     def predicted(self) -> list[Prediction]:
@@ -179,18 +178,17 @@ def make_answer(request: PredictionRequest, source: Source) -> Answer:
             raise ConfigError('--what-if: got local with a fixed global batch, expected --weak or no batch option')
         source = change(source, what_if)
 
-    def choose(split: tuple[int, int], given: float | None) -> Prediction:
-        batches = [given] if given else find_batches(source, split[0] * split[1], request.optimizer, request.target)
-        return choose_batch([_predict_batch(request, source, split, costs, b) for b in batches], base.local_batch_size)
-    local, sizes = what_if and what_if.local or request.local_batch_size, [(s, s[0] * s[1]) for s in request.splits]
-    is_given = bool(request.global_batch_size or local)
-    baseline = choose((base.num_nodes, base.layout.units_per_node), base.global_batch_size if is_given else None)
-    rows = [choose(split, request.global_batch_size or (local or 0) * size) for split, size in sizes]
+    def choose(nodes: int, per_node: int, given: float | None) -> Prediction:
+        batches = [given] if given else find_batches(source, nodes * per_node, request.optimizer, request.target)
+        rows = [_predict_batch(request, source, (nodes, per_node), costs, b) for b in batches]
+        return choose_batch(rows, base.local_batch_size)
+    batch, local = request.global_batch_size, what_if and what_if.local or request.local_batch_size or 0
+    rows = [choose(nodes, per_node, batch or local * nodes * per_node) for nodes, per_node in request.splits]
+    baseline = choose(base.num_nodes, base.layout.units_per_node, base.global_batch_size if batch or local else None)
     if minutes := baseline.measured_minutes or baseline.minutes:
         rows = [replace(r, speedup=(gain := minutes / (r.measured_minutes or r.minutes)),
                         efficiency=gain * base.num_units / r.layout.num_units) if r.minutes else r for r in rows]
     if what_if:
         rows = [replace(r, unchanged_step_s=old.step_s, unchanged_minutes=old.minutes) for r, old in zip(
             rows, make_answer(replace(request, what_if=None), original).rows)]
-    return Answer(request, source, costs, tuple(rows), baseline, () if is_given else tuple(
-        choose(split, base.local_batch_size * size) for split, size in sizes))
+    return Answer(request, source, costs, tuple(rows), baseline)

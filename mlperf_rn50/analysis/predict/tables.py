@@ -68,53 +68,35 @@ def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
             'speed-up': number_cell(p.speedup, ',.2f'), 'efficiency': percent_cell(p.efficiency, '.1f'), **spent}
 
 
-def _rate_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
+def _step_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
     layout, unit = p.layout, answer.source.base.unit
     return {'layout': Cell(layout.name), f'images/{unit}': number_cell(layout.local_batch_size, ',g'),
+            'compute': _ms(p.compute_s), 'exchange': _ms(p.exchange_s), 'overlapped': _ms(p.hidden_s),
+            'other': _ms(p.other_s), 'step': _ms(p.step_s), 'unchanged': _ms(p.unchanged_step_s),
+            'measured share': percent_cell(p.measured_share), 'measured': _ms(p.measured_step_s),
+            'error': percent_cell(relative_error(p.step_s, p.measured_step_s), '+.1f'),
             'images/s': number_cell(p.images_per_s, ',.0f' if (p.images_per_s or 0) >= 1000 else ',.1f'),
             f'images/s per {unit}, %': number_cell(100 * (p.hardware_efficiency or 0.0), '.1f'),
             'basis': Cell(_basis(answer, p))}
 
 
-def _step_cells(p: Prediction) -> dict[str, Cell]:
-    return {'layout': Cell(p.layout.name), 'compute': _ms(p.compute_s), 'exchange': _ms(p.exchange_s),
-            'overlapped': _ms(p.hidden_s), 'other': _ms(p.other_s), 'step': _ms(p.step_s),
-            'unchanged': _ms(p.unchanged_step_s), 'measured share': percent_cell(p.measured_share),
-            'measured': _ms(p.measured_step_s),
-            'error': percent_cell(relative_error(p.step_s, p.measured_step_s), '+.1f')}
-
-
-def _sentence(answer: Answer, row: Prediction, sep: str = ': ') -> str:
-    """Return the answer for a layout, whose name is the number of nodes if these are like those of the source."""
-    layout, is_alike = row.layout, row.layout.units_per_node == answer.source.base.layout.units_per_node
-    name = (plural(layout.num_nodes, 'node') if is_alike else layout.name) + sep
-    if row.minutes and row.interval and layout.epochs:
-        spent = f'{figures_cell(row.node_hours).text} node-hours' if row.cost is None else f'cost {money(row.cost)}'
-        return (f'{name}{row.minutes:,.2f} min ({row.interval[0]:,.2f} to {row.interval[1]:,.2f}) at batch '
-                f'{layout.recipe.global_batch_size:,}, {layout.epochs.mean:.3g} epochs, {spent}')
-    return name + (f'refused: {row.refusal}' if row.refusal else f'{_ms(row.step_s).text} ms per step, minutes unknown')
+def _sentence(p: Prediction) -> str:
+    """Return the answer for a layout."""
+    if p.refusal:
+        return f'{p.layout.name}, refused: {p.refusal}'
+    if not p.minutes or not p.interval or not p.layout.epochs:
+        return f'{p.layout.name}, {_ms(p.step_s).text} ms per step, minutes unknown'
+    spent = f'{figures_cell(p.node_hours).text} node-hours' if p.cost is None else f'cost {money(p.cost)}'
+    return (f'{p.layout.name}, {p.minutes:,.2f} min ({p.interval[0]:,.2f} to {p.interval[1]:,.2f}) at batch '
+            f'{p.layout.recipe.global_batch_size:,}, {p.layout.epochs.mean:.3g} epochs, {spent}')
 
 
 def verdicts(answer: Answer) -> list[str]:
     """Return the answer: a sentence for a single layout, or lines on the fastest, the cheapest and the knee layout."""
     if len(answer.timed) < 2:
-        return [_sentence(answer, row) for row in answer.timed or answer.predicted or answer.rows]
+        return [_sentence(row) for row in answer.timed or answer.predicted or answer.rows]
     which = ' predicted layout' if len(answer.timed) < len(answer.rows) else ''  # one without a time may be faster
-    same = grouped(answer.best.items(), lambda pair: pair[1].layout.name).values()
-    return [*(f'{" and ".join(name for name, _ in pairs).capitalize()}{which}: {_sentence(answer, pairs[0][1], ", ")}'
-              for pairs in same), *['Knee: not within these layouts'] * ('knee' not in answer.best)]
-
-
-def _other_batches(answer: Answer) -> list[str]:
-    """Return the times with constant images per accelerator and the measured ones, if the chosen batch differs."""
-    chosen = {(r.layout.num_nodes, r.layout.num_units): r for r in answer.rows}
-    weak = [f'{r.layout.name} {r.minutes:,.2f} min{f", cost {money(r.cost)}" if r.cost else ""}'
-            for r, row in zip(answer.weak, answer.rows) if r.minutes and r.layout.recipe != row.layout.recipe]
-    measured = [f'{row.layout.name} {s.minutes:,.2f} min at batch {s.global_batch_size:,} ({s.name})'
-                for s in answer.source.sets if s.minutes and not answer.request.what_if
-                and (row := chosen.get((s.num_nodes or 0, s.num_units or 0))) and not row.measured_minutes]
-    lines = {f'Constant images per {answer.source.base.unit} (--weak)': weak, 'Measured': measured}
-    return [f'{name}: {"; ".join(texts)}' for name, texts in lines.items() if texts]
+    return [f'{name.capitalize()}{which}: {_sentence(row)}' for name, row in answer.best.items()]
 
 
 def _link_line(link: Link) -> str:
@@ -172,19 +154,16 @@ def _notes(answer: Answer) -> list[str]:
 def render_prediction(answer: Answer, style: Style = TERMINAL) -> str:
     """Return the prediction as text: the answer, tables, and their sources."""
     first = answer.baseline
-    notes = {'speed-up': f'Speed-up and efficiency are relative to {first.layout.name}, '
-                         f'{"measured" if first.measured_minutes else "predicted"} '
-                         f'{first.measured_minutes or first.minutes or 0.0:,.2f} min at batch '
-                         f'{first.layout.recipe.global_batch_size:,}.',
+    notes = {'speed-up': f'Speed-up and efficiency are relative to {first.layout.name} in '
+                         f'{first.measured_minutes or first.minutes or 0.0:,.2f} min.',
              'error': 'Error: predicted / measured - 1.', 'cost': f'Cost: {answer.request.price or 0:g} per node-hour.'}
-    details = [_table('Throughput', answer.predicted, partial(_rate_cells, answer), {}),
-               _table('Parts of a step, ms', answer.predicted, _step_cells,
-                      {'step': 'Step = compute + exchange - overlapped + other.'})]
     table = _table('Predictions', answer.rows, partial(_answer_cells, answer), notes)
+    steps = _table('Parts of a step, ms', answer.predicted, partial(_step_cells, answer),
+                   {'step': 'Step = compute + exchange - overlapped + other.'})
     return '\n\n'.join([
         style.gap.join(map(style.line, verdicts(answer))),
-        render_section(answer_heading(answer), (), [table], _other_batches(answer), style, 'Other batches'),
-        render_section('Sources', _inputs(answer), details if answer.predicted else [], _notes(answer), style)])
+        render_section(answer_heading(answer), (), [table], (), style),
+        render_section('Sources', _inputs(answer), [steps] if answer.predicted else [], _notes(answer), style)])
 
 
 def render_prediction_json(answer: Answer) -> str:
