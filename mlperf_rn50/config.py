@@ -88,28 +88,23 @@ def to_tree(config: Config) -> dict:
             for name, section in vars(config).items()}
 
 
-def render_yaml(config: Config) -> str:
-    """Return the configuration as YAML text that load_yaml accepts."""
-    return dump_yaml(to_tree(config)) + '\n'
-
-
-def render_differences(config: Config) -> str:
-    """Return the values that differ from the defaults, as YAML text with a line for each section."""
-    defaults = to_tree(Config())
-    changes = {name: {k: v for k, v in values.items() if v != defaults[name][k]}
-               for name, values in to_tree(config).items()}
-    return '\n'.join(f'{name}: {dump_yaml(values, is_flow=True)}' for name, values in changes.items() if values)
-
-
-def dump_yaml(value: Any, width: float = 110, is_flow: bool | None = None) -> str:
+def render_yaml(config: Config, only_changed: bool = False) -> str:
+    """Return the configuration, or its values other than the defaults, as YAML text that load_yaml accepts."""
     import yaml  # imported late, because --help needs no packages
-    text = yaml.safe_dump(value, sort_keys=False, default_flow_style=is_flow, width=width)
-    return text.removesuffix('\n...\n').removesuffix('\n')
+    tree, defaults = to_tree(config), to_tree(Config())
+    if only_changed:
+        tree = {name: {k: v for k, v in values.items() if v != defaults[name][k]} for name, values in tree.items()}
+    return yaml.safe_dump({name: v for name, v in tree.items() if v}, sort_keys=False, default_flow_style=None,
+                          width=110)
 
 
 def render_value(value: Any) -> str:
-    """Return a value as in a configuration file."""
-    return 'null' if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    """Return a value as in a configuration file, numbers with at most six digits, and lists without brackets."""
+    if isinstance(value, (tuple, list)):
+        return ' '.join(map(render_value, value))
+    if value is None or isinstance(value, bool):
+        return {None: 'null', True: 'true', False: 'false'}[value]
+    return f'{value:.6g}' if isinstance(value, float) else str(value)
 
 
 def _check_key(name: str, key: dataclasses.Field, value: Any) -> None:

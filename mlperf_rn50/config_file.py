@@ -100,10 +100,9 @@ def load_yaml(path: Path) -> dict:
 
 
 def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
-    """Add --config, and an option for every key of the configuration."""
+    """Add an option for every key of the configuration."""
     from jsonargparse import _loaders_dumpers
     _loaders_dumpers.yaml_default_loader = _Loader  # type: ignore[assignment]  # set_loader leaves this one unchanged
-    parser.add_argument('--config', metavar='FILE', type=str, help='YAML file with values that override the defaults')
     parser.add_argument('--telemetry', metavar='BOOL', type=bool | None, help='short form of --run.telemetry')
     parser.add_argument('--init-weights', metavar='PATH', type=str, help='short form of --train.init_weights')
     for name, section in SECTIONS.items():

@@ -1,14 +1,12 @@
 """Texts about the keys of the configuration, for --help, --print-config and docs/configuration.md."""
 import dataclasses
 import inspect
-import math
+import json
 import re
 import textwrap
 from typing import Any, Literal, get_args, get_origin
 
-from mlperf_rn50.config import SECTIONS, Config, dump_yaml, render_value, to_tree
-
-_WIDTH = 110  # of a comment
+_WIDTH = 79  # of a comment
 
 
 def summary_of(section: type) -> str:
@@ -38,27 +36,12 @@ def takes_text(key: dataclasses.Field) -> str:
     return type_text(key.type) + (f', {bounds.text.removeprefix("a number ")}' if bounds else '')
 
 
-def default_text(value: Any) -> str:
-    """Return a default in YAML syntax, numbers with at most six digits."""
-    if isinstance(value, tuple):
-        return f'[{", ".join(f"{v:g}" for v in value)}]'
-    return f'{value:.6g}' if isinstance(value, float) else render_value(value)
-
-
-def help_of(section: type) -> dict[str, str]:
-    """Return the meaning of each key with its default, valid values and unit."""
-    meanings = meanings_of(section)
-    return {f.name: f'{meanings[f.name].rstrip(".")} (default {default_text(f.default)}; {takes_text(f)}'
-            f'{", in " + unit if (unit := f.metadata.get("unit", "")) not in ("", "fraction") else ""})'
-            for f in dataclasses.fields(section)}
-
-
-def render_commented(config: Config) -> str:
-    """Return all values as YAML text that load_yaml accepts, with a comment for each key."""
-    lines = []
-    for name, values in to_tree(config).items():
-        lines += [f'# {summary_of(SECTIONS[name])}', f'{name}:']
-        for key, text in help_of(SECTIONS[name]).items():
-            lines += textwrap.wrap(text, _WIDTH, initial_indent='  # ', subsequent_indent='  # ')
-            lines.append(f'  {key}: {dump_yaml(values[key], math.inf)}')
+def section_text(name: str, section: Any) -> str:
+    """Return the values of a section as YAML text that load_yaml accepts, with a comment for each key."""
+    meanings, lines = meanings_of(type(section)), [f'# {summary_of(type(section))}', f'{name}:']
+    for key in dataclasses.fields(section):
+        unit = f', in {unit}' if (unit := key.metadata.get('unit')) not in (None, '', 'fraction') else ''
+        lines += [*textwrap.wrap(f'{meanings[key.name].rstrip(".")} ({takes_text(key)}{unit})', _WIDTH,
+                                 initial_indent='  # ', subsequent_indent='  # '),
+                  f'  {key.name}: {json.dumps(getattr(section, key.name), ensure_ascii=False)}']
     return '\n'.join(lines)

@@ -3,6 +3,7 @@ import os
 import re
 import textwrap
 from argparse import ArgumentParser, HelpFormatter
+from functools import partial
 from typing import Any, NoReturn
 
 from mlperf_rn50.errors import ConfigError, option_error
@@ -23,15 +24,13 @@ def expand(text: str, name: str = '') -> str:
 
 
 class _HelpFormatter(HelpFormatter):
-    """Wrap paragraphs, rows of two columns, and examples."""
+    """Wrap paragraphs, and the lines of lists and examples, which begin with a space."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        def wrap(line: str) -> str:
-            row = re.match(r'  \S+ {2,}', line)
-            return textwrap.fill(line, width, subsequent_indent=' ' * (row.end() if row else 6 * (line[:1] == ' ')),
-                                 break_long_words=False, break_on_hyphens=False)
+        wrap = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
         blocks = [b.splitlines() if '\n ' in b else [b] for b in text.split('\n\n')]
-        return '\n\n'.join('\n'.join(map(wrap, lines)) for lines in blocks)
+        return '\n\n'.join('\n'.join(wrap(line, subsequent_indent=14 * ' ' * (line[:1] == ' ')) for line in lines)
+                           for lines in blocks)
 
 
 class Parser(ArgumentParser):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from mlperf_rn50.cli.parsers import config_parser
+from mlperf_rn50.cli.parsers import add_config_option, config_parser
 from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
 
 if TYPE_CHECKING:
@@ -25,14 +25,13 @@ if TYPE_CHECKING:
     from mlperf_rn50.config import Config
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
-ARGUMENTS = '{train,data,allreduce,ops} [--config FILE]'  # in the usage line
-
 
 def make_parser() -> ArgumentParser:
     return config_parser('bench', add_options)
 
 
 def add_options(parser: Any) -> None:
+    add_config_option(parser)
     add = parser.add_argument
     # Optional for the parser, which also reads YAML files; run() requires it.
     add('kind', nargs='?', choices=['train', 'data', 'allreduce', 'ops'], help='benchmark to run')

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mlperf_rn50.cli.parsers import add_resume_options, config_parser
+from mlperf_rn50.cli.parsers import add_run_options, config_parser
 from mlperf_rn50.cli.terminal import paint_statuses
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, RunFailed
 
@@ -23,15 +23,13 @@ if TYPE_CHECKING:
     from mlperf_rn50.config import Config
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
-ARGUMENTS = '[--config FILE]'  # in the usage line
-
 
 def make_parser() -> ArgumentParser:
     return config_parser('doctor', add_options)
 
 
 def add_options(parser: Any) -> None:
-    add_resume_options(parser)
+    add_run_options(parser)
     parser.add_argument('--format', choices=['table', 'json'], default='table', help='output format')
     parser.add_argument('--quiet', action='store_true', help='print only warnings, failures and the totals')
 

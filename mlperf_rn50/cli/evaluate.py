@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from mlperf_rn50.train.evaluate import Accuracy, Confusion
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
-ARGUMENTS = 'RUN|WEIGHTS'  # in the usage line
-
 
 def make_parser() -> ArgumentParser:
     return config_parser('evaluate', add_options)

@@ -5,6 +5,7 @@ import math
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -37,29 +38,30 @@ def config_parser(name: str = '', add_options: Callable[[Any], None] = lambda pa
 def config_help(name: str, command: ModuleType, words: Sequence[str]) -> str:
     """Return the help of a command that takes a configuration, or of the group of keys named after --help."""
     from mlperf_rn50.config import SECTIONS
-    from mlperf_rn50.config_text import help_of, summary_of
-    group = ''.join(words[[w in HELP for w in words].index(True) + 1:][:1])
+    from mlperf_rn50.config_text import section_text, summary_of
+    group = next((word for flag, word in pairwise(words) if flag in HELP and not word.startswith('-')), '')
     if group in SECTIONS:
-        parser = Parser(f'mlperf-rn50 {name}', summary_of(SECTIONS[group]), add_help=False,
-                        usage=f'mlperf-rn50 {name} {command.ARGUMENTS} [--{group}.KEY VALUE ...]')
-        for key, text in help_of(SECTIONS[group]).items():
-            parser.add_argument(f'--{group}.{key}', metavar='VALUE', help=text.replace('%', '%%'))
-        return parser.format_help()
-    if group and not group.startswith('-'):
+        return (f'# For a configuration file, or as options: --{group}.KEY VALUE\n'
+                f'{section_text(group, SECTIONS[group]())}\n')
+    if group:
         raise ConfigError(f'--help: got {group}, expected a group of keys: {", ".join(SECTIONS)}'
                           f'{nearest(group, [*SECTIONS])}')
     parser = command_parser(name, command.__doc__)
-    parser.usage = f'mlperf-rn50 {name} {command.ARGUMENTS} [--KEY VALUE ...]'
-    if '--config' in command.ARGUMENTS:
-        parser.add_argument('--config', metavar='FILE', help='YAML file with values that override the defaults')
     command.add_options(parser)
-    rows = [f'  {section:12}{summary_of(type_)}' for section, type_ in SECTIONS.items()]
-    parser.epilog = '\n'.join([f'groups of keys (mlperf-rn50 {name} --help schedule lists one):', *rows, '',
-                               parser.epilog or ''])
+    values = [action.metavar or '|'.join(action.choices or ()) for action in parser._get_positional_actions()]
+    parser.usage = ' '.join([parser.prog, *map(str, values), '[OPTIONS] [--KEY VALUE ...]'])
+    rows = ''.join(f'  {section:12}{summary_of(type_)}\n' for section, type_ in SECTIONS.items())
+    parser.epilog = f'groups of keys (mlperf-rn50 {name} --help schedule lists one):\n{rows}\n{parser.epilog}'
     return parser.format_help()
 
 
-def add_resume_options(parser: ArgumentParser) -> None:
+def add_config_option(parser: ArgumentParser) -> None:
+    parser.add_argument('--config', metavar='FILE', type=str, help='YAML file with values that override the defaults')
+
+
+def add_run_options(parser: ArgumentParser) -> None:
+    """Add the options that select the configuration: --config, or a run to resume."""
+    add_config_option(parser)
     parser.add_argument('--resume', metavar='DIR', type=str, help='run folder of the run to resume')
     parser.add_argument('--elastic', action='store_true', help='allow --resume with a different number of ranks')
     parser.add_argument('--allow-changed', metavar='KEYS', type=str,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50 import config as cfg
-from mlperf_rn50.cli.parsers import add_resume_options, config_parser
+from mlperf_rn50.cli.parsers import add_run_options, config_parser
 from mlperf_rn50.errors import EXIT_CODES, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
@@ -27,15 +27,13 @@ if TYPE_CHECKING:
     from mlperf_rn50.train.events import Ended
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
-ARGUMENTS = '--config FILE'  # in the usage line
-
 
 def make_parser() -> ArgumentParser:
     return config_parser('train', add_options)
 
 
 def add_options(parser: Any) -> None:
-    add_resume_options(parser)
+    add_run_options(parser)
     add = parser.add_argument
     add('--dry-run', action='store_true', help='print the plan, the expected time and the state of the data, and exit')
     add('--print-config', action='store_true', help='print all keys with comments, for a file for --config, and exit')
@@ -65,8 +63,8 @@ def run(argv: Sequence[str]) -> int:
     if options.dry_run:
         return _print_plan(config, options)
     if options.print_config:
-        from mlperf_rn50.config_text import render_commented
-        print(render_commented(config))
+        from mlperf_rn50.config_text import section_text
+        print('\n'.join(section_text(name, section) for name, section in vars(config).items()))
         return EXIT_OK
     if options.print:
         print('\n'.join(str(_value_of(config, key)) for key in options.print))
@@ -80,16 +78,16 @@ def run(argv: Sequence[str]) -> int:
 
 def _print_plan(config: cfg.Config, options: Namespace) -> int:
     """Print changed keys, derived numbers, the expected time and the state of the data; raise DataError as a start."""
-    from mlperf_rn50.analysis.predict.outlook import render_outlook
-    from mlperf_rn50.analysis.recipe.differences import find_deviations
+    from mlperf_rn50.analysis.recipe.differences import expected_time, find_deviations
     from mlperf_rn50.system.environment import query_gpus
     from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
     ranks = options.ranks or config_world_size(config) or 1
     plan = make_plan(config, ranks)
     gpus = query_gpus('name') if config.train.device == 'gpu' else []
-    print('\n'.join([cfg.render_differences(config), render_plan(plan),
-                     *render_outlook(config, ranks, plan.max_epochs, gpus[0]['name'] if gpus else None),
-                     *(f'warning: {text}' for text in find_deviations(config, ranks))]), flush=True)
+    time = expected_time(config, ranks, plan.max_epochs, gpus[0]['name'] if gpus else None)
+    print(cfg.render_yaml(config, only_changed=True) + '\n'.join([
+        render_plan(plan), *[f'time                  {time}'] * bool(time),
+        *(f'warning: {text}' for text in find_deviations(config, ranks))]), flush=True)
     print(f'data                  {_data_text(config.data)}')
     return EXIT_OK
 
@@ -103,8 +101,7 @@ def _data_text(data: DataConfig) -> str:
         return f'not checked, because {data.dir} on this machine has no {MANIFEST_NAME}'
     for split in ('train', 'validation'):
         find_split(data, split)
-    train, val = f'{data.num_train:,}', f'{data.num_val:,}'
-    return f'{train} of {train} training, {val} of {val} validation images, ok'
+    return f'ok, {data.num_train:,} training and {data.num_val:,} validation images'
 
 
 def _value_of(config: cfg.Config, key: str) -> Any:

@@ -5,9 +5,8 @@ from itertools import groupby
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.text import some
 from mlperf_rn50.train.schedule import learning_rate
-
-_MOST_EVALS = 12  # listed in the plan; of more, the first three and the last two
 
 
 @dataclass(frozen=True)
@@ -143,17 +142,12 @@ def _render_shuffle(plan: Plan) -> str:
 
 def _render_rates(plan: Plan) -> str:
     """Return the learning rate at the ends of runs of epochs in which it rises, falls or is constant."""
-    rates = {epoch: [f'{plan.learning_rate(step):.6g}' for step in (
-        epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch - 1)] for epoch in range(plan.max_epochs)}
-
-    def course(epoch: int) -> tuple[bool, str]:
-        first, last = rates[epoch]
-        return float(first) < float(last), first if first == last else ''
-    texts = []
-    for _, group in groupby(rates, course):
-        epochs = list(group)
-        ends = dict.fromkeys([rates[epochs[0]][0], rates[epochs[-1]][1]])
-        texts.append(f'{" to ".join(dict.fromkeys([str(epochs[0] + 1), str(epochs[-1] + 1)]))}: {" .. ".join(ends)}')
+    steps, texts = plan.steps_per_epoch, []
+    rates = [(plan.learning_rate(e * steps), plan.learning_rate((e + 1) * steps - 1)) for e in range(plan.max_epochs)]
+    for _, group in groupby(enumerate(rates, 1), lambda x: (x[1][0] < x[1][1], x[1][0] == x[1][1] and x[1])):
+        run = dict(group)
+        ends = dict.fromkeys(f'{rate:.6g}' for rate in (run[min(run)][0], run[max(run)][1]))
+        texts.append(f'{" to ".join(map(str, dict.fromkeys([min(run), max(run)])))}: {" .. ".join(ends)}')
     return '; '.join(texts)
 
 
@@ -161,7 +155,6 @@ def render_plan(plan: Plan) -> str:
     """Return the plan as text."""
     c, train, val = plan.config, plan.train_shard(), plan.eval_shard()
     evals = [str(e + 1) for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
-    evals = evals if len(evals) <= _MOST_EVALS else [*evals[:3], '..', *evals[-2:]]
     lines = [
         f'data set              {c.data.dataset}{" (synthetic images)" if c.data.synthetic else ""}: '
         f'{c.data.num_train:,} training, {c.data.num_val:,} validation images, {c.data.num_classes} classes',
@@ -175,6 +168,6 @@ def render_plan(plan: Plan) -> str:
         f'last step             learning rate x {plan.fraction(plan.steps_per_epoch - 1):.4g}, its filled part',
         f'target                Top-1 >= {c.train.target_accuracy} on {c.data.dataset}',
         f'aborts after          {plan.max_epochs} epochs, {plan.max_epochs * plan.steps_per_epoch} steps',
-        f'evaluations           after epochs {" ".join(evals)} (counted from 1)',
+        f'evaluations           after epochs {some(evals, 5)} (counted from 1)',
         f'learning rate         {_render_rates(plan)} (epochs: first step .. last step)']
     return '\n'.join(lines)

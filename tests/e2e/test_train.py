@@ -94,7 +94,7 @@ def test_dry_run_works_without_data_and_gpu_and_writes_nothing(tmp_path, monkeyp
 def test_dry_run_gives_the_state_of_the_data_and_refuses_what_a_start_refuses(tiny, tmp_path):
     done = call(*arguments(tmp_path, tiny, '--dry-run'))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith('data                  150 of 150 training, 50 of 50 validation images, ok\n')
+    assert done.stdout.endswith('data                  ok, 150 training and 50 validation images\n')
     wrong = call(*arguments(tmp_path, tiny, '--dry-run', '--data.num_train=300'))
     assert_one_line(wrong, 2)
     assert 'data.num_train: got 300, expected 150 from ' in wrong.stderr and 'learning rate  ' in wrong.stdout

@@ -3,8 +3,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Layout, Link, generation_of
-from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Layout, Link
+from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
 
 _SLOWEST_GBIT_S = 50.0  # minimum rate of described ports between nodes
 _FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50; ranks without accelerators exchange float32

@@ -1,8 +1,6 @@
 """Data classes of predictions: measured base, interconnect, epochs, costs of several nodes, layout, predicted times."""
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Literal
 
 from mlperf_rn50.analysis.sets.recipe import Recipe
@@ -13,13 +11,6 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 Knowledge = Literal['other', 'own', 'two']
 KNOWLEDGE: tuple[Knowledge, ...] = ('other', 'own', 'two')
 KNOWLEDGE_TEXTS: dict[Knowledge, str] = {'own': 'own set', 'two': 'own set and a second set', 'other': 'other set'}
-
-
-@cache
-def generation_of(accelerator: str | None) -> str:
-    """Return the generation of an accelerator, such as A100 for NVIDIA A100-SXM4-80GB (500W), or '' if unnamed."""
-    found = re.search(r'\b[A-Z]\d{2,3}S?\b', (accelerator or '').upper())
-    return found[0] if found else (accelerator or '').split('-')[0].strip()
 
 
 @dataclass(frozen=True)

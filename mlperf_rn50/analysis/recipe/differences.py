@@ -1,4 +1,4 @@
-"""Compare a configuration with the published recipes, and list its deviations. Pure functions."""
+"""Deviations of a configuration from published recipes, and its expected time. Pure functions."""
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -7,10 +7,11 @@ from typing import Any
 
 from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, RecipeGroup, group, is_within, range_text
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.config import Config
+from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, ratio
+from mlperf_rn50.config import Config, render_value
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
-from mlperf_rn50.text import grouped
+from mlperf_rn50.text import grouped, plural, span
 
 # Largest ratio of similar batches, from the published recipe with the widest range (batches 1,632 to 2,064).
 SIMILAR_BATCH = 1.3
@@ -47,7 +48,7 @@ class RecipeValue:
     def text(self) -> str:
         if self.value is None:
             return '?' if self.is_used else '-'
-        return value_text(self.value) + ('' if self.is_logged else '†')
+        return render_value(self.value) + ('' if self.is_logged else '†')
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,6 @@ class Row:
     config: RecipeValue | None
     published: tuple[RecipeValue, ...]
     is_alone: bool = False  # whether no recipe with the same optimizer has the configuration's value
-
-
-def value_text(value: Any) -> str:
-    """Format a value as in a configuration file."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (tuple, list)):
-        return ' '.join(map(value_text, value))
-    return f'{value:.6g}' if isinstance(value, float) else str(value)
 
 
 def _is_same(a: Any, b: Any) -> bool:
@@ -218,11 +210,11 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
 
 def _text(cells: dict[str, RecipeValue], key: str) -> str:
     """Format the value of a key. The text of schedule.decay includes the epochs."""
-    text = value_text(cells[key].value)
+    text = render_value(cells[key].value)
     if key != 'schedule.decay':
         return text
     epochs = cells['schedule.step_epochs' if text == 'step' else 'schedule.decay_epochs'].value
-    return f'{text} ({value_text(epochs)} epochs)'
+    return f'{text} ({render_value(epochs)} epochs)'
 
 
 def _values_text(recipes: Sequence[RecipeGroup], key: str) -> str:
@@ -250,3 +242,31 @@ def _incomparable(config: Config, batch: int, known: Sequence[RecipeGroup]) -> s
     return (f'train.global_batch_size: got {batch:,}; no published {config.optimizer.name} set that reached '
             f'{100 * config.train.target_accuracy:.4g} % has a batch within a factor of {SIMILAR_BATCH} '
             f'(nearest: {" and ".join(nearest) or "none"}), so the recipe is not compared')
+
+
+def speed_of(run_set: RunSet) -> float:
+    """Return the images per second and accelerator of a set, evaluations and start included; 0 if unknown."""
+    return IMAGENET_TRAIN * (ratio(ratio(run_set.scored_epochs_mean, run_set.time_s), run_set.num_accelerators) or 0)
+
+
+def expected_time(config: Config, num_ranks: int, max_epochs: int, gpu: str | None) -> str:
+    """Return the expected time of a run, from published systems with the same accelerator, or '' without such systems.
+
+    Args:
+        gpu: name of this machine's GPU; None selects the one that run.submission_platform names.
+    """
+    batch, num_units = global_batch_size(config, num_ranks), -(-num_ranks // config.run.ranks_per_device)
+    if not batch or not is_imagenet(config) or (config.train.device, config.train.precision) != ('gpu', 'float16'):
+        return ''
+    name, images = generation_of(gpu or config.run.submission_platform), IMAGENET_TRAIN / num_units
+    speeds = [speed for s in load_published() if generation_of(s.accelerator) == name and (speed := speed_of(s))
+              and is_within(ratio(s.global_batch_size, s.num_accelerators), batch / num_units, SIMILAR_BATCH)]
+    if not speeds:
+        return ''
+    followed = find_followed(config, num_ranks)
+    epochs = sorted(e for p in followed for e in p.epochs) or [max_epochs]
+    source = followed and (f', as published {followed[0].generation} sets at batch '
+                           f'{range_text([p.recipe.global_batch_size for p in followed])} did')
+    return (f'about {span(epochs[0] * images / max(speeds), epochs[-1] * images / min(speeds))} on {num_units} {name} '
+            f'at {range_text([round(v) for v in speeds])} images/s each ({plural(len(speeds), "published system")}), '
+            f'if it takes {range_text(epochs)} epochs{source or ""}')

@@ -2,11 +2,12 @@
 
 Only the energy is read from files; all other functions are pure.
 """
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,13 @@ from mlperf_rn50.runfolder.names import find_telemetry
 
 RUNS_OF_A_SCORE = 5
 _T = TypeVar('_T')
+
+
+@cache
+def generation_of(accelerator: str | None) -> str:
+    """Return the generation of an accelerator, such as A100 for NVIDIA A100-SXM4-80GB (500W), or '' if unnamed."""
+    found = re.search(r'\b[A-Z]\d{2,3}S?\b', (accelerator or '').upper())
+    return found[0] if found else (accelerator or '').split('-')[0].strip()
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
