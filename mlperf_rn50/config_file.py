@@ -157,14 +157,12 @@ def _known_data(folder: Path) -> dict[str, Any]:
 def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
     """Return the configuration from the tree of a file, then options. `where` names the file in messages."""
     try:
-        base = parser.parse_object(tree, defaults=True)
-    except (ArgumentError, RecursionError, OverflowError) as e:  # OverflowError for an integer too large for a float
+        options = parse_config_options(parser, argv, parser.parse_object(tree, defaults=True))
+        if not options.data.synthetic:
+            known = _known_data(Path(options.data.dir).expanduser()) | tree.get('data', {})
+            options = parse_config_options(parser, argv, parser.parse_object({**tree, 'data': known}, defaults=True))
+    except (ArgumentError, RecursionError, OverflowError) as e:  # OverflowError: integer too large for a float
         raise ConfigError(f'{where}: {" ".join(str(e).split())[:500]}') from e
-    options = parse_config_options(parser, argv, base)
-    known = {} if options.data.synthetic else _known_data(Path(options.data.dir).expanduser())
-    if missing := known.keys() - tree.get('data', {}).keys():
-        vars(base.data).update({key: known[key] for key in missing})
-        options = parse_config_options(parser, argv, base)
     for section, key in _SHORT:
         if options[key] is not None:
             options[section][key] = options[key]

@@ -1,7 +1,7 @@
 """Command line. Each command is a module of this folder; main() prints the error of a failed command.
 
 The docstring of a module is the help of its command; its first line is the summary in the list of commands. The module
-has make_parser() and run(argv), which returns the exit code. Shared code is in the modules
+has make_parser() or add_options(parser), and run(argv), which returns the exit code. Shared code is in the modules
 parsers, ranks, terminal and weights.
 """
 import importlib
@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn, TextIO
 
-from mlperf_rn50.cli.parsers import HELP, config_help
+from mlperf_rn50.cli.parsers import HELP, config_help, config_parser
 from mlperf_rn50.cli.terminal import has_colour, paint
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError, nearest
 from mlperf_rn50.files import DISK_FAULTS
@@ -85,7 +85,9 @@ def whole_parser() -> ArgumentParser:
     for name in COMMANDS:
         commands.add_parser(name, help=_summary(name))
         with suppress(ModuleNotFoundError):
-            commands._name_parser_map[name] = _command(name).make_parser()
+            command = _command(name)
+            commands._name_parser_map[name] = config_parser(name, command.add_options) if hasattr(
+                command, 'add_options') else command.make_parser()
     return parser
 
 

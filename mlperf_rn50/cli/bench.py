@@ -19,15 +19,11 @@ from mlperf_rn50.cli.parsers import add_config_option, config_parser
 from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from jsonargparse import Namespace
 
     from mlperf_rn50.bench.measure import BenchSession, ResultTable
     from mlperf_rn50.config import Config
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
-
-
-def make_parser() -> ArgumentParser:
-    return config_parser('bench', add_options)
 
 
 def add_options(parser: Any) -> None:
@@ -54,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank
     from mlperf_rn50.config_file import parse_config_options, resolve_config
     from mlperf_rn50.system.processor import check_precision, find_processor
-    parser = make_parser()
+    parser = config_parser('bench', add_options)
     options = parse_config_options(parser, argv)
     if not options.kind:
         raise option_error('the following arguments are required: kind', parser)

@@ -18,14 +18,10 @@ from mlperf_rn50.cli.terminal import paint_statuses
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, RunFailed
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from jsonargparse import Namespace
 
     from mlperf_rn50.config import Config
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
-
-
-def make_parser() -> ArgumentParser:
-    return config_parser('doctor', add_options)
 
 
 def add_options(parser: Any) -> None:
@@ -37,7 +33,7 @@ def add_options(parser: Any) -> None:
 def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank, load_config
     from mlperf_rn50.config_file import parse_config_options
-    parser = make_parser()
+    parser = config_parser('doctor', add_options)
     options = parse_config_options(parser, argv)
     if not (options.config or options.resume):  # local_batch_size has no default; any value works without training
         argv = ['--train.local_batch_size=1', *argv]

@@ -22,14 +22,10 @@ from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError, RunFailed, option_error
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from jsonargparse import Namespace
 
     from mlperf_rn50.train.evaluate import Accuracy, Confusion
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
-
-
-def make_parser() -> ArgumentParser:
-    return config_parser('evaluate', add_options)
 
 
 def add_options(parser: Any) -> None:
@@ -45,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank
     from mlperf_rn50.config_file import parse_config_options
     from mlperf_rn50.system.processor import check_precision, find_processor
-    parser = make_parser()
+    parser = config_parser('evaluate', add_options)
     options = parse_config_options(parser, argv)
     if not options.path:
         raise option_error('the following arguments are required: path', parser)

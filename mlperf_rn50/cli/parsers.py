@@ -20,7 +20,8 @@ HELP = ('-h', '--help')
 
 def command_parser(name: str, doc: str | None) -> Parser:
     """Return the parser of a command that takes no configuration."""
-    return Parser(f'mlperf-rn50 {name}', *_split(doc))
+    description, _, epilog = (doc or '').partition('\n\n')
+    return Parser(f'mlperf-rn50 {name}', description.strip(), epilog.strip())
 
 
 def config_parser(name: str = '', add_options: Callable[[Any], None] = lambda parser: None
@@ -66,11 +67,6 @@ def add_run_options(parser: ArgumentParser) -> None:
     parser.add_argument('--elastic', action='store_true', help='allow --resume with a different number of ranks')
     parser.add_argument('--allow-changed', metavar='KEYS', type=str,
                         help='keys that may differ in the resumed run, such as schedule.base_lr,data.crop')
-
-
-def _split(doc: str | None) -> tuple[str, str]:  # (description, epilog), split at the first empty line
-    description, _, epilog = (doc or '').partition('\n\n')
-    return description.strip(), epilog.strip()
 
 
 def add_price_option(parser: ArgumentParser) -> None:

@@ -20,16 +20,12 @@ from mlperf_rn50.cli.parsers import add_run_options, config_parser
 from mlperf_rn50.errors import EXIT_CODES, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from jsonargparse import Namespace
 
     from mlperf_rn50.data.options import DataConfig
     from mlperf_rn50.runfolder.names import RunFolder
     from mlperf_rn50.train.events import Ended
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
-
-
-def make_parser() -> ArgumentParser:
-    return config_parser('train', add_options)
 
 
 def add_options(parser: Any) -> None:
@@ -46,7 +42,7 @@ def parse_command(argv: Sequence[str]) -> tuple[Namespace, cfg.Config, Any, Sequ
     from mlperf_rn50.cli.ranks import load_config
     from mlperf_rn50.config_file import parse_config_options
     from mlperf_rn50.train.checkpoint.changes import parse_allowed
-    parser = make_parser()
+    parser = config_parser('train', add_options)
     options = parse_config_options(parser, argv)
     if options.resume and options.config:
         raise ConfigError('--resume, --config: got both, expected one; a resumed run has its own configuration')

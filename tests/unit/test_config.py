@@ -11,7 +11,8 @@ from helpers import ROOT, call, write_files
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.cli.train import make_parser
+from mlperf_rn50.cli.parsers import config_parser
+from mlperf_rn50.cli.train import add_options
 from mlperf_rn50.config import SECTIONS, Config, check_values, render_yaml, to_tree
 from mlperf_rn50.config_file import _Loader, load_yaml, resolve_config, resolve_tree
 from mlperf_rn50.errors import ConfigError
@@ -20,7 +21,7 @@ from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
 
 CONFIGS = sorted((ROOT / 'launch/configs').glob('*.yaml'))
 BATCH = ['--train.local_batch_size', '8']
-PARSER = make_parser()
+PARSER = config_parser('train', add_options)
 # A short text that would expand to 10^9 strings if its aliases were resolved.
 LAUGHS = 'run: {dir: [&a [lol], ' + ', '.join(f'&{chr(98 + i)} [{", ".join(10 * ["*" + chr(97 + i)])}]'
                                              for i in range(9)) + ']}'

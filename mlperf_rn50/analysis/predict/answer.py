@@ -9,7 +9,7 @@ from mlperf_rn50.analysis.predict.costs import costs_without
 from mlperf_rn50.analysis.predict.model import predict_layout
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Prediction
 from mlperf_rn50.analysis.predict.source import Source, WhatIf, change
-from mlperf_rn50.analysis.recipe.choose import SAME_BATCH, choose_recipe, is_within, published_recipes, range_text
+from mlperf_rn50.analysis.recipe.choose import choose_recipe, is_within, published_recipes, range_text
 from mlperf_rn50.analysis.recipe.reference import has_same_recipe
 from mlperf_rn50.analysis.sets.cost import cost_of
 from mlperf_rn50.analysis.sets.published import load_table
@@ -142,9 +142,8 @@ def find_batches(source: Source, num_units: int, optimizer: str | None, target: 
     if base.dataset is None:
         batches |= {p.recipe.global_batch_size for p in published_recipes(optimizer, target) if p.is_whole}
         batches |= {num_units << k for k in range(max(batches).bit_length())}
-    near = (num_units * round(b / num_units) for b in batches)
-    found = {b for b in near if any(is_within(b, k, SAME_BATCH) for k in batches)}
     most = most_local(base, source.sets, load_table()) * num_units
+    found = {b for b in batches if b % num_units == 0}
     return sorted(b for b in (*found, base.local_batch_size * num_units) if b <= most)
 
 
