@@ -9,7 +9,6 @@ from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from mlperf_rn50.errors import ConfigError, nearest
 from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
@@ -40,13 +39,9 @@ def config_help(name: str, command: ModuleType, words: Sequence[str]) -> str:
     """Return the help of a command that takes a configuration, or of the group of keys named after --help."""
     from mlperf_rn50.config import SECTIONS
     from mlperf_rn50.config_text import section_text, summary_of
-    group = next((word for flag, word in pairwise(words) if flag in HELP and not word.startswith('-')), '')
-    if group in SECTIONS:
+    if group := next((word for flag, word in pairwise(words) if flag in HELP and word in SECTIONS), ''):
         return (f'# For a configuration file, or as options: --{group}.KEY VALUE\n'
                 f'{section_text(group, SECTIONS[group]())}\n')
-    if group:
-        raise ConfigError(f'--help: got {group}, expected a group of keys: {", ".join(SECTIONS)}'
-                          f'{nearest(group, [*SECTIONS])}')
     parser = command_parser(name, command.__doc__)
     command.add_options(parser)
     values = [action.metavar or '|'.join(action.choices or ()) for action in parser._get_positional_actions()]

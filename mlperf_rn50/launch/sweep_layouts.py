@@ -22,7 +22,7 @@ class SweepLayout:
 def parse_layouts(text: str, per_node: int | None = None) -> list[tuple[int, int]]:
     """Parse layouts such as '1x4,2x4 16' into (nodes, ranks per node), which are per_node if it is not None.
 
-    Raise ConfigError for other words, for duplicates and for no layout.
+    Raise ConfigError for other words and for no layout.
     """
     form = 'nodes x ranks, such as 2x4' if per_node is None else 'nodes, or nodes x accelerators, such as 16 or 2x8'
     result: list[tuple[int, int]] = []
@@ -30,13 +30,10 @@ def parse_layouts(text: str, per_node: int | None = None) -> list[tuple[int, int
         m = re.fullmatch(r'([1-9]\d{0,8})(?:x([1-9]\d{0,8}))?', word, re.ASCII)
         if not m or m[2] is per_node is None:
             raise ConfigError(f'--layouts: got {word:.20}, expected {form}')
-        layout = int(m[1]), int(m[2] or per_node or 0)
-        if layout in result:
-            raise ConfigError(f'--layouts: got {word} twice, expected different layouts')
-        result.append(layout)
+        result.append((int(m[1]), int(m[2] or per_node or 0)))
     if not result:
         raise ConfigError(f'--layouts: got nothing, expected {form}')
-    return result
+    return list(dict.fromkeys(result))
 
 
 def parse_lr_table(text: str) -> dict[int, tuple[float, float]]:

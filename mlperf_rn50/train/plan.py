@@ -131,15 +131,6 @@ def config_world_size(config: Config) -> int | None:
     return config.run.num_nodes * config.run.ranks_per_node
 
 
-def _render_shuffle(plan: Plan) -> str:
-    data = plan.config.data
-    if data.shuffle == 'global':
-        return 'global: one order over all images per epoch; every node reads all of them over time'
-    num_nodes = len(set(plan.nodes)) or plan.config.run.num_nodes
-    share = f'about 1/{num_nodes or "N"} of the images{"" if num_nodes else " (N nodes)"}'
-    return f'node: each node reads {share}, a new part every {data.node_rotation_epochs} epochs'
-
-
 def _render_rates(plan: Plan) -> str:
     """Return the learning rate at the ends of runs of epochs in which it rises, falls or is constant."""
     steps, texts = plan.steps_per_epoch, []
@@ -162,7 +153,9 @@ def render_plan(plan: Plan) -> str:
         f'local batch           {plan.local_batch_size} per rank and pass; passes per step: {train.num_micro}',
         f'global batch          {plan.global_batch_size}',
         f'steps per epoch       {plan.steps_per_epoch}',
-        f'shuffle               {_render_shuffle(plan)}',
+        f'shuffle               {c.data.shuffle}: each node reads ' + (
+            'all images over time' if c.data.shuffle == 'global' else
+            f'a part of the images, another one every {c.data.node_rotation_epochs} epochs'),
         f'padded, per epoch     {train.num_padded} training positions (weight {int(train.is_wrapped)}), '
         f'{val.num_padded} validation positions (not counted)',
         f'last step             learning rate x {plan.fraction(plan.steps_per_epoch - 1):.4g}, its filled part',

@@ -39,8 +39,7 @@ def test_help_of_a_group_lists_its_keys_and_the_short_help_the_groups():
     assert re.findall(r'^  (\w+): ', group, re.MULTILINE) == [f.name for f in fields(SECTIONS['schedule'])]
     assert ' 0)\n  base_lr: 0.1\n' in group and '--schedule.KEY VALUE' in group and 'Literal' not in group
     assert call('help', 'train', 'comm').stdout == call('train', '--help', 'comm').stdout
-    wrong = call('train', '--help', 'shedule')
-    assert wrong.returncode == 2 and wrong.stderr.endswith('did you mean schedule?\n')
+    assert call('train', '--help', 'shedule').stdout == short
 
 
 def test_help_fits_a_narrow_terminal(monkeypatch):

@@ -351,7 +351,7 @@ def test_what_if_without_an_answer_is_refused(name, options, message):
 def answer_with_times(*pairs):
     rows = tuple(Prediction(Layout(n, 2, RECIPE, Epochs(9, 9, 9, '')), step_s=0.1, minutes=m, interval=m and (m, m),
                             node_hours=m and n * m / 60) for n, m in pairs)
-    return Answer(PredictionRequest(()), source_of(known()), None, rows, rows[0])
+    return Answer(PredictionRequest(()), source_of(known()), None, rows)
 
 
 @pytest.mark.parametrize('pairs, knee', [

@@ -46,7 +46,6 @@ class Answer:
     source: Source
     costs: Costs
     rows: tuple[Prediction, ...]
-    baseline: Prediction  # the source's layout
 
     @property
     def predicted(self) -> list[Prediction]:
@@ -190,4 +189,4 @@ def make_answer(request: PredictionRequest, source: Source) -> Answer:
     if what_if:
         rows = [replace(r, unchanged_step_s=old.step_s, unchanged_minutes=old.minutes) for r, old in zip(
             rows, make_answer(replace(request, what_if=None), original).rows)]
-    return Answer(request, source, costs, tuple(rows), baseline)
+    return Answer(request, source, costs, tuple(rows))

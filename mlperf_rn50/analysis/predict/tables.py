@@ -153,9 +153,7 @@ def _notes(answer: Answer) -> list[str]:
 
 def render_prediction(answer: Answer, style: Style = TERMINAL) -> str:
     """Return the prediction as text: the answer, tables, and their sources."""
-    first = answer.baseline
-    notes = {'speed-up': f'Speed-up and efficiency are relative to {first.layout.name} in '
-                         f'{first.measured_minutes or first.minutes or 0.0:,.2f} min.',
+    notes = {'speed-up': f'Speed-up and efficiency are relative to {answer.source.base.layout.name}.',
              'error': 'Error: predicted / measured - 1.', 'cost': f'Cost: {answer.request.price or 0:g} per node-hour.'}
     table = _table('Predictions', answer.rows, partial(_answer_cells, answer), notes)
     steps = _table('Parts of a step, ms', answer.predicted, partial(_step_cells, answer),

@@ -203,7 +203,9 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     if not batch or find_followed(config, num_ranks):
         return []
     if not (similar := _near(known, batch, SIMILAR_BATCH)):
-        return [_incomparable(config, batch, known)]
+        return [f'train.global_batch_size: got {batch:,}; no published {config.optimizer.name} set that reached '
+                f'{100 * config.train.target_accuracy:.4g} % has a batch within a factor of {SIMILAR_BATCH}, so the '
+                'recipe is not compared']
     nearest = min(similar, key=lambda alike: len([*_differing(config, alike, batch)]))
     return [_deviation(config, key, nearest, batch) for key in _differing(config, nearest, batch)]
 
@@ -233,15 +235,6 @@ def _deviation(config: Config, key: str, recipes: Sequence[RecipeGroup], batch: 
     return (f'{key}: got {_text(_config_cells(config), key)} at batch {batch:,}; the nearest published '
             f'{config.optimizer.name} sets ({recipes[0].generation}) at similar batches that reached '
             f'{100 * config.train.target_accuracy:.4g} % have {_values_text(recipes, key)}')
-
-
-def _incomparable(config: Config, batch: int, known: Sequence[RecipeGroup]) -> str:
-    sizes = [p.recipe.global_batch_size for p in known]
-    nearest = [f'{f(side):,}' for f, side in ((max, [s for s in sizes if s < batch]),
-                                              (min, [s for s in sizes if s > batch])) if side]
-    return (f'train.global_batch_size: got {batch:,}; no published {config.optimizer.name} set that reached '
-            f'{100 * config.train.target_accuracy:.4g} % has a batch within a factor of {SIMILAR_BATCH} '
-            f'(nearest: {" and ".join(nearest) or "none"}), so the recipe is not compared')
 
 
 def speed_of(run_set: RunSet) -> float:
