@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn, TextIO
 
-from mlperf_rn50.cli.parsers import HELP, config_help, config_parser
+from mlperf_rn50.cli.parsers import config_help, config_parser
 from mlperf_rn50.cli.terminal import has_colour, paint
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError, nearest
 from mlperf_rn50.files import DISK_FAULTS
@@ -109,7 +109,7 @@ def _run(argv: Sequence[str]) -> int:
                           f'{", ".join(COMMANDS)}')
     try:
         command, words = _command(argv[place]), argv[place + 1:]
-        if hasattr(command, 'add_options') and {*HELP} & {*words}:
+        if hasattr(command, 'add_options') and {'-h', '--help'} & {*words}:
             print(config_help(argv[place], command, words), end='')
             return EXIT_OK
         return command.run(words)

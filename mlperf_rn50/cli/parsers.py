@@ -14,8 +14,6 @@ from mlperf_rn50.parser import Parser
 if TYPE_CHECKING:
     import jsonargparse
 
-HELP = ('-h', '--help')
-
 
 def command_parser(name: str, doc: str | None) -> Parser:
     """Return the parser of a command that takes no configuration."""
@@ -39,7 +37,7 @@ def config_help(name: str, command: ModuleType, words: Sequence[str]) -> str:
     """Return the help of a command that takes a configuration, or of the group of keys named after --help."""
     from mlperf_rn50.config import SECTIONS
     from mlperf_rn50.config_text import section_text, summary_of
-    if group := next((word for flag, word in pairwise(words) if flag in HELP and word in SECTIONS), ''):
+    if group := next((word for flag, word in pairwise(words) if flag in ('-h', '--help') and word in SECTIONS), ''):
         return (f'# For a configuration file, or as options: --{group}.KEY VALUE\n'
                 f'{section_text(group, SECTIONS[group]())}\n')
     parser = command_parser(name, command.__doc__)

@@ -52,11 +52,9 @@ def _basis(answer: Answer, p: Prediction) -> str:
     return f'{text}, extrapolated' if costs.most_nodes and is_beyond else text
 
 
-def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
+def _answer_cells(p: Prediction) -> dict[str, Cell]:
     layout, epochs = p.layout, p.layout.epochs
     interval = Cell(f'{p.interval[0]:,.2f} to {p.interval[1]:,.2f}', p.interval[0]) if p.interval else Cell('-')
-    spent = {'node-hours': figures_cell(p.node_hours)} if answer.request.price is None else {
-        'cost': Cell('-' if p.cost is None else money(p.cost), p.cost)}
     return {'layout': Cell(layout.name), 'batch': number_cell(layout.recipe.global_batch_size, ',d'),
             'recipe': Cell(epochs.kind if epochs else '-'),
             'epochs': number_cell(epochs.mean if epochs else None, '.3g'),
@@ -65,7 +63,8 @@ def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
             'change': percent_cell(relative_error(p.minutes, p.unchanged_minutes), '+.1f'),
             'measured': number_cell(p.measured_minutes, ',.2f'),
             'error': percent_cell(relative_error(p.minutes, p.measured_minutes), '+.1f'),
-            'speed-up': number_cell(p.speedup, ',.2f'), 'efficiency': percent_cell(p.efficiency, '.1f'), **spent}
+            'speed-up': number_cell(p.speedup, ',.2f'), 'efficiency': percent_cell(p.efficiency, '.1f'),
+            'node-hours': figures_cell(p.node_hours), 'cost': Cell('-' if p.cost is None else money(p.cost), p.cost)}
 
 
 def _step_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
@@ -155,7 +154,7 @@ def render_prediction(answer: Answer, style: Style = TERMINAL) -> str:
     """Return the prediction as text: the answer, tables, and their sources."""
     notes = {'speed-up': f'Speed-up and efficiency are relative to {answer.source.base.layout.name}.',
              'error': 'Error: predicted / measured - 1.', 'cost': f'Cost: {answer.request.price or 0:g} per node-hour.'}
-    table = _table('Predictions', answer.rows, partial(_answer_cells, answer), notes)
+    table = _table('Predictions', answer.rows, _answer_cells, notes)
     steps = _table('Parts of a step, ms', answer.predicted, partial(_step_cells, answer),
                    {'step': 'Step = compute + exchange - overlapped + other.'})
     return '\n\n'.join([

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, RecipeGroup, group, is_within, range_text
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, ratio
+from mlperf_rn50.analysis.sets.run_set import generation_of, ratio
 from mlperf_rn50.config import Config, render_value
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
@@ -237,11 +237,6 @@ def _deviation(config: Config, key: str, recipes: Sequence[RecipeGroup], batch: 
             f'{100 * config.train.target_accuracy:.4g} % have {_values_text(recipes, key)}')
 
 
-def speed_of(run_set: RunSet) -> float:
-    """Return the images per second and accelerator of a set, evaluations and start included; 0 if unknown."""
-    return IMAGENET_TRAIN * (ratio(ratio(run_set.scored_epochs_mean, run_set.time_s), run_set.num_accelerators) or 0)
-
-
 def expected_time(config: Config, num_ranks: int, max_epochs: int, gpu: str | None) -> str:
     """Return the expected time of a run, from published systems with the same accelerator, or '' without such systems.
 
@@ -252,8 +247,9 @@ def expected_time(config: Config, num_ranks: int, max_epochs: int, gpu: str | No
     if not batch or not is_imagenet(config) or (config.train.device, config.train.precision) != ('gpu', 'float16'):
         return ''
     name, images = generation_of(gpu or config.run.submission_platform), IMAGENET_TRAIN / num_units
-    speeds = [speed for s in load_published() if generation_of(s.accelerator) == name and (speed := speed_of(s))
-              and is_within(ratio(s.global_batch_size, s.num_accelerators), batch / num_units, SIMILAR_BATCH)]
+    speeds = [IMAGENET_TRAIN * rate for s in load_published() if generation_of(s.accelerator) == name
+              and is_within(ratio(s.global_batch_size, s.num_accelerators), batch / num_units, SIMILAR_BATCH)
+              and (rate := ratio(ratio(s.scored_epochs_mean, s.time_s), s.num_accelerators))]
     if not speeds:
         return ''
     followed = find_followed(config, num_ranks)
