@@ -226,7 +226,7 @@ def test_command_writes_a_file_that_a_dry_run_accepts(tmp_path):
 
 
 @pytest.mark.parametrize('words, text, message', [
-    ([], '', 'N: missing'), (['--global-batch-size', 100], '', '100'),
+    ([], '', 'N: missing; for example'), (['--global-batch-size', 100], '', '100'),
     (['--global-batch-size', 1664, '--nodes', 2], '', '--ranks-per-node'),
     ([8, '--global-batch-size', 8], '', 'got both'),
     (['--global-batch-size', 1664, '--nodes', 3, '--ranks-per-node', 3], '', 'a multiple of 9, such as 1665'),

@@ -230,8 +230,6 @@ def _values_text(recipes: Sequence[RecipeGroup], key: str) -> str:
 
 
 def _deviation(config: Config, key: str, recipes: Sequence[RecipeGroup], batch: int) -> str:
-    if key == 'schedule.decay_epochs':
-        recipes = [p for p in recipes if p.recipe.decay == config.schedule.decay]
     return (f'{key}: got {_text(_config_cells(config), key)} at batch {batch:,}; the nearest published '
             f'{config.optimizer.name} sets ({recipes[0].generation}) at similar batches that reached '
             f'{100 * config.train.target_accuracy:.4g} % have {_values_text(recipes, key)}')
