@@ -45,8 +45,6 @@ def run(argv: Sequence[str]) -> int:
     options = parse_config_options(parser, argv)
     if not options.path:
         raise option_error('the following arguments are required: path', parser)
-    if options.config:
-        raise ConfigError('--config: weights contain their configuration; override single keys with options')
     if options.confusions < 0:
         raise ConfigError(f'--confusions: got {options.confusions}, expected 0 or more')
     weights = load_saved(options.path, options.which)

@@ -79,7 +79,7 @@ def test_other_images_of_equal_count_are_not_compared_and_other_classes_refused(
 
 
 @pytest.mark.parametrize('words, message', [
-    (['--config=x.yaml'], 'weights contain their config'),
+    (['--config=x.yaml'], '--config=x.yaml: unknown option'),
     (['--confusions=-1'], '--confusions: got -1, expected 0 or more'), (['--data.num_val=49'], 'set data.num_val')])
 def test_usage_errors_of_evaluate(kept, words, message):
     done = call('evaluate', kept, *words)
