@@ -1,12 +1,11 @@
 """Tables for every output format, with a sort value and the source log lines in each cell. Pure."""
 import math
-import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tabulate import MIN_PADDING, tabulate
+from tabulate import tabulate
 
 from mlperf_rn50.text import cut_names, percent, plural
 
@@ -75,25 +74,22 @@ def fit_columns(head: Sequence[str], rows: Sequence[Sequence[str]], width: int |
         minor: columns that are omitted first, the last first; then others are, from the right. The first two remain.
         sides: 'left' or 'right' for each column.
     """
+    def render() -> str:
+        shown, *body = zip(*(columns[i] for i in kept))
+        return tabulate(body, shown, table_format, disable_numparse=True,
+                        colalign=[sides[i] for i in kept] if sides else None)
+
     columns: list[Sequence[str]] = [*zip(head, *rows)]
     kept = list(range(len(head)))
-    if width is not None and _width(columns) > width:
+    text = render()
+    if width is not None and len(text.splitlines()[1]) > width:
         columns = [cut_names(texts, max(width // 3, _LEAST_CUT)) for texts in columns]
         names = [*(h for h in head if h not in minor), *minor]
         dropped = sorted(kept[2:], key=lambda i: (names.index(head[i]), i))
-        while dropped and _width([columns[i] for i in kept]) > width:
+        while len((text := render()).splitlines()[1]) > width and dropped:
             kept.remove(dropped.pop())
-    shown, *body = zip(*(columns[i] for i in kept))
-    text = tabulate(body, shown, table_format, disable_numparse=True,
-                    colalign=[sides[i] for i in kept] if sides else None)
     more = len(head) - len(kept)
     return text + (f'\n{plural(more, "more column")}: --wide' if more else '')
-
-
-def _width(columns: Sequence[Sequence[str]]) -> int:
-    """Return the width of a table as text. The first text of a column is its head; colours take no width."""
-    return sum(2 + max(len(head) + MIN_PADDING, *(len(re.sub(r'\x1b\[\d+m', '', t)) for t in texts), 0)
-               for head, *texts in columns) - 2
 
 
 def wrap_line(text: str, width: int | None, indent: str = '') -> str:

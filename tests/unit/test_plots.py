@@ -68,12 +68,6 @@ def test_values_that_differ_tenfold_have_a_logarithmic_axis(sweep, pictures):
     assert {'1', '2', '5', '10', '20'} <= ticks
 
 
-def test_ideal_throughput_has_the_speed_of_the_baseline_per_accelerator(sweep):
-    titles = [t for t, _ in marks_of(pictures_of(sweep / '1x4', sweep / '2x4')['throughput'])]
-    assert titles[2:] == ['2 nodes: ideal 4,263.5 images/s', '2 nodes: 4,259.9 images/s, 100 % of the ideal']
-    assert titles[0] == '1 node: ideal 2,131.7 images/s'
-
-
 def test_curve_that_starts_at_zero_has_a_logarithmic_axis(tmp_path):
     for name, epoch_s in (('a', 1.0), ('b', 100.0)):
         write_set(tmp_path / name, 1, epoch_s=epoch_s, first_s=0.0, eval_s=0.0)
@@ -110,7 +104,7 @@ def test_status_of_a_run_is_marked(sweep, pictures):
     for name in ('epochs', 'accuracy_time'):
         assert '>still running<' in single[name] and '>did not converge<' not in single[name]
     assert '1x4/result_0.txt: 2.00 epochs, running' in single['epochs']
-    assert 'ideal' not in single['throughput'] and 'sweep_1x4' not in single
+    assert 'sweep_1x4' not in single
 
 
 def test_number_of_drawn_runs_is_limited_and_noted(tmp_path):

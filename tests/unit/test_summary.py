@@ -39,11 +39,6 @@ def test_difference_within_the_spread_of_the_runs_is_hedged(tmp_path, spread_s, 
     assert texts_of(studies_of(tmp_path))[0].endswith('b/1x4 85.0 % (equal within the spread).') == is_near
 
 
-def test_single_series_that_slows_down_names_its_fastest_system(tmp_path):
-    write_series(tmp_path / 'a', 0.4)
-    assert texts_of(studies_of(tmp_path))[0] == '1x4 is fastest, on 1 node: 1.00 minutes, before 2 nodes with 1.25.'
-
-
 def test_largest_loss_is_first_and_epochs_are_named(tmp_path):
     write_series(tmp_path, 0.9, nodes=(1,))
     write_set(tmp_path / '2x4', 5, nodes=2, ranks=8, first_s=0.0, eval_s=0.0, epoch_s=30.0,

@@ -1,12 +1,11 @@
 """Plots that compare systems by one or two values each, mostly as bars."""
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.refs import report_heading, study_heading
@@ -22,32 +21,24 @@ _PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('firs
           ('other', 'other_s', '#e3dcb4', ''))
 _MAX_RUNS = 240  # maximum number of runs drawn in a plot
 _BAR_HEIGHT = 0.5
-_IDEAL: dict[str, Any] = {'fill': False, 'edgecolor': drawing.GRID, 'linestyle': '--'}  # bars for ideal values
-
-
-def _filled(colour: str) -> dict[str, Any]:
-    return {'facecolor': (colour, 0.3), 'edgecolor': colour}
-
-
-def _end(size: float, colour: str) -> dict[str, Any]:
-    """Return the mark for the end of a bar, because a bar on a logarithmic axis has no meaningful start."""
-    return {'marker': '|', 'linestyle': '', 'color': colour, 'markersize': size, 'markeredgewidth': 2.5}
 
 
 def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: Callable[[RunSet], float | None],
-                 run_value: Callable[[Run], float | None]) -> drawing.Picture:
-    """Draw a bar for the value of each system and a point for the value of each run."""
+                 run_value: Callable[[Run], float | None]) -> drawing.Picture | None:
+    """Draw a bar for the value of each system and a point for the value of each run; None if there are no values."""
     picture, axes = scene.rows(name, title)
     sampled = scene.sample_runs(picture, _MAX_RUNS)
     sizes = [system_value(s.run_set) for s in scene.shown]
     points = [[(r, v) for r in runs if (v := run_value(r)) is not None] for runs in sampled]
     values = [v for v in (*sizes, *(v for pairs in points for _, v in pairs)) if v is not None]
-    is_log = drawing.differ_tenfold(values)
+    if not values:
+        return None
+    is_log = drawing.differ_tenfold(values)  # a bar on a logarithmic axis has no meaningful start; its end is marked
     for row, (s, size, pairs) in enumerate(zip(scene.shown, sizes, points)):
         if size is not None:
-            drawn = axes.plot(size, row, **_end(18, s.colour)) if is_log else axes.barh(
-                row, size, _BAR_HEIGHT, **_filled(s.colour))
-            picture.tip(drawn[0], f'{s.label}: {size:.2f} {unit}')
+            drawn = axes.plot(size, row, '|', color=s.colour, markersize=18, markeredgewidth=2.5) if is_log else (
+                axes.barh(row, size, _BAR_HEIGHT, facecolor=(s.colour, 0.3), edgecolor=s.colour))
+            picture.tip(drawn[0], f'{s.label}: {size:,.2f} {unit}')
         for mark, places in by_mark([r for r, _ in pairs]).items():
             line, = axes.plot([pairs[k][1] for k in places],
                               [row + 0.38 * ((k + 0.5) / len(pairs) - 0.5) for k in places], mark, color=s.colour,
@@ -56,21 +47,26 @@ def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: C
     if is_log:
         drawing.scale_up(axes.xaxis, unit, values)
     else:
-        axes.set(xlabel=unit, xlim=(0, max(values, default=0.0) * 1.04 or 1.0))
+        axes.set(xlabel=unit, xlim=(0, max(values) * 1.04 or 1.0))
     marks = explain_marks([r for pairs in points for r, _ in pairs])
     drawing.legend(picture, [drawing.mark_of('|', 'system', 12, 2.5), *marks] if is_log else marks)
     return picture
 
 
-def draw_time_to_train(scene: Scene) -> drawing.Picture:
+def draw_time_to_train(scene: Scene) -> drawing.Picture | None:
     return _draw_values(scene, 'time_to_train', 'Time to train', 'minutes',
                         lambda s: s.time_s / 60 if s.time_s else None,
                         lambda r: r.time_to_train_s / 60 if r.time_to_train_s is not None else None)
 
 
-def draw_epochs(scene: Scene) -> drawing.Picture:
+def draw_epochs(scene: Scene) -> drawing.Picture | None:
     return _draw_values(scene, 'epochs', 'Epochs to converge', 'epochs', lambda s: s.epochs_mean,
                         lambda r: r.evaluations[-1].epoch if r.evaluations else None)
+
+
+def draw_throughput(scene: Scene) -> drawing.Picture | None:
+    return _draw_values(scene, 'throughput', 'Training throughput', 'images/s', lambda s: s.images_per_s,
+                        lambda r: None)
 
 
 def _draw_panel(picture: drawing.Picture, axes: Axes, rows: Sequence[tuple[RunSet, float | None]], style: str,
@@ -143,39 +139,6 @@ def draw_all_series(studies: Sequence[Study]) -> list[drawing.Picture]:
     drawing.legend(picture, [Line2D([], [], color=colour, marker='o', markersize=4, linewidth=1, label=label)
                              for colour, label in list(zip(colours, labels))[:len(curves)]])
     return [picture]
-
-
-def draw_throughput(scene: Scene) -> drawing.Picture | None:
-    """Draw each system's images/s and, in a comparison, the ideal: its units, each as fast as one of the baseline."""
-    rates = [(row, s, r) for row, s in enumerate(scene.shown) if (r := s.run_set.images_per_s)]
-    ideals = {s: r / c.hardware_efficiency for _, s, r in rates
-              if (c := scene.study.comparisons[s.place]) and c.hardware_efficiency}
-    values = [*(r for _, _, r in rates), *ideals.values()]
-    if not values:
-        return None
-    has_ideal, is_log = bool(ideals), drawing.differ_tenfold(values)
-    picture, axes = scene.rows('throughput', 'Training throughput' + (', measured and ideal' if has_ideal else ''))
-    for row, s, rate in rates:
-        share = ''
-        if ideal := ideals.get(s):
-            share = f', {100 * rate / ideal:.0f} % of the ideal'
-            drawn = axes.plot(ideal, row, **_end(14, drawing.GRID)) if is_log else axes.barh(
-                row, ideal, _BAR_HEIGHT, **_IDEAL)
-            picture.tip(drawn[0], f'{s.label}: ideal {ideal:,.1f} images/s')
-        drawn = axes.plot(rate, row, 'D', color=s.colour, markersize=6) if is_log else axes.barh(
-            row, rate, _BAR_HEIGHT, **_filled(s.colour))
-        picture.tip(drawn[0], f'{s.label}: {rate:,.1f} images/s{share}')
-    if is_log:
-        drawing.scale_up(axes.xaxis, 'images/s', values)
-        drawing.legend(picture, [*[drawing.mark_of('|', 'ideal', 10, 2.5, drawing.GRID)] * has_ideal,
-                                 drawing.mark_of('D', 'measured', 6)])
-    else:
-        axes.set_xlabel('images/s')
-        axes.xaxis.set_major_formatter(drawing.plain)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        if has_ideal:
-            drawing.legend(picture, [Patch(label='ideal', **_IDEAL), Patch(label='measured', **_filled(drawing.INK))])
-    return picture
 
 
 def draw_time_parts(scene: Scene) -> drawing.Picture | None:

@@ -1,5 +1,4 @@
 """First paragraph of the report: the best series, where efficiency is lost, what it costs, what is refused. Pure."""
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import log2
 
@@ -7,7 +6,7 @@ from mlperf_rn50.analysis.report.refs import evaluation_refs, time_refs, trainin
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
 from mlperf_rn50.table import Cell, number_cell, percent_cell
-from mlperf_rn50.text import data_name, minutes, money, percent, plural, short
+from mlperf_rn50.text import data_name, grouped, minutes, money, percent, plural, short
 
 _MAX_NAMES, _MAX_REASON = 3, 90  # maximum systems listed in a sentence, and characters of a reason
 _Names = dict[RunSet, Cell]
@@ -17,10 +16,10 @@ def summarise(studies: Sequence[Study]) -> list[list[Cell]]:
     """Return sentences, the most quotable first, as parts whose numbers have their log lines."""
     names = {s: Cell(s.name) if len(studies) == 1 else Cell(f'{study.name}/{s.name}', study=number)
              for number, study in enumerate(studies, start=1) for s in study.run_sets}
-    kinds = Counter((x.other_dataset, x.target_accuracy) for x in names if x.time_s and not x.is_duplicate)
-    (dataset, target), _ = kinds.most_common(1)[0] if kinds else ((None, None), 0)
-    timed = sorted((x for x in names if x.time_s and not x.is_duplicate and (x.other_dataset, x.target_accuracy) ==
-                    (dataset, target)), key=lambda x: x.time_s or 0.0)
+    kinds = grouped((s for s in names if s.time_s and not s.is_duplicate),
+                    lambda s: (s.other_dataset, s.target_accuracy))
+    (dataset, target), timed = max(kinds.items(), key=lambda kind: len(kind[1]), default=((None, None), []))
+    timed.sort(key=lambda s: s.time_s or 0.0)
     goal = f' to {percent(target or 0.0)} on {data_name(dataset)}' if len(kinds) > 1 else ''
     texts = [*(_scaling(studies, names) or _fastest(timed, names, goal)), *_prices(studies, timed, names, goal),
              *_counts(names)]
@@ -51,35 +50,26 @@ def _nodes(run_set: RunSet) -> str:
 
 def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
     """Return the best series from and to the nodes that cover the most doublings, and the factors of the widest."""
-    series = [(x, [c for s in x.run_sets if (c := study.comparison_of.get(s)) and c.efficiency])
-              for study in studies for x in study.series]
-    named = {s: names[x.baseline] for x, _ in series for s in x.run_sets}  # --baseline may be in another series
-    steps: dict[tuple[int, int], list[Comparison]] = {}  # by nodes of the baseline and of the other set
-    for _, found in series:
-        for pair, c in {(c.baseline.num_nodes or 1, c.run_set.num_nodes or 1): c for c in reversed(found)}.items():
-            steps.setdefault(pair, []).append(c)
-    wide = {pair: found for pair, found in steps.items() if pair[0] < pair[1]}
-    if not wide:
+    pairs: dict[tuple[int, int], list[tuple[Cell, Comparison]]] = {}  # by nodes of the baseline and of the other set
+    for of, x in ((study.comparison_of, x) for study in studies for x in study.series):
+        found = {(c.baseline.num_nodes or 1, c.run_set.num_nodes or 1): (names[x.baseline], c)
+                 for s in reversed(x.run_sets) if (c := of.get(s)) and c.efficiency}
+        for pair, item in found.items():
+            if pair[0] < pair[1]:
+                pairs.setdefault(pair, []).append(item)
+    if not pairs:
         return []
-    (base, nodes), compared = max(wide.items(), key=lambda x: (len(x[1]) > 1, len(x[1]) * log2(x[0][1] / x[0][0])))
-    best, *others = sorted(compared, key=lambda c: -(c.efficiency or 0.0))
-    widest = max(wide.items(), key=lambda x: x[0][1] / x[0][0])[1][0]
-    texts: list[tuple] = []
-    if others:
-        texts = [(f'From {base:,} to {nodes:,} nodes, ', named[best.run_set], ' scales best: efficiency ',
-                  _efficiency(best), ', before ', *_listed([(named[c.run_set], ' ', _efficiency(c), _near(
-                      best.efficiency, c.efficiency, best.run_set, best.baseline, c.run_set, c.baseline))
-                      for c in others]), '.')]
-    else:
-        members = next(x.run_sets for x, found in series if widest in found)
-        first, second = sorted(members, key=lambda s: s.time_s or 0.0)[:2]
-        texts = [(names[first], f' is fastest, on {_nodes(first)}: ', _time(first), ' minutes, before '
-                  f'{_nodes(second)} with ', _time(second), _near(first.time_s, second.time_s, first, second), '.')
-                 ] if first is not widest.run_set else []
+    (base, nodes), compared = max(pairs.items(), key=lambda p: (len(p[1]) > 1, len(p[1]) * log2(p[0][1] / p[0][0])))
+    (name, best), *others = sorted(compared, key=lambda x: -(x[1].efficiency or 0.0))
+    series_name, widest = max(pairs.items(), key=lambda p: p[0][1] / p[0][0])[1][0]
+    first = (f'From {base:,} to {nodes:,} nodes, ', name, ' scales best: efficiency ', _efficiency(best), ', before ',
+             *_listed([(other, ' ', _efficiency(c), _near(best.efficiency, c.efficiency, best.run_set, best.baseline,
+                                                          c.run_set, c.baseline)) for other, c in others]), '.')
     speedup = number_cell(widest.speedup, ',.2f', time_refs(widest.run_set, widest.baseline))
-    return [*texts, (f'On {_nodes(widest.run_set)}, ', named[widest.run_set], ' takes ', _time(widest.run_set),
-                     ' minutes, ', speedup, f' times as fast as on {widest.baseline.num_nodes:,}: efficiency ',
-                     _efficiency(widest), *_factors(widest), '.')]
+    return [*[first] * bool(others), (
+        f'On {_nodes(widest.run_set)}, ', series_name, ' takes ', _time(widest.run_set), ' minutes, ',
+        speedup, f' times as fast as on {widest.baseline.num_nodes:,}: efficiency ', _efficiency(widest),
+        *_factors(widest), '.')]
 
 
 def _factors(c: Comparison) -> Iterator[Cell | str]:

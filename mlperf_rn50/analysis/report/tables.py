@@ -1,6 +1,7 @@
 """Tables and findings of the report, for all output formats. The only files read are sidecar files of the logs."""
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from mlperf_rn50.analysis.report import detail_tables as details
 from mlperf_rn50.analysis.report.refs import evaluation_refs, fact_refs, time_refs, training_refs, unit_name
@@ -20,6 +21,7 @@ MAX_FINDINGS = 200  # maximum findings shown per study
 LARGE_TREE = 8  # a report on more studies is brief
 _FACTORS = ('speed-up', 'efficiency', 'hardware', 'statistics', 'rest')
 _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
+_OPTIONAL = ('accelerator', 'framework', 'cost', *_ENERGY)  # columns that are left out if they are empty
 
 
 def _listed(values: Sequence[str]) -> str:
@@ -62,11 +64,10 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
 
 def _systems_table(title: str, run_sets: Sequence[RunSet], rows: Sequence[dict[str, Cell]], order: Iterable[str],
                    left_out: Sequence[str], **keys) -> Table:
-    """Return the columns in `order` that are not empty. A refused system's row has the reason instead of numbers."""
-    empty = [name for name in ('accelerator', 'framework') if not any(getattr(s, name) for s in run_sets)]
-    if not any(map(official_minutes, run_sets)):
-        empty.append('official score, min')
-    head = tuple(h for h in order if h not in {*left_out, *empty})
+    """Return the columns in `order` that have a use. A refused system's row has the reason instead of numbers."""
+    empty = [h for h in _OPTIONAL if all(row[h].text == '-' for row in rows)]
+    unscaled = () if any(map(official_minutes, run_sets)) else ('official score, min',)
+    head = tuple(h for h in order if h not in {*left_out, *empty, *unscaled})
     return Table(title, head, tuple(
         (row['system'], Cell(f'refused: {s.refusal}', span=len(head) - 1)) if s.refusal else
         tuple(row[h] for h in head) for s, row in zip(run_sets, rows)), **keys)
@@ -88,7 +89,8 @@ def _row(study: Study, run_set: RunSet) -> dict[str, Cell]:
     times, training = time_refs(run_set, base), training_refs(run_set, base)
     cells = _system_cells(run_set, unit_name(study))
     names = {h: cells.pop(h) for h in ('accelerator', 'framework')}
-    return {**cells, 'speed-up': number_cell(c.speedup if c else None, ',.2f', times),
+    return {**cells, 'epochs': cells['mean epochs'], 'minutes': cells['time, min'],
+            'speed-up': number_cell(c.speedup if c else None, ',.2f', times),
             'efficiency': percent_cell(c.efficiency if c else None, '.1f', times),
             'hardware': percent_cell(c.hardware_efficiency if c else None, '.1f', training),
             'statistics': percent_cell(c.epoch_ratio if c else None, '.1f', training),
@@ -96,19 +98,12 @@ def _row(study: Study, run_set: RunSet) -> dict[str, Cell]:
             **_cost_cells(study, run_set, time_refs(run_set)), **names}
 
 
-def _absent(study: Study, run_sets: Sequence[RunSet], rows: Sequence[dict[str, Cell]]) -> list[str]:
-    """Return the columns that are empty or without meaning for these systems."""
-    absent = [h for h in ('cost', *_ENERGY) if all(row[h].value is None for row in rows)]
-    absent += ['node-hours'] if len(absent) == 1 + len(_ENERGY) else []
-    return absent if _bases(study, run_sets) else [*absent, *_FACTORS]
-
-
 def _bases(study: Study, run_sets: Sequence[RunSet]) -> dict[RunSet, RunSet]:
     """Return the baseline of each system that is compared with another one."""
     return {s: c.baseline for s in run_sets if (c := study.comparison_of.get(s)) and c.baseline is not s}
 
 
-def _note(study: Study, run_sets: Sequence[RunSet], absent: Sequence[str]) -> str:
+def _note(study: Study, run_sets: Sequence[RunSet], head: Sequence[str]) -> str:
     bases = _bases(study, run_sets)
     names = list(dict.fromkeys(b.name for b in bases.values()))
     notes = [
@@ -118,44 +113,43 @@ def _note(study: Study, run_sets: Sequence[RunSet], absent: Sequence[str]) -> st
          'takes a smaller share of the time than on the baseline.'),
         (any(has_other_units(s, b) for s, b in bases.items()),
          'Efficiency between different accelerators is not defined.'),
-        ('time from' in absent, 'The time is the MLPerf score.'),
-        ('time from' not in absent, 'The time is the MLPerf score (five runs, fastest and slowest dropped) or, without '
+        ('time from' not in head, 'The time is the MLPerf score.'),
+        ('time from' in head, 'The time is the MLPerf score (five runs, fastest and slowest dropped) or, without '
          'a score, the mean of the converged runs ± standard deviation.'),
-        (any(map(official_minutes, run_sets)), 'The official score is scaled by the reference convergence points.'),
-        ('cost' not in absent, 'Node-hours and cost are based on the time shown, at '
+        ('official score, min' in head, 'The official score is scaled by the reference convergence points.'),
+        ('cost' in head, 'Node-hours and cost are based on the time shown, at '
          f'{study.price_per_node_hour or 0:,g} per node-hour.'),
-        (not {*_ENERGY} <= {*absent}, 'Energy is the mean over the scored runs from run_start to run_stop and covers '
-         'only the CPU packages and GPUs of all nodes; images/J uses the sum of the energies shown.')]
+        (not {*_ENERGY}.isdisjoint(head), 'Energy is the mean over the scored runs from run_start to run_stop and '
+         'covers only the CPU packages and GPUs of all nodes; images/J uses the sum of the energies shown.')]
     return ' '.join(text for is_shown, text in notes if is_shown)
+
+
+def _study_table(study: Study, title: str, run_sets: Sequence[RunSet], order: Iterable[str], minor: Sequence[str],
+                 left_out: Sequence[str] = ()) -> Table:
+    """Return a table of systems of a study, with a note. Node-hours are shown only beside a cost or an energy."""
+    rows = [_row(study, s) for s in run_sets]
+    is_spent = any(row[h].value is not None for row in rows for h in ('cost', *_ENERGY))
+    table = _systems_table(title, run_sets, rows, order, [
+        *left_out, *([] if is_spent else ['node-hours']), *([] if _bases(study, run_sets) else _FACTORS)], minor=minor)
+    return replace(table, note=_note(study, run_sets, table.head))
 
 
 def series_table(study: Study, series: Series) -> Table:
     """Return the table of a series: results with the factors of the efficiency, then other columns."""
-    run_sets = series.run_sets
-    rows = [_row(study, s) for s in run_sets]
-    absent = _absent(study, run_sets, rows)
-    if all(s.score_minutes is not None for s in run_sets):
-        absent.append('time from')
-    if all(len(s.converged) == len(s.runs) for s in run_sets):
-        absent.append('converged')
-    rows = [{**row, 'epochs': row['mean epochs'], 'minutes': row['time, min']} for row in rows]
     order = ('nodes', 'batch', 'epochs', 'minutes', 'cost', *_FACTORS, 'images/s', 'converged', 'time from',
              'official score, min', 'node-hours', *_ENERGY, 'system')
-    return _systems_table(series.title, run_sets, rows, order, absent, note=_note(study, run_sets, absent),
-                          minor=('batch', *order[7:]))
+    left_out = ['time from'] if all(s.score_minutes is not None for s in series.run_sets) else []
+    left_out += ['converged'] if all(len(s.converged) == len(s.runs) for s in series.run_sets) else []
+    return _study_table(study, series.title, series.run_sets, order, ('batch', *order[7:]), left_out)
 
 
 def answer_table(study: Study) -> Table:
     """Return the table of the systems that are in no series."""
-    title = 'Other systems' if study.series else 'Epochs to converge and time to train'
-    if not study.others:
-        return Table(title, (), ())
-    rows = [_row(study, s) for s in study.others]
-    absent = _absent(study, study.others, rows)
-    return _systems_table(
-        title, study.others, rows, rows[0], absent, note=_note(study, study.others, absent),
-        minor=(unit_name(study), 'batch', 'epochs to converge', 'time from', 's/epoch', *_FACTORS[2:], 'accelerator',
-               'framework', 'node-hours', *_ENERGY))
+    order = [h for h in _row(study, study.baseline) if h not in ('epochs', 'minutes')] if study.others else ()
+    return _study_table(
+        study, 'Other systems' if study.series else 'Epochs to converge and time to train', study.others, order,
+        (unit_name(study), 'batch', 'epochs to converge', 'time from', 's/epoch', *_FACTORS[2:], 'accelerator',
+         'framework', 'node-hours', *_ENERGY))
 
 
 def is_large(studies: Sequence[Study]) -> bool:
@@ -164,14 +158,14 @@ def is_large(studies: Sequence[Study]) -> bool:
 
 def series_overview(studies: Sequence[Study]) -> Table:
     """Return a table with a row per system in a series."""
+    members = [(study, x, s) for study in studies for x in study.series for s in x.run_sets]
     rows = [{**_row(study, s), 'series': Cell(x.baseline.name), 'round': Cell(s.round),
-             'organisation': Cell(s.org or '-'), 'minutes': Cell(minutes(s.time_s), s.time_s, time_refs(s))}
-            for study in studies for x in study.series for s in x.run_sets]
-    costs = ('cost',) if any(s.price_per_node_hour for s in studies) else ()
-    head = ('series', 'nodes', 'minutes', *costs, *_FACTORS, 'batch', 'mean epochs', 'round', 'organisation')
-    return Table('Series', head, tuple(tuple(row[h] for h in head) for row in rows),
-                 'Speed-up and efficiency are relative to the first system of the series, or to --baseline.',
-                 minor=('organisation', *_FACTORS[2:], 'batch', 'round', 'mean epochs'))
+             'organisation': Cell(s.org or '-')} for study, x, s in members]
+    return _systems_table(
+        'Series', [s for _, _, s in members], rows,
+        ('series', 'nodes', 'minutes', 'cost', *_FACTORS, 'batch', 'mean epochs', 'round', 'organisation'), (),
+        note='Speed-up and efficiency are relative to the first system of the series, or to --baseline.',
+        minor=('organisation', *_FACTORS[2:], 'batch', 'round', 'mean epochs'))
 
 
 def series_matrix(studies: Sequence[Study]) -> Table | None:
@@ -202,10 +196,9 @@ def overview_table(studies: Sequence[Study], is_brief: bool = False) -> Table | 
              'round': Cell(', '.join(s.rounds)), 'organisation': Cell(s.org or '-', refs=fact_refs(s.runs, 'org')),
              'target': percent_cell(s.target_accuracy, '.2f', fact_refs(s.runs, 'target_accuracy')),
              'data': Cell(data_name(s.other_dataset)), 'study': Cell(study.name)} for number, study, s in shown]
-    costs = ('cost',) if studies[0].price_per_node_hour else ()
     return _systems_table(
         'Other systems' if is_brief else 'All systems', [s for _, _, s in shown], rows,
-        ('system', 'round', 'time, min', 'mean epochs', *costs, 'organisation', 'nodes', 'accelerators', 'batch',
+        ('system', 'round', 'time, min', 'mean epochs', 'cost', 'organisation', 'nodes', 'accelerators', 'batch',
          'converged', 'time from', 'official score, min', 'accelerator', 'framework', 'target', 'data', 'study'),
         ('time from', 'official score, min', 'framework', 'study') if is_brief else (),
         note='Times to different targets or on different data are not comparable'
