@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlperf_rn50.cli.parsers import command_parser
-from mlperf_rn50.cli.terminal import has_colour, paint, paint_statuses
+from mlperf_rn50.cli.terminal import has_colour, paint
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.mllog.rulesets import DIVISIONS, ROUNDS, parse_round
 from mlperf_rn50.parser import Parser
@@ -29,7 +29,6 @@ def make_parser() -> Parser:
     parser.add_argument('--ruleset', type=parse_round, choices=ROUNDS, metavar='ROUND',
                         help=f'{", ".join(ROUNDS)} (default: all rounds whose line format the log contains)')
     parser.add_argument('--division', choices=DIVISIONS, help='division whose rules apply (default: that of the log)')
-    parser.add_argument('--verbose', action='store_true', help='list all violations of each log in each round')
     parser.add_argument('--format', choices=['text', 'json'], default='text', help='output format (default: text)')
     return parser
 
@@ -37,9 +36,11 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     from mlperf_rn50.analysis.progress import track
+    from mlperf_rn50.analysis.sets.load import list_logs
     from mlperf_rn50.analysis.sets.verdict import make_verdicts, render_verdicts, verdicts_as_json
     from mlperf_rn50.mllog.check import judge
-    paths = judge.list_logs([Path(f) for f in options.files])
+    found, faults = list_logs([Path(f) for f in options.files])
+    paths = [*(log for logs in found.values() for log in logs), *(Path(e.filename) for e in faults)]
     checked = judge.check_logs(paths, [ROUNDS[options.ruleset]] if options.ruleset else None, options.division)
     logs = list(track(checked, len(paths), 'check logs'))
     verdicts = make_verdicts(logs, options.division)
@@ -49,6 +50,4 @@ def run(argv: Sequence[str]) -> int:
         return EXIT_OK if is_passed else EXIT_FAILED
     first, _, rest = render_verdicts(verdicts).partition('\n')
     print(paint(first, 'green' if is_passed else 'red') if has_colour(sys.stdout) else first, rest, sep='\n')
-    if options.verbose:
-        print(paint_statuses('\n'.join(map(judge.render_log, logs)), sys.stdout))
     return EXIT_OK if is_passed else EXIT_FAILED

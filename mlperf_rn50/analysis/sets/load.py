@@ -40,7 +40,7 @@ _MAX_SETTINGS = 5  # maximum settings, parts and files named in a message
 _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
 
 
-def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSError]]:
+def list_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSError]]:
     """Return logs by folder, and the errors of unreadable folders. Raise UserError for a path without logs."""
     found: dict[Path, None] = {}  # an ordered set of logs
     faults: dict[str, OSError] = {}
@@ -195,7 +195,7 @@ def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
     runs of a set must share, become refused sets. Logs that were submitted again in a later round are one set. Raise
     UserError if a path contains no log, or if no log can be read.
     """
-    found, faults = _find_logs(paths)
+    found, faults = list_logs(paths)
     run_sets = [_make_run_set(Path(e.filename), (Run(Path(e.filename), 'unknown', 'unreadable'),),
                               f'the folder cannot be read: {e.strerror}') for e in faults]
     others: list[OtherBenchmark] = []

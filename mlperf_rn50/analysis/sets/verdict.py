@@ -80,7 +80,7 @@ def _folded(failures: Iterable[Sequence[str]], count: int) -> list[str]:
 
 def _joined(reasons: Sequence[str]) -> str:
     more = len(reasons) - _MAX_REASONS
-    return '; '.join([*reasons[:_MAX_REASONS], *([f'{more} more, see --verbose'] if more > 0 else [])])
+    return '; '.join([*reasons[:_MAX_REASONS], *([f'{more} more'] if more > 0 else [])])
 
 
 def render_verdict(verdict: Verdict) -> str:
@@ -104,19 +104,19 @@ def render_verdicts(verdicts: Sequence[Verdict]) -> str:
     """Return the verdict, or the numbers of folders and the verdict on each, then the other rounds and notes."""
     logs = [log for v in verdicts for log in v.logs]
     if len(verdicts) == 1:
-        lines = [render_verdict(verdicts[0]), f'  {verdicts[0].place}' + f', {len(logs)} logs' * (len(logs) > 1)]
+        lines = [render_verdict(verdicts[0]), f'  {verdicts[0].place}' + f', {len(logs)} logs' * (len(logs) > 1),
+                 *(f'  - {text}' for text in verdicts[0].violations[_MAX_REASONS:])]
     else:
         num_valid, num_formal = (sum(not v.violations and v.is_valid == is_valid for v in verdicts)
                                  for is_valid in (True, False))
         lines = [f'valid for their rounds: {num_valid} of {len(verdicts)} sets, {len(logs)} logs'
                  + f'; {num_formal} more pass the format' * bool(num_formal),
                  *(f'  {v.place}: {render_verdict(v)}' for v in verdicts)]
-    factors = Counter(f.last_step_lr_factor for v in verdicts for log in v.logs if (f := log.facts) and (
-        f.last_step_lr_factor or 1) < 1 and any(x.division == keys.CLOSED for x in log.verdicts))
+    factors = Counter(log.last_step_lr_factor for log in logs if any(x.division == keys.CLOSED for x in log.verdicts))
     lines += _other_rounds(verdicts)
     lines += [f'  note: the last step of an epoch fills {percent(factor)} of its batch and scales its learning rate by '
               f'{factor:.4g}; in the reference, all steps are full, as with data.last_batch=wrap ({plural(n, "log")})'
-              for factor, n in factors.items() if factor]
+              for factor, n in factors.items() if factor and factor < 1]
     return '\n'.join(map(printable, lines))
 
 

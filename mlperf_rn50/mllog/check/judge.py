@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mllog import events
+from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.check.official import NotInstalled, check_official, find_long_lines
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read import reader
-from mlperf_rn50.mllog.rulesets import DIVISIONS, ROUND_OF, RULESETS, V05
+from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.jsonl import number
-from mlperf_rn50.runfolder.names import LOG
-from mlperf_rn50.text import printable
 
 _BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
 _MAX_NAMED = 20  # maximum number of torn lines, and of long lines, listed for each log
@@ -37,43 +35,21 @@ class RulesetResult:
 
 
 @dataclass(frozen=True)
-class LogFacts:
-    """Facts in a log that no checker reports; a missing fact is None."""
-
-    formats: frozenset[str]
-    division: str | None
-    last_step_lr_factor: float | None
-    torn: tuple[str, ...]  # messages about torn lines; the last may count the omitted messages
-    long: tuple[str, ...]  # the same for lines longer than the limit
-
-
-@dataclass(frozen=True)
 class CheckedLog:
     path: Path
     loaded: Run | UserError  # as read, or why no run can be read
-    facts: LogFacts | None = None  # None if the log is unreadable
     verdicts: tuple[RulesetResult, ...] = ()
-    error: str | None = None
+    last_step_lr_factor: float | None = None  # as logged
+    error: str | None = None  # why the log is unreadable
 
     @property
     def passed(self) -> bool:
-        return self.facts is not None and all(v.passed for v in self.verdicts)
-
-    @property
-    def claims(self) -> tuple[str, ...]:
-        """Rulesets and divisions that the log passes."""
-        return tuple(f'{v.ruleset} {v.division}' for v in self.verdicts if v.passed)
+        return self.error is None and all(v.passed for v in self.verdicts)
 
 
-def accuracy_of(event: LogEvent) -> float | None:
-    """Return the value of an eval_accuracy event; None if it is not a number."""
-    value = number(event.value.get('value') if isinstance(event.value, dict) else event.value, -1e300, 1e300)
-    return None if value is None else float(value)
-
-
-def check_v05(path: Path) -> tuple[str, ...]:
+def check_v05(found: Sequence[LogEvent]) -> tuple[str, ...]:
     """Return how a log violates levels 1 and 2 of the v0.5 compliance rules, or misses the target that it declares."""
-    logged = [e for _, e in reader.read_events(path) if isinstance(e, LogEvent) and e.line_format == 'MLPv0.5.0']
+    logged = [e for e in found if e.line_format == 'MLPv0.5.0']
     if not logged:
         return ('no :::MLPv0.5.0 line',)
     counts, once = Counter(e.key for e in logged), ['run_start', 'run_stop', 'run_final']
@@ -83,7 +59,8 @@ def check_v05(path: Path) -> tuple[str, ...]:
         violations.append(f'level 1: the order is {", ".join(order)}, expected {", ".join(once)}')
     if not counts['eval_start'] and not counts['eval_stop']:
         violations.append('level 1: eval_start and eval_stop are missing')
-    evaluations = [(e.value, accuracy_of(e)) for e in logged if e.key == 'eval_accuracy']
+    evaluations = [(e.value, number(e.value.get('value') if isinstance(e.value, dict) else e.value, -1e300, 1e300))
+                   for e in logged if e.key == 'eval_accuracy']
     for value, accuracy in evaluations:
         if not (isinstance(value, dict) and {'epoch', 'value'} <= set(value)) or accuracy is None:
             violations.append(f'level 1: eval_accuracy is {value!r}, expected {{"epoch": e, "value": v}}')
@@ -97,21 +74,6 @@ def check_v05(path: Path) -> tuple[str, ...]:
     return tuple(violations)
 
 
-def find_facts(path: Path) -> LogFacts:
-    formats, torn, division, last_factor = set(), [], None, None
-    for line, event in reader.read_events(path):
-        if isinstance(event, ValueError):
-            torn.append(f'torn line {line}: {event.args[0]}')
-            continue
-        formats.add(event.line_format)
-        if event.key == 'submission_division' and event.value in DIVISIONS:
-            division = event.value
-        elif event.key == events.LAST_STEP_LR_FACTOR:
-            last_factor = number(event.value, 0, 1)
-    return LogFacts(frozenset(formats), division, last_factor, _limited(torn, 'torn lines'),
-                    _limited(find_long_lines(path), 'long lines'))
-
-
 def _limited(texts: Sequence[str], name: str) -> tuple[str, ...]:
     """Return the first messages and, if there are more, a message with the number of omitted messages."""
     return (*texts[:_MAX_NAMED], *([f'{name}: {len(texts) - _MAX_NAMED} more'] if len(texts) > _MAX_NAMED else []))
@@ -122,12 +84,18 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
 
     Raise UserError if the file is unreadable or has no log line, and NotInstalled if the official checker is missing.
     """
-    facts = find_facts(path)
-    if not facts.formats:
-        reason = next(iter(facts.long + facts.torn), 'contains no MLPerf log line')
+    lines = list(reader.read_events(path))
+    found = [e for _, e in lines if isinstance(e, LogEvent)]
+    long = _limited(find_long_lines(path), 'long lines')
+    torn = _limited([f'torn line {n}: {e.args[0]}' for n, e in lines if isinstance(e, ValueError)], 'torn lines')
+    if not found:
+        reason = next(iter(long + torn), 'contains no MLPerf log line')
         raise UserError(f'{path}: {reason}; expected a result_<k>.txt')
+    formats = {e.line_format for e in found}
+    last = {e.key: e.value for e in found}
+    logged_division = last.get(keys.SUBMISSION_DIVISION)
     if rulesets is None:
-        rulesets = [r for name in _BY_FORMAT if name in facts.formats for r in _BY_FORMAT[name]]
+        rulesets = [r for name in _BY_FORMAT if name in formats for r in _BY_FORMAT[name]]
     try:
         loaded: Run | UserError = reader.read_run(path)
     except UserError as e:  # such as a second run
@@ -135,24 +103,14 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
     errors = loaded.errors if isinstance(loaded, Run) else (str(loaded).removeprefix(f'{path}: '),)
     verdicts = []
     for ruleset in rulesets:
-        violations = facts.long + facts.torn
+        violations = long + torn
         if ruleset == V05:
-            violations += check_v05(path)
-        elif not facts.long:  # the official checker would parse long lines for minutes
+            violations += check_v05(found)
+        elif not long:  # the official checker would parse long lines for minutes
             violations += check_official(path, ruleset, division)
-        verdicts.append(RulesetResult(ruleset, division or facts.division or 'open', violations + errors))
-    return CheckedLog(path, loaded, facts, tuple(verdicts))
-
-
-def list_logs(paths: Sequence[Path]) -> list[Path]:
-    """Return the given files, each result_<k>.txt in or below given folders, and unreadable folders."""
-    result: dict[Path, None] = {}
-    for path in paths:
-        logs, errors = reader.find_logs(path, LOG) if path.is_dir() else ([path], [])
-        if not logs and not errors:
-            raise UserError(f'{path}: {reader.no_logs(path)}; expected a log or a folder of logs')
-        result.update(dict.fromkeys([*logs, *(Path(e.filename) for e in errors)]))
-    return list(result)
+        verdicts.append(RulesetResult(ruleset, division or (
+            logged_division if logged_division in DIVISIONS else 'open'), violations + errors))
+    return CheckedLog(path, loaded, tuple(verdicts), number(last.get(events.LAST_STEP_LR_FACTOR), 0, 1))
 
 
 def check_logs(paths: Sequence[Path], rulesets: Sequence[str] | None, division: str | None) -> Iterator[CheckedLog]:
@@ -168,32 +126,13 @@ def check_logs(paths: Sequence[Path], rulesets: Sequence[str] | None, division: 
             yield CheckedLog(path, e, error=str(e).removeprefix(f'{path}: '))
 
 
-def render_log(log: CheckedLog) -> str:
-    """Return the violations of a log in each round, and a note if the last step of an epoch is scaled."""
-    lines = [str(log.path), *([f'  FAIL: {log.error}'] if log.error else [])]
-    for v in log.verdicts:
-        level = ', levels 1 and 2' if v.ruleset == V05 else ''
-        lines.append(f'  {ROUND_OF[v.ruleset]:6s} {v.division:6s} {"pass" + level if v.passed else "FAIL"}')
-        lines += [f'         - {text}' for text in v.violations]
-    return '\n'.join(map(printable, lines))
-
-
-def count_verdicts(logs: Sequence[CheckedLog]) -> dict[str, tuple[int, int]]:
-    """Return the numbers of logs that pass and fail, by ruleset."""
-    counts = Counter((v.ruleset, v.passed) for log in logs for v in log.verdicts)
-    return {r: (counts[r, True], counts[r, False]) for r in RULESETS if counts[r, True] or counts[r, False]}
-
-
 def logs_as_json(logs: Sequence[CheckedLog]) -> dict[str, Any]:
     """Return the verdicts as JSON with the keys of docs/results.md."""
     facts = ('dataset', 'is_imagenet', 'num_resumes')
-    counts = {r: {'num_passed': passed, 'num_failed': failed} for r, (passed, failed) in count_verdicts(logs).items()}
     return {'passed': all(log.passed for log in logs),
-            'logs': [{'file': str(log.path), 'passed': log.passed, 'error': log.error, 'can_claim': log.claims,
+            'logs': [{'file': str(log.path), 'passed': log.passed, 'error': log.error,
                       'best_top1': getattr(log.loaded, 'best_accuracy', None),
                       **{name: getattr(log.loaded, name, None) for name in facts},
-                      'last_step_lr_factor': log.facts and log.facts.last_step_lr_factor,
+                      'last_step_lr_factor': log.last_step_lr_factor,
                       'verdicts': [{'ruleset': v.ruleset, 'division': v.division, 'passed': v.passed,
-                                    'violations': v.violations} for v in log.verdicts]} for log in logs],
-            'sum': {'num_logs': len(logs), 'num_unreadable': sum(log.facts is None for log in logs),
-                    'rulesets': counts}}
+                                    'violations': v.violations} for v in log.verdicts]} for log in logs]}
