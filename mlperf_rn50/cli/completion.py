@@ -46,7 +46,8 @@ _mlperf_rn50_script() {{ # completes a script in launch/ as its command, and as 
     done
     COMPREPLY=("${{found[@]}}")
 }}
-complete -o bashdefault -F _mlperf_rn50_script {{,./}}launch/{{{scripts}}}.sh
+complete -F _mlperf_rn50_script -o bashdefault \\
+    {{,./}}launch/{{local,docker,mpirun,horovodrun,apptainer,kubernetes,sweep}}.sh
 """
 
 
@@ -67,8 +68,7 @@ def run(argv: Sequence[str]) -> int:
     print(shtab.complete(parser, options.shell))
     if options.shell == 'bash':
         names = [n.removeprefix('published/') for n in published_names()]
-        print(_BASH.format(names=''.join(f' {n}' for n in names if n and ' ' not in n),
-                           scripts='local,docker,mpirun,horovodrun,apptainer,kubernetes,sweep'))
+        print(_BASH.format(names=''.join(f' {n}' for n in names if n and ' ' not in n)))
     return EXIT_OK
 
 

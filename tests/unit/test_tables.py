@@ -79,20 +79,18 @@ def test_large_tree_has_a_brief_text(tree, monkeypatch):
     brief = render_table(studies)
     lines = brief.splitlines()
     assert lines[0] == 'ResNet-50 in MLPerf logs: 6 systems in 3 studies' and len(lines) < len(whole.splitlines()) / 3
-    assert lines[5:10] == [
+    assert lines[6:10] == [
         '- 22 of 23 runs of 6 systems converged.', "- Refused: 1 of 6 systems: v0.7/a's/odd (batches differ).",
         '- 1 error, 1 warning, 7 notes: --findings',
-        f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'""",
-        '- fewer systems: --round, --org, --accelerator or --batch']
-    rows = lines[lines.index('Series') + 3:][:4]
-    assert [row.split()[:5] for row in rows] == [
-        ['1x4', '1', '2.03', '1.00', '100.0'], ['1x4', '2', '1.03', '1.97', '98.4']] * 2
-    others = lines[lines.index('Other systems') + 3:]
-    assert [line.split()[0] for line in others] == ['other', 'Times'] and brief.count('batches differ') == 1
+        f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'"""]
+    rows = [re.split('  +', row) for row in lines[lines.index('All systems') + 3:]]
+    assert [(row[0], row[2], row[4], row[5]) for row in rows[:2]] == [
+        ('1x4', '2.03', '100.0 %', '1x4'), ('2x4', '1.03', '98.4 %', '1x4')]
+    assert rows[-2] == ['odd: refused: batches differ'] and brief.count('batches differ') == 2
     assert "- v0.7/a's/odd: error: batches differ" in render_table(studies, has_all_findings=True)
     assert render_table(studies, MARKDOWN).startswith('## ResNet-50 in MLPerf logs: 6 systems in 3 studies\n\n- From 1')
     priced = render_table([replace(s, price_per_node_hour=36.0) for s in studies])
-    assert len(re.findall('  cost  ', priced)) == 2 and '  cost  ' not in brief  # in both tables
+    assert '  cost  ' in priced and '  cost  ' not in brief
 
 
 @pytest.mark.parametrize('options, names', [

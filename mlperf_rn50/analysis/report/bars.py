@@ -19,11 +19,17 @@ from mlperf_rn50.text import cut_names, plural, printable, short
 _PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('first epoch', 'first_s', '#4a5f78', ''),
           ('later epochs', 'training_s', '#b4c4d4', ''), ('evaluation', 'evaluation_s', '#9c5563', ''),
           ('other', 'other_s', '#e3dcb4', ''))
+VALUES: tuple[tuple[str, str, str, Callable[[RunSet], float | None], Callable[[Run], float | None]], ...] = (
+    ('time_to_train', 'Time to train', 'minutes', lambda s: s.minutes,
+     lambda r: None if r.time_to_train_s is None else r.time_to_train_s / 60),
+    ('epochs', 'Epochs to converge', 'epochs', lambda s: s.epochs_mean,
+     lambda r: r.evaluations[-1].epoch if r.evaluations else None),
+    ('throughput', 'Training throughput', 'images/s', lambda s: s.images_per_s, lambda r: None))
 _MAX_RUNS = 240  # maximum number of runs drawn in a plot
 _BAR_HEIGHT = 0.5
 
 
-def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: Callable[[RunSet], float | None],
+def draw_values(scene: Scene, name: str, title: str, unit: str, system_value: Callable[[RunSet], float | None],
                  run_value: Callable[[Run], float | None]) -> drawing.Picture | None:
     """Draw a bar for the value of each system and a point for the value of each run; None if there are no values."""
     picture, axes = scene.rows(name, title)
@@ -51,22 +57,6 @@ def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: C
     marks = explain_marks([r for pairs in points for r, _ in pairs])
     drawing.legend(picture, [drawing.mark_of('|', 'system', 12, 2.5), *marks] if is_log else marks)
     return picture
-
-
-def draw_time_to_train(scene: Scene) -> drawing.Picture | None:
-    return _draw_values(scene, 'time_to_train', 'Time to train', 'minutes',
-                        lambda s: s.time_s / 60 if s.time_s else None,
-                        lambda r: r.time_to_train_s / 60 if r.time_to_train_s is not None else None)
-
-
-def draw_epochs(scene: Scene) -> drawing.Picture | None:
-    return _draw_values(scene, 'epochs', 'Epochs to converge', 'epochs', lambda s: s.epochs_mean,
-                        lambda r: r.evaluations[-1].epoch if r.evaluations else None)
-
-
-def draw_throughput(scene: Scene) -> drawing.Picture | None:
-    return _draw_values(scene, 'throughput', 'Training throughput', 'images/s', lambda s: s.images_per_s,
-                        lambda r: None)
 
 
 def _draw_panel(picture: drawing.Picture, axes: Axes, rows: Sequence[tuple[RunSet, float | None]], style: str,

@@ -104,11 +104,7 @@ def _dates(studies: Sequence[Study]) -> str:
 
 def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder: Path, title: str | None = None,
                 note: str | None = None, source: str | None = None) -> str:
-    """Return the page with the plots of draw_report. Links are relative to folder, where the page will be written.
-
-    Args:
-        source: where the logs are, in the words of the user.
-    """
+    """Return the page with the plots of draw_report. Links are relative to folder, where the page will be written."""
     sources: _Sources | None = None if is_large(studies) else {}
     overview, matrix = overview_table(studies), series_matrix(studies)
     sentences = [[(c.text, _link(c, sources)) for c in sentence] for sentence in summarise(studies)]
@@ -122,10 +118,9 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
 
 
 def dump_report(studies: Sequence[Study], folder: Path, has_all_findings: bool = False, **texts: str | None) -> Path:
-    """Write the plots, and the report in all formats. Return the page's path. Raise ConfigError if writing fails.
+    """Write the plots, and the report in all formats, the page with the texts of render_html. Return the page's path.
 
-    Args:
-        texts: title, note and source of render_html.
+    Raise ConfigError if writing fails.
     """
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)

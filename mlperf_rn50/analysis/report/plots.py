@@ -85,7 +85,9 @@ def draw_study(study: Study, is_brief: bool = False) -> list[drawing.Picture]:
         return []
     with matplotlib.rc_context(drawing.STYLE):
         series = [bars.draw_series(scene, x) for x in study.series]
-        drawn = [] if is_brief else [draw(scene) for draw in (
-            bars.draw_time_to_train, bars.draw_epochs, curves.draw_accuracy_over_time,
-            curves.draw_accuracy_over_epochs, bars.draw_throughput, bars.draw_time_parts, curves.draw_learning_rate)]
-        return [p for p in (*series, *drawn, *(() if is_brief else curves.draw_all_telemetry(scene))) if p]
+        drawn = [] if is_brief else [
+            *(bars.draw_values(scene, *value) for value in bars.VALUES),
+            *(draw(scene) for draw in (bars.draw_time_parts, curves.draw_accuracy_over_time,
+                                       curves.draw_accuracy_over_epochs, curves.draw_learning_rate)),
+            *curves.draw_all_telemetry(scene)]
+        return [p for p in (*series, *drawn) if p]

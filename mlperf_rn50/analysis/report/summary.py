@@ -44,10 +44,6 @@ def _efficiency(c: Comparison) -> Cell:
     return percent_cell(c.efficiency, '.1f', time_refs(c.run_set, c.baseline))
 
 
-def _nodes(run_set: RunSet) -> str:
-    return plural(run_set.num_nodes, 'node') if run_set.num_nodes else 'unknown nodes'
-
-
 def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
     """Return the best series from and to the nodes that cover the most doublings, and the factors of the widest."""
     pairs: dict[tuple[int, int], list[tuple[Cell, Comparison]]] = {}  # by nodes of the baseline and of the other set
@@ -67,7 +63,7 @@ def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
                                                           c.run_set, c.baseline)) for other, c in others]), '.')
     speedup = number_cell(widest.speedup, ',.2f', time_refs(widest.run_set, widest.baseline))
     return [*[first] * bool(others), (
-        f'On {_nodes(widest.run_set)}, ', series_name, ' takes ', _time(widest.run_set), ' minutes, ',
+        f'On {widest.run_set.num_nodes:,} nodes, ', series_name, ' takes ', _time(widest.run_set), ' minutes, ',
         speedup, f' times as fast as on {widest.baseline.num_nodes:,}: efficiency ', _efficiency(widest),
         *_factors(widest), '.')]
 
@@ -106,8 +102,8 @@ def _prices(studies: Sequence[Study], timed: Sequence[RunSet], names: _Names, go
     costs = {s: cost for study in studies for s in study.run_sets if s in timed and (cost := study.cost(s)) is not None}
     if costs:
         cheapest, fastest = min(costs, key=lambda s: costs[s]), min(costs, key=lambda s: s.time_s or 0.0)
-        low, fast = ((names[s], ', ', Cell(money(costs[s]), costs[s], time_refs(s)), f' ({_nodes(s)}, ', _time(s),
-                        ' minutes)') for s in (cheapest, fastest))
+        low, fast = ((names[s], ', ', Cell(money(costs[s]), costs[s], time_refs(s)),
+                      f' ({plural(s.num_nodes or 0, "node")}, ', _time(s), ' minutes)') for s in (cheapest, fastest))
         end = ('; the fastest is ', *fast) if cheapest is not fastest else (', which is also the fastest',)
         yield f'At {studies[0].price_per_node_hour:,g} per node-hour, a run{goal} costs least on ', *low, *end, '.'
 

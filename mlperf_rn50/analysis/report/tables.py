@@ -21,7 +21,7 @@ MAX_FINDINGS = 200  # maximum findings shown per study
 LARGE_TREE = 8  # a report on more studies is brief
 _FACTORS = ('speed-up', 'efficiency', 'hardware', 'statistics', 'rest')
 _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
-_OPTIONAL = ('accelerator', 'framework', 'cost', *_ENERGY)  # columns that are left out if they are empty
+_OPTIONAL = (*_FACTORS, 'relative to', 'cost', 'node-hours', *_ENERGY, 'accelerator', 'framework')  # shown if not empty
 
 
 def _listed(values: Sequence[str]) -> str:
@@ -75,7 +75,8 @@ def _systems_table(title: str, run_sets: Sequence[RunSet], rows: Sequence[dict[s
 
 def _cost_cells(study: Study, run_set: RunSet, refs: tuple[Ref, ...]) -> dict[str, Cell]:
     energy, cost = run_set.energy, study.cost(run_set)
-    return {'node-hours': figures_cell(run_set.node_hours, refs),
+    is_spent = cost is not None or energy and energy.measured  # else node-hours would not be explained
+    return {'node-hours': figures_cell(run_set.node_hours if is_spent else None, refs),
             'cost': Cell('-' if cost is None else money(cost), cost, refs),
             'CPU kWh': figures_cell(kwh(energy.cpu_joules) if energy else None, refs),
             'GPU kWh': figures_cell(kwh(energy.gpu_joules) if energy else None, refs),
@@ -92,6 +93,7 @@ def _row(study: Study, run_set: RunSet) -> dict[str, Cell]:
     return {**cells, 'epochs': cells['mean epochs'], 'minutes': cells['time, min'],
             'speed-up': number_cell(c.speedup if c else None, ',.2f', times),
             'efficiency': percent_cell(c.efficiency if c else None, '.1f', times),
+            'relative to': Cell(base.name if base else '-'),
             'hardware': percent_cell(c.hardware_efficiency if c else None, '.1f', training),
             'statistics': percent_cell(c.epoch_ratio if c else None, '.1f', training),
             'rest': percent_cell(c.rest if c else None, '.1f', times + training),
@@ -126,11 +128,10 @@ def _note(study: Study, run_sets: Sequence[RunSet], head: Sequence[str]) -> str:
 
 def _study_table(study: Study, title: str, run_sets: Sequence[RunSet], order: Iterable[str], minor: Sequence[str],
                  left_out: Sequence[str] = ()) -> Table:
-    """Return a table of systems of a study, with a note. Node-hours are shown only beside a cost or an energy."""
+    """Return a table of systems of a study, with a note."""
     rows = [_row(study, s) for s in run_sets]
-    is_spent = any(row[h].value is not None for row in rows for h in ('cost', *_ENERGY))
-    table = _systems_table(title, run_sets, rows, order, [
-        *left_out, *([] if is_spent else ['node-hours']), *([] if _bases(study, run_sets) else _FACTORS)], minor=minor)
+    left_out = left_out if _bases(study, run_sets) else [*left_out, *_FACTORS]
+    table = _systems_table(title, run_sets, rows, order, left_out, minor=minor)
     return replace(table, note=_note(study, run_sets, table.head))
 
 
@@ -145,27 +146,15 @@ def series_table(study: Study, series: Series) -> Table:
 
 def answer_table(study: Study) -> Table:
     """Return the table of the systems that are in no series."""
-    order = [h for h in _row(study, study.baseline) if h not in ('epochs', 'minutes')] if study.others else ()
     return _study_table(
-        study, 'Other systems' if study.series else 'Epochs to converge and time to train', study.others, order,
+        study, 'Other systems' if study.series else 'Epochs to converge and time to train', study.others,
+        _row(study, study.baseline) if study.others else (),
         (unit_name(study), 'batch', 'epochs to converge', 'time from', 's/epoch', *_FACTORS[2:], 'accelerator',
-         'framework', 'node-hours', *_ENERGY))
+         'framework', 'node-hours', *_ENERGY), ('epochs', 'minutes', 'relative to'))
 
 
 def is_large(studies: Sequence[Study]) -> bool:
     return len(studies) > LARGE_TREE
-
-
-def series_overview(studies: Sequence[Study]) -> Table:
-    """Return a table with a row per system in a series."""
-    members = [(study, x, s) for study in studies for x in study.series for s in x.run_sets]
-    rows = [{**_row(study, s), 'series': Cell(x.baseline.name), 'round': Cell(s.round),
-             'organisation': Cell(s.org or '-')} for study, x, s in members]
-    return _systems_table(
-        'Series', [s for _, _, s in members], rows,
-        ('series', 'nodes', 'minutes', 'cost', *_FACTORS, 'batch', 'mean epochs', 'round', 'organisation'), (),
-        note='Speed-up and efficiency are relative to the first system of the series, or to --baseline.',
-        minor=('organisation', *_FACTORS[2:], 'batch', 'round', 'mean epochs'))
 
 
 def series_matrix(studies: Sequence[Study]) -> Table | None:
@@ -186,25 +175,23 @@ def series_matrix(studies: Sequence[Study]) -> Table | None:
                  ) if len(rows) > 1 else None
 
 
-def overview_table(studies: Sequence[Study], is_brief: bool = False) -> Table | None:
-    """Return the table of all systems (is_brief: of accepted ones in no series), or None for a single study."""
-    shown = [(number, study, s) for number, study in enumerate(studies, start=1) for s in study.run_sets
-             if not is_brief or not s.refusal and s in study.others]
-    if len(studies) < 2 or not shown:
+def overview_table(studies: Sequence[Study]) -> Table | None:
+    """Return the table of all systems, or None for a single study."""
+    shown = [(number, study, s) for number, study in enumerate(studies, start=1) for s in study.run_sets]
+    if len(studies) < 2:
         return None
-    rows = [{**_system_cells(s, 'accelerators'), **_cost_cells(study, s, ()), 'system': Cell(s.name, study=number),
-             'round': Cell(', '.join(s.rounds)), 'organisation': Cell(s.org or '-', refs=fact_refs(s.runs, 'org')),
+    rows = [{**_row(study, s), **_system_cells(s, 'accelerators'), **_cost_cells(study, s, ()),
+             'system': Cell(s.name, study=number), 'round': Cell(', '.join(s.rounds)),
+             'organisation': Cell(s.org or '-', refs=fact_refs(s.runs, 'org')),
              'target': percent_cell(s.target_accuracy, '.2f', fact_refs(s.runs, 'target_accuracy')),
              'data': Cell(data_name(s.other_dataset)), 'study': Cell(study.name)} for number, study, s in shown]
     return _systems_table(
-        'Other systems' if is_brief else 'All systems', [s for _, _, s in shown], rows,
-        ('system', 'round', 'time, min', 'mean epochs', 'cost', 'organisation', 'nodes', 'accelerators', 'batch',
-         'converged', 'time from', 'official score, min', 'accelerator', 'framework', 'target', 'data', 'study'),
-        ('time from', 'official score, min', 'framework', 'study') if is_brief else (),
-        note='Times to different targets or on different data are not comparable'
-             + ('.' if is_brief else '; each study below has one target.'),
-        minor=('nodes', 'accelerator', 'framework', 'converged', 'time from', 'official score, min', 'target', 'data',
-               'study'),
+        'All systems', [s for _, _, s in shown], rows,
+        ('system', 'round', 'time, min', 'mean epochs', 'cost', 'efficiency', 'relative to', 'organisation', 'nodes',
+         'accelerators', 'batch', 'converged', 'time from', 'official score, min', 'accelerator', 'framework', 'target',
+         'data', 'study'), (), note='Times to different targets or on different data are not comparable.',
+        minor=('nodes', 'relative to', 'accelerator', 'framework', 'converged', 'time from', 'official score, min',
+               'target', 'data', 'study'),
         choices=('round', 'organisation', 'accelerator', 'batch'))
 
 

@@ -81,13 +81,10 @@ def render_table(studies: Sequence[Study], style: Style = TERMINAL, has_all_find
         counts = (plural(sum(f.grade == g for _, f in each), g) for g in ('error', 'warning', 'note'))
         largest = max(studies, key=lambda s: len(s.run_sets))
         points += [f'{", ".join(counts)}: --findings',
-                   f'all tables: a report on fewer folders, such as {study_command(largest)}',
-                   'fewer systems: --round, --org, --accelerator or --batch']
-    if len(studies) > 1:
-        found = report.series_overview(studies), report.overview_table(studies, is_brief)
-        tables = [t for t in found if t and t.rows]
+                   f'all tables: a report on fewer folders, such as {study_command(largest)}']
+    if overview := report.overview_table(studies):
         lines = [f'{s.study_name}/{s.name}: {render_finding(f)}' for s, f in each] if has_all_findings else []
-        parts.append(render_section(report_heading(studies), points, tables, lines, style, 'Findings'))
+        parts.append(render_section(report_heading(studies), points, [overview], lines, style, 'Findings'))
         points = []
     parts += [render_section(study_heading(s), points, report.tables_of(s), report.finding_lines(s, has_all_findings),
                              style, 'Findings') for s in ([] if is_brief else studies)]

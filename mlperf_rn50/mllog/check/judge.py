@@ -1,7 +1,7 @@
 """Checks of logs against the rules of the rounds, and facts in a log that no checker reports."""
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -134,5 +134,4 @@ def logs_as_json(logs: Sequence[CheckedLog]) -> dict[str, Any]:
                       'best_top1': getattr(log.loaded, 'best_accuracy', None),
                       **{name: getattr(log.loaded, name, None) for name in facts},
                       'last_step_lr_factor': log.last_step_lr_factor,
-                      'verdicts': [{'ruleset': v.ruleset, 'division': v.division, 'passed': v.passed,
-                                    'violations': v.violations} for v in log.verdicts]} for log in logs]}
+                      'verdicts': [{**asdict(v), 'passed': v.passed} for v in log.verdicts]} for log in logs]}
