@@ -35,7 +35,7 @@ _mlperf_rn50_file_or_system() {{ compgen -f -- "$1"; _mlperf_rn50_next "$1" "$_m
 _mlperf_rn50_file_or_published() {{
     compgen -f -- "$1"; _mlperf_rn50_next "$1" "published/${{_mlperf_rn50_names// / published/}}"
 }}
-_mlperf_rn50_script() {{ # completes a script in launch/ as its command, and as train, which gets the other options
+_mlperf_script() {{ # completes a script in launch/ as its command, and as train, which gets the other options
     local name=${{1##*/}} typed=("${{COMP_WORDS[@]:1}}") index=$COMP_CWORD found=() command
     name=${{name%.*}} name=${{name/docker/local}}
     for command in "launch $name" train; do
@@ -46,8 +46,7 @@ _mlperf_rn50_script() {{ # completes a script in launch/ as its command, and as 
     done
     COMPREPLY=("${{found[@]}}")
 }}
-complete -F _mlperf_rn50_script -o bashdefault \\
-    {{,./}}launch/{{local,docker,mpirun,horovodrun,apptainer,kubernetes,sweep}}.sh
+complete -o bashdefault -F _mlperf_script {{,./}}launch/{{local,docker,mpirun,horovodrun,apptainer,kubernetes,sweep}}.sh
 """
 
 

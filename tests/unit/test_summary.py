@@ -26,7 +26,7 @@ def test_best_series_is_compared_at_the_nodes_that_several_have(tmp_path):
     write_series(tmp_path / 'a', 0.9, nodes=(1, 2, 32))
     write_series(tmp_path / 'b', 0.8)
     write_series(tmp_path / 'c', 0.7)
-    first, second, *_ = texts_of(studies_of(tmp_path))
+    first, _, second, *_ = texts_of(studies_of(tmp_path))
     assert first == 'From 1 to 2 nodes, a/1x4 scales best: efficiency 90.0 %, before b/1x4 80.0 % and c/1x4 70.0 %.'
     assert second.startswith('On 32 nodes, a/1x4 takes 0.03 minutes, 28.80 times as fast as on 1: efficiency 90.0 % = '
                              'images/s per accelerator 90.0 % x epochs 100.0 % x rest 100')
@@ -43,7 +43,7 @@ def test_largest_loss_is_first_and_epochs_are_named(tmp_path):
     write_series(tmp_path, 0.9, nodes=(1,))
     write_set(tmp_path / '2x4', 5, nodes=2, ranks=8, first_s=0.0, eval_s=0.0, epoch_s=30.0,
               accuracies=(0.1, 0.2, 0.3, 0.8))
-    assert texts_of(studies_of(tmp_path))[0].endswith(
+    assert texts_of(studies_of(tmp_path))[1].endswith(
         'efficiency 33.3 % = epochs 50.0 % (4.0 instead of 2.0) x rest 66.7 % x images/s per accelerator 100.0 %.')
 
 
@@ -77,6 +77,6 @@ def test_refused_and_unconverged_systems_are_named(tmp_path):
 
 def test_numbers_have_the_lines_of_the_logs(tmp_path):
     write_series(tmp_path, 0.9)
-    first = summarise(studies_of(tmp_path))[0]
+    first = summarise(studies_of(tmp_path))[1]
     assert [c.text for c in first if c.refs] == ['0.56', '1.80', '90.0 %', '90.0 %', '100.0 %', '100.0 %']
     assert {path.parent.name for c in first for path, _ in c.refs} == {'1x4', '2x4'}

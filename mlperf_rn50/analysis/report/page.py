@@ -62,8 +62,7 @@ def _link(cell: Cell, sources: _Sources | None) -> str | None:
 def _cell(cell: Cell, sources: _Sources | None) -> dict:
     """Return a cell with its link and its sort key, which is empty for a missing number."""
     return {'text': cell.text, 'href': _link(cell, sources), 'span': cell.span, 'share': cell.share, 'more': cell.more,
-            'is_number': cell.value is not None or cell.text == '-',
-            'key': '' if cell.value is None else cell.value}
+            'is_number': cell.value is not None or cell.text == '-', 'key': '' if cell.value is None else cell.value}
 
 
 def _table(table: Table, html_id: str, sources: _Sources | None) -> dict:
@@ -96,9 +95,9 @@ def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _S
 
 def _dates(studies: Sequence[Study]) -> str:
     """Return the days on which the runs ended, in UTC, or the rounds of published sets."""
-    run_sets = [s for study in studies for s in study.run_sets]
-    days = {time.strftime('%Y-%m-%d', time.gmtime(r.last_s)) for s in run_sets for r in s.runs if r.last_s}
-    known = sorted(days or {s.round for s in run_sets})
+    days = {time.strftime('%Y-%m-%d', time.gmtime(r.last_s)) for x in studies for s in x.run_sets
+            for r in s.runs if r.last_s}
+    known = sorted(days or {s.round for x in studies for s in x.run_sets})
     return 'runs of ' + ' to '.join(dict.fromkeys((known[0], known[-1])))
 
 
@@ -118,10 +117,7 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
 
 
 def dump_report(studies: Sequence[Study], folder: Path, has_all_findings: bool = False, **texts: str | None) -> Path:
-    """Write the plots, and the report in all formats, the page with the texts of render_html. Return the page's path.
-
-    Raise ConfigError if writing fails.
-    """
+    """Write the plots, and the report in all formats. Return the page's path. Raise ConfigError if writing fails."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, render in (('.json', render_json), ('.csv', render_csv),

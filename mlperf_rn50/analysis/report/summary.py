@@ -21,7 +21,8 @@ def summarise(studies: Sequence[Study]) -> list[list[Cell]]:
     (dataset, target), timed = max(kinds.items(), key=lambda kind: len(kind[1]), default=((None, None), []))
     timed.sort(key=lambda s: s.time_s or 0.0)
     goal = f' to {percent(target or 0.0)} on {data_name(dataset)}' if len(kinds) > 1 else ''
-    texts = [*_scaling(studies, names), *_fastest(timed, names, goal), *_prices(studies, timed, names, goal),
+    scaling = _scaling(studies, names)
+    texts = [*scaling[:-1], *_fastest(timed, names, goal), *scaling[-1:], *_prices(studies, timed, names, goal),
              *_counts(names)]
     return [[c if isinstance(c, Cell) else Cell(c) for c in text if c] for text in texts]
 

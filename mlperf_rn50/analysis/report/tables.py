@@ -89,7 +89,6 @@ def _row(study: Study, run_set: RunSet) -> dict[str, Cell]:
     base = c.baseline if c else None
     times, training = time_refs(run_set, base), training_refs(run_set, base)
     cells = _system_cells(run_set, unit_name(study))
-    names = {h: cells.pop(h) for h in ('accelerator', 'framework')}
     return {**cells, 'epochs': cells['mean epochs'], 'minutes': cells['time, min'],
             'speed-up': number_cell(c.speedup if c else None, ',.2f', times),
             'efficiency': percent_cell(c.efficiency if c else None, '.1f', times),
@@ -97,7 +96,7 @@ def _row(study: Study, run_set: RunSet) -> dict[str, Cell]:
             'hardware': percent_cell(c.hardware_efficiency if c else None, '.1f', training),
             'statistics': percent_cell(c.epoch_ratio if c else None, '.1f', training),
             'rest': percent_cell(c.rest if c else None, '.1f', times + training),
-            **_cost_cells(study, run_set, time_refs(run_set)), **names}
+            **_cost_cells(study, run_set, time_refs(run_set))}
 
 
 def _bases(study: Study, run_sets: Sequence[RunSet]) -> dict[RunSet, RunSet]:

@@ -68,8 +68,8 @@ def _make_verdict(logs: Sequence[CheckedLog], division: str | None) -> Verdict:
 
 def _failures(logs: Iterable[CheckedLog], ruleset: str) -> list[tuple[str, ...]]:
     """Return the violations of each log that fails a ruleset."""
-    found = [(log.error, v.violations) for log in logs for v in log.verdicts if v.ruleset == ruleset and not v.passed]
-    return [*(violations for _, violations in found), *((log.error,) for log in logs if log.error)]
+    found = [v.violations for log in logs for v in log.verdicts if v.ruleset == ruleset and not v.passed]
+    return found + [(log.error,) for log in logs if log.error]
 
 
 def _folded(failures: Iterable[Sequence[str]], count: int) -> list[str]:
@@ -94,10 +94,9 @@ def render_verdict(verdict: Verdict) -> str:
     minutes, official = verdict.run_set.score_minutes, official_score_minutes(verdict.run_set)
     if minutes is None or official is None:
         return text + f'. A score needs {RUNS_OF_A_SCORE} such logs' * (verdict.is_valid and len(verdict.logs) == 1)
-    missed = [r.status for r in verdict.run_set.runs if r.status != 'converged']
+    has_miss = any(r.status != 'converged' for r in verdict.run_set.runs)
     return (f'{text}. Set of {RUNS_OF_A_SCORE}: score {minutes:.2f} min'
-            + f', official {official:.2f}' * (official != minutes)
-            + f' (one run {"missed the target" if missed == ["aborted"] else "failed"}; one may)' * bool(missed))
+            + f', official {official:.2f}' * (official != minutes) + ' (one run did not converge; one may)' * has_miss)
 
 
 def render_verdicts(verdicts: Sequence[Verdict]) -> str:
