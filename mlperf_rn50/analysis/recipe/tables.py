@@ -9,7 +9,7 @@ import mlperf_rn50
 from mlperf_rn50.analysis.recipe.choose import Choice, RecipeGroup, choose_recipe, group, range_text, rank, recipes_near
 from mlperf_rn50.analysis.recipe.differences import Row, find_deviations, is_imagenet, rows_of
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.config import Config, render_differences
+from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import parse_json, read_text
 from mlperf_rn50.table import fit_columns, wrap_line
@@ -169,7 +169,7 @@ def recipes_object(found: Recipes) -> dict[str, Any]:
 
 def render_config(config: Config, comments: Sequence[str]) -> str:
     """Return a configuration file with comments and the values that differ from the defaults."""
-    return '\n'.join([*(f'# {printable(c)}' for c in comments), render_differences(config), ''])
+    return '\n'.join([*(f'# {printable(c)}' for c in comments), render_yaml(config, only_changed=True)])
 
 
 def comments_of(choice: Choice, command: str, num_nodes: int | None, ranks_per_node: int | None) -> list[str]:
