@@ -1,4 +1,7 @@
-"""Kubernetes manifests of a training: an MPIJob of Kubeflow's operator, from the template in launch/kubernetes."""
+"""Kubernetes manifests of a training: an MPIJob of Kubeflow's operator, from the template in launch/kubernetes.
+
+The operator creates the pods and the host file of the launcher's mpirun, and sshd runs in the pods of the workers.
+"""
 import jinja2
 import yaml
 
