@@ -16,7 +16,7 @@ import mxnet as mx
 
 from mlperf_rn50.config import Config, check_values, to_tree
 from mlperf_rn50.data.records import data_digest, find_split
-from mlperf_rn50.errors import RankLost, UserError
+from mlperf_rn50.errors import DataError, RankLost, UserError
 from mlperf_rn50.files import writing
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.fused import layout_warnings, with_layout
@@ -97,15 +97,19 @@ def open_run(job: Job) -> Iterator[TrainingRun]:
         resumption = load_resumption(comm, folder, path) if job.resume else None
         for split in ('train', 'validation') if not config.data.synthetic else ():
             find_split(config.data, split)  # refuses other data before rank 0, which waits for all ranks, writes files
+        own_digest = data_digest(config.data)  # each rank reads its own manifest, also for keys that default to it
+        digest = comm.from_rank_0(lambda: own_digest)
+        if own_digest != digest:
+            raise DataError(f'{config.data.dir}: got data with SHA-256 {own_digest:.12}…, expected {digest:.12}… as on '
+                            'rank 0; copy the same data to all hosts')
         reference = comm.on_rank_0(lambda: find_reference(config, comm.world_size))
         own = [platform.node(), comm.local_rank, comm.local_size, render_cpu_list(os.sched_getaffinity(0))]
         hosts = [RankPlace(*row) for row in comm.gather_object(own)]
         if resumption:
-            digest = comm.from_rank_0(lambda: data_digest(config.data))
             plan, progress = plan_resumed(config, comm.world_size, nodes_of(hosts), resumption, job.is_elastic,
                                           job.allowed, digest)
         else:
-            plan, progress = plan_new(config, comm, nodes_of(hosts))
+            plan, progress = plan_new(config, comm, nodes_of(hosts), digest)
             folder = RunFolder(Path(config.run.dir), progress.result_index)
             cleanup.enter_context(hold_run(comm, folder, job.heartbeat))
         comparison = open_comparison(reference, plan, folder.metrics, progress.step // plan.steps_per_epoch)
@@ -122,12 +126,12 @@ def nodes_of(hosts: Sequence[RankPlace]) -> list[int]:
     return [numbers[h.name] for h in hosts]
 
 
-def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Progress]:
+def plan_new(config: Config, comm: Comm, nodes: Sequence[int], digest: str) -> tuple[Plan, Progress]:
     """Return plan and progress of a new run; rank 0 claims the run number and chooses a seed or layout that is null."""
     plan = make_plan(config, comm.world_size)
     drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
-    digest, seed, layout, index = comm.from_rank_0(lambda: [
-        data_digest(config.data), drawn, with_layout(config).model.layout, new_run(Path(config.run.dir)).index])
+    seed, layout, index = comm.from_rank_0(lambda: [
+        drawn, with_layout(config).model.layout, new_run(Path(config.run.dir)).index])
     config = replace(config, model=replace(config.model, layout=layout), run=replace(config.run, seed=seed))
     plan, batch = replace(plan, config=config, nodes=tuple(nodes)), plan.global_batch_size
     return plan, Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index, list(nodes),

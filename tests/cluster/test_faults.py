@@ -13,6 +13,8 @@ import pytest
 from cluster.conftest import mounted, run_metrics
 from cluster.hosts import words
 
+from mlperf_rn50.data.records import load_manifest
+from mlperf_rn50.data.verify import dump_manifest
 from mlperf_rn50.runfolder.names import list_checkpoints
 from mlperf_rn50.train.checkpoint.checkpoint import load
 
@@ -173,8 +175,8 @@ def other_packages(folder, data):
 def other_data(folder, data):
     """Create a different data set; return source and target of a mount."""
     shutil.copytree(data, folder / 'other')
-    manifest = folder / 'other/manifest.json'
-    manifest.write_text(manifest.read_text().replace('"digits"', '"figures"', 1) + '\n')
+    manifest = load_manifest(folder / 'other')
+    dump_manifest(folder / 'other', {**manifest, 'classes': manifest['classes'][::-1]})
     return folder / 'other', data
 
 
@@ -187,6 +189,7 @@ def no_data(folder, data):
 @pytest.mark.parametrize('replace, arguments, message, code', [
     (other_packages, (), r'failed +packages +numpy 1\.22\.0 on h2, but numpy \S+ on h1', 1),
     (other_data, (), r'failed +data set +manifest \w+ with 200 images on h2, but manifest \w+', 1),
+    (other_data, BARE, r'rank 1 on h2: \S+: got data with SHA-256 \w+…, expected \w+… as on rank 0; copy the same', 2),
     (no_data, BARE, r'rank 1 on h2: \S+manifest\.json: no such file; create the data with', 2)])
 def test_different_host_is_refused(start, cluster, tiny_config, tmp_path, replace, arguments, message, code):
     with mounted(cluster.hosts[1:2], '--bind', *replace(tmp_path, tiny_config.parent / 'data')):
@@ -203,8 +206,7 @@ def test_host_without_ssh_is_reported(start, cluster):
 def test_killed_launcher_ends_all_ranks(start, cluster, launcher):
     job = start(*BARE, launcher=launcher)
     job.wait_for_step(8)
-    shell = next(p for p in cluster.hosts[0].pids() if any(w.endswith(f'launch/{launcher}') for w in words(p)))
-    os.kill(shell, signal.SIGKILL)
+    job.process.kill()  # the shell of the script has become the launcher
     job.end()
     assert_nothing_lost(job.run_dir)
 

@@ -54,8 +54,8 @@ def test_nodes_are_counted_in_the_order_of_their_first_rank():
 def test_new_run_draws_a_seed_and_has_its_nodes(tmp_path):
     comm = Comm()
     comm.world_size = 4
-    plan, progress = plan_new(make_config(tmp_path), comm, [0, 0, 1, 1])
-    assert plan_new(make_config(tmp_path), comm, [0, 0, 1, 1])[1].seed != progress.seed
+    plan, progress = plan_new(make_config(tmp_path), comm, [0, 0, 1, 1], '')
+    assert plan_new(make_config(tmp_path), comm, [0, 0, 1, 1], '')[1].seed != progress.seed
     assert plan.nodes == (0, 0, 1, 1) and plan.config.run.seed == progress.seed
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size) == (0, 32, 32)
 
@@ -70,8 +70,8 @@ def test_refused_data_leaves_no_file(tmp_path):
 
 
 def test_all_ranks_of_a_new_run_have_the_layout_of_rank_0(tmp_path, monkeypatch):
-    monkeypatch.setattr(Comm, 'from_rank_0', lambda self, make: ['', 5, 'NHWC', make()[-1]])
-    plan, progress = plan_new(make_config(tmp_path), Comm(), [0])
+    monkeypatch.setattr(Comm, 'from_rank_0', lambda self, make: [5, 'NHWC', make()[-1]])
+    plan, progress = plan_new(make_config(tmp_path), Comm(), [0], '')
     assert plan.config.model.layout == progress.config['model']['layout'] == 'NHWC'
 
 
