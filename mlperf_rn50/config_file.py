@@ -155,7 +155,10 @@ def _known_data(folder: Path) -> dict[str, Any]:
 
 
 def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """Return the configuration from the tree of a file, then options. `where` names the file in messages."""
+    """Return the configuration of a file's tree, overridden by options; missing data sizes come from the manifest.
+
+    `where` names the file in messages.
+    """
     try:
         options = parse_config_options(parser, argv, parser.parse_object(tree, defaults=True))
         if not options.data.synthetic:

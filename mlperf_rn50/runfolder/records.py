@@ -50,7 +50,7 @@ class EvalRecord(Struct, tag_field='event', tag='eval', kw_only=True):
 
 
 class EpochRecord(Struct, tag_field='event', tag='epoch'):
-    """Bytes of training records that each host read in an epoch; new bytes are those read for the first time."""
+    """Bytes of training records that each host read in an epoch; new bytes are read for the first time."""
 
     epoch: Epoch
     record_bytes: Bytes

@@ -32,7 +32,7 @@ def latency_s(base: Base, costs: Costs) -> float:
 
 
 def _several_nodes_s(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[float, float]:
-    """Return the time of a step's exchange, and of the rest besides computing. A one-node step includes both."""
+    """Return the seconds of a step's exchange and the other seconds that several nodes add; (0, 0) on one node."""
     if layout.num_nodes == 1:
         return 0.0, 0.0
     members = _members(layout, link)

@@ -70,7 +70,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _unused(opt_name: str | None, decay: str | None) -> set[str]:
-    """Return the keys without effect for an optimizer and a decay, which are None if unknown."""
+    """Return the keys that have no effect with this optimizer and decay; None means unknown."""
     unused = {'schedule.step_epochs': decay != 'step', 'schedule.step_factor': decay != 'step',
               'schedule.end_lr': decay == 'step', 'schedule.poly_power': decay not in ('poly', None),
               'optimizer.lars_eta': opt_name != 'lars', 'optimizer.lars_epsilon': opt_name != 'lars'}
