@@ -162,8 +162,7 @@ def choose_batch(rows: Sequence[Prediction], local_batch_size: float) -> Predict
 def make_answer(request: PredictionRequest, source: Source) -> Answer:
     """Predict all requested layouts. Without accelerators, costs are 0, with the interval for another machine's set.
 
-    Speed-up and efficiency are those of report, from measured times where they are known. They are relative to the
-    source's layout, with its own batch if a batch is given.
+    Speed-up and efficiency are relative to the source's layout, with its own batch if a batch is given.
     """
     what_if, base, original = request.what_if, source.base, source
     costs = costs_without(base.run_set.round if base.run_set else None)
@@ -183,8 +182,8 @@ def make_answer(request: PredictionRequest, source: Source) -> Answer:
     batch, local = request.global_batch_size, what_if and what_if.local or request.local_batch_size or 0
     rows = [choose(nodes, per_node, batch or local * nodes * per_node) for nodes, per_node in request.splits]
     baseline = choose(base.num_nodes, base.layout.units_per_node, base.global_batch_size if batch or local else None)
-    if minutes := baseline.measured_minutes or baseline.minutes:
-        rows = [replace(r, speedup=(gain := minutes / (r.measured_minutes or r.minutes)),
+    if baseline.minutes:
+        rows = [replace(r, speedup=(gain := baseline.minutes / r.minutes),
                         efficiency=gain * base.num_units / r.layout.num_units) if r.minutes else r for r in rows]
     if what_if:
         rows = [replace(r, unchanged_step_s=old.step_s, unchanged_minutes=old.minutes) for r, old in zip(

@@ -127,7 +127,7 @@ class Prediction:
     interval: tuple[float, float] | None = None  # minutes at both ends of the 80 % interval
     node_hours: float | None = None
     cost: float | None = None
-    speedup: float | None = None  # time of the base's layout / time of this layout, measured if known
+    speedup: float | None = None  # minutes of the base's layout / minutes of this layout
     efficiency: float | None = None  # speedup / ratio of accelerators or ranks
     knowledge: Knowledge | None = None  # None for the base's layout, and from one node to one node
     measured_share: float | None = None  # share of the step from measurements, not from fitted costs

@@ -80,14 +80,16 @@ def _step_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
 
 
 def _sentence(p: Prediction) -> str:
-    """Return the answer for a layout."""
+    """Return the answer for a layout, with the range of its epochs."""
     if p.refusal:
         return f'{p.layout.name}, refused: {p.refusal}'
-    if not p.minutes or not p.interval or not p.layout.epochs:
+    if not p.minutes or not p.interval or not (epochs := p.layout.epochs):
         return f'{p.layout.name}, {_ms(p.step_s).text} ms per step, minutes unknown'
     spent = f'{figures_cell(p.node_hours).text} node-hours' if p.cost is None else f'cost {money(p.cost)}'
+    kind = ' (interpolated recipe)' if epochs.kind == 'interpolated' else ''
+    among = '' if epochs.low == epochs.high else f' ({epochs.low:g} to {epochs.high:g})'
     return (f'{p.layout.name}, {p.minutes:,.2f} min ({p.interval[0]:,.2f} to {p.interval[1]:,.2f}) at batch '
-            f'{p.layout.recipe.global_batch_size:,}, {p.layout.epochs.mean:.3g} epochs, {spent}')
+            f'{p.layout.recipe.global_batch_size:,}{kind}, {epochs.mean:.3g} epochs{among}, {spent}')
 
 
 def verdicts(answer: Answer) -> list[str]:
