@@ -52,9 +52,10 @@ def test_command_prints_its_help_without_packages(bare, words):
     assert files_of(folder) == before
 
 
-def test_version_is_printed_without_packages(bare):
+@pytest.mark.parametrize('script', ['local.sh', 'demo.sh'])
+def test_version_is_printed_without_packages(bare, script):
     folder, _, path = bare
     before = files_of(folder)
-    done = run([folder / 'launch/local.sh', '--version'], env={'PATH': path})
+    done = run([folder / 'launch' / script, '--version'], env={'PATH': path})
     assert done.returncode == 0 and done.stdout.startswith(f'mlperf-rn50 {__version__}') and done.stderr == ''
     assert 'MXNet not installed' in done.stdout and files_of(folder) == before
