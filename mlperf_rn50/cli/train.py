@@ -10,6 +10,7 @@ Options override the --config file, which overrides the defaults. A resumed run 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.cli.parsers import add_run_options, config_parser
+from mlperf_rn50.cli.terminal import width_of
 from mlperf_rn50.errors import EXIT_CODES, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
@@ -80,12 +82,19 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
     ranks = options.ranks or config_world_size(config) or 1
     plan = make_plan(config, ranks)
     gpus = query_gpus('name') if config.train.device == 'gpu' else []
-    time = expected_time(config, ranks, plan.max_epochs, gpus[0]['name'] if gpus else None)
-    print(cfg.render_yaml(config, only_changed=True) + '\n'.join([
-        render_plan(plan), *[f'time                  {time}'] * bool(time),
-        *(f'warning: {text}' for text in find_deviations(config, ranks))]), flush=True)
-    print(f'data                  {_data_text(config.data)}')
+    time = expected_time(config, ranks, [*plan.eval_epochs, plan.max_epochs], gpus[0]['name'] if gpus else None)
+    _print_lines(cfg.render_yaml(config, only_changed=True), 2)
+    _print_lines(render_plan(plan) + f'\ntime                  {time}' * bool(time))
+    _print_lines('\n'.join(f'warning: {text}' for text in find_deviations(config, ranks)), 2)
+    _print_lines(f'data                  {_data_text(config.data)}')
     return EXIT_OK
+
+
+def _print_lines(text: str, indent: int = 22) -> None:
+    """Print lines, wrapped on a terminal."""
+    from mlperf_rn50.table import wrap_line
+    for line in text.splitlines():
+        print(wrap_line(line, width_of(sys.stdout), ' ' * indent), flush=True)
 
 
 def _data_text(data: DataConfig) -> str:

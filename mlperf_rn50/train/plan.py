@@ -5,7 +5,7 @@ from itertools import groupby
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.text import some
+from mlperf_rn50.text import plural, some
 from mlperf_rn50.train.schedule import learning_rate
 
 
@@ -68,6 +68,11 @@ class Plan:
         """Check whether an epoch, counted from 0, ends with an evaluation; the last one does in the open division."""
         t, is_last = self.config.train, epoch == self.max_epochs - 1
         return epoch % t.eval_period == t.eval_offset or is_last and self.config.run.submission_division == 'open'
+
+    @property
+    def eval_epochs(self) -> list[int]:
+        """Epochs that end with an evaluation, counted from 1."""
+        return [e + 1 for e in range(self.max_epochs) if self.is_eval_epoch(e)]
 
     def block_epochs(self, epoch: int) -> int:
         """Return the number of epochs from an epoch, counted from 0, to the next evaluation or the end of the run."""
@@ -145,7 +150,6 @@ def _render_rates(plan: Plan) -> str:
 def render_plan(plan: Plan) -> str:
     """Return the plan as text."""
     c, train, val = plan.config, plan.train_shard(), plan.eval_shard()
-    evals = [str(e + 1) for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
     lines = [
         f'data set              {c.data.dataset}{" (synthetic images)" if c.data.synthetic else ""}: '
         f'{c.data.num_train:,} training, {c.data.num_val:,} validation images, {c.data.num_classes} classes',
@@ -160,7 +164,8 @@ def render_plan(plan: Plan) -> str:
         f'{val.num_padded} validation positions (not counted)',
         f'last step             learning rate x {plan.fraction(plan.steps_per_epoch - 1):.4g}, its filled part',
         f'target                Top-1 >= {c.train.target_accuracy} on {c.data.dataset}',
-        f'aborts after          {plan.max_epochs} epochs, {plan.max_epochs * plan.steps_per_epoch} steps',
-        f'evaluations           after epochs {some(evals, 5)} (counted from 1)',
+        f'aborts after          {plural(plan.max_epochs, "epoch")}, '
+        f'{plural(plan.max_epochs * plan.steps_per_epoch, "step")}',
+        f'evaluated epochs      {some(plan.eval_epochs, 5)} (counted from 1)',
         f'learning rate         {_render_rates(plan)} (epochs: first step .. last step)']
     return '\n'.join(lines)

@@ -18,8 +18,8 @@ def changed(**keys):
     return replace(DGX1, **{section: replace(getattr(DGX1, section), **values) for section, values in keys.items()})
 
 
-def text_of(config=DGX1, num_ranks=8, gpu=None):
-    return differences.expected_time(config, num_ranks, 100, gpu)
+def text_of(config=DGX1, num_ranks=8, gpu=None, last_epochs=(63, 100)):
+    return differences.expected_time(config, num_ranks, last_epochs, gpu)
 
 
 def test_interval_is_from_the_fastest_and_the_slowest_published_system(monkeypatch):
@@ -29,12 +29,19 @@ def test_interval_is_from_the_fastest_and_the_slowest_published_system(monkeypat
     fast, slow = sorted((63 * 8 * dgx1.time_s / 63 / 8, 63 * 16 * dgx2.time_s / dgx2.scored_epochs_mean / 8))
     speeds = [round(63 * IMAGENET_TRAIN / 8 / s) for s in (slow, fast)]
     assert text_of() == (
-        f'about {span(fast, slow)} on 8 V100 at {speeds[0]:,} to {speeds[1]:,} images/s each (2 published systems), if '
-        'it takes 63 epochs, as published v0.5 sets at batch 1,664 did')
+        f'about {span(fast, slow)} for 63 epochs on 8 V100 at {speeds[0]:,} to {speeds[1]:,} images/s each (2 '
+        'published systems); published v0.5 sets at batch 1,664 took 63 epochs')
+
+
+@pytest.mark.parametrize('last_epochs, expected', [
+    ((1,), '1 epoch'), ((61, 65, 69), '65 epochs'), ((61, 62), '62 epochs')])
+def test_epochs_are_those_after_which_the_run_may_end(last_epochs, expected):
+    assert f' for {expected} on 8 V100 ' in text_of(last_epochs=last_epochs)
 
 
 def test_without_a_followed_recipe_the_time_is_that_of_all_epochs():
-    assert text_of(changed(schedule={'base_lr': 9.0})).endswith('if it takes 100 epochs')
+    text = text_of(changed(schedule={'base_lr': 9.0}))
+    assert ' for 100 epochs on ' in text and text.endswith(' systems)')
 
 
 @pytest.mark.parametrize('config, gpu, expected', [

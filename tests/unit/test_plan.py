@@ -44,7 +44,7 @@ def test_closed_division_trains_the_epochs_after_its_last_evaluation():
     c = replace(config(local_batch_size=208, max_epochs=42), run=RunConfig(submission_division='closed'))
     plan = make_plan(c, 8)
     text = render_plan(plan)
-    assert 'after epochs 1, 5, 9, 13, 17 and 6 more (counted' in text and 'aborts after          42 epochs' in text
+    assert 'evaluated epochs      1, 5, 9, 13, 17 and 6 more (' in text and 'aborts after          42 epochs' in text
     assert (plan.block_epochs(37), plan.block_epochs(41)) == (4, 1)
     assert '17 and 7 more (counted' in render_plan(make_plan(replace(c, run=RunConfig()), 8))
     with pytest.raises(ConfigError, match='train.max_epochs: got 3, expected at least 4'):

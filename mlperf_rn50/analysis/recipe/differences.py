@@ -235,10 +235,11 @@ def _deviation(config: Config, key: str, recipes: Sequence[RecipeGroup], batch: 
             f'{100 * config.train.target_accuracy:.4g} % have {_values_text(recipes, key)}')
 
 
-def expected_time(config: Config, num_ranks: int, max_epochs: int, gpu: str | None) -> str:
+def expected_time(config: Config, num_ranks: int, last_epochs: Sequence[int], gpu: str | None) -> str:
     """Return the expected time of a run, from published systems with the same accelerator, or '' without such systems.
 
     Args:
+        last_epochs: epochs after which the run may end, in ascending order.
         gpu: name of this machine's GPU; None selects the one that run.submission_platform names.
     """
     batch, num_units = global_batch_size(config, num_ranks), -(-num_ranks // config.run.ranks_per_device)
@@ -251,9 +252,11 @@ def expected_time(config: Config, num_ranks: int, max_epochs: int, gpu: str | No
     if not speeds:
         return ''
     followed = find_followed(config, num_ranks)
-    epochs = sorted(e for p in followed for e in p.epochs) or [max_epochs]
-    source = followed and (f', as published {followed[0].generation} sets at batch '
-                           f'{range_text([p.recipe.global_batch_size for p in followed])} did')
-    return (f'about {span(epochs[0] * images / max(speeds), epochs[-1] * images / min(speeds))} on {num_units} {name} '
-            f'at {range_text([round(v) for v in speeds])} images/s each ({plural(len(speeds), "published system")}), '
-            f'if it takes {range_text(epochs)} epochs{source or ""}')
+    published = sorted(e for p in followed for e in p.epochs)
+    epochs = [next((end for end in last_epochs if end >= e), last_epochs[-1]) for e in published] or last_epochs[-1:]
+    source = followed and (
+        f'; published {followed[0].generation} sets at batch '
+        f'{range_text([p.recipe.global_batch_size for p in followed])} took {range_text(published)} epochs')
+    return (f'about {span(epochs[0] * images / max(speeds), epochs[-1] * images / min(speeds))} for '
+            f'{range_text(epochs)} epoch{"" if epochs[-1] == 1 else "s"} on {num_units} {name} at '
+            f'{range_text([round(v) for v in speeds])} images/s each ({plural(len(speeds), "published system")}){source or ""}')
