@@ -15,10 +15,12 @@ import yaml
 
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.config import SECTIONS
+from mlperf_rn50.config_text import type_text
 from mlperf_rn50.data.options import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from mlperf_rn50.errors import ConfigError, nearest, option_error
 from mlperf_rn50.files import parse_json, read_text
 from mlperf_rn50.parser import expand
+from mlperf_rn50.text import short
 
 if TYPE_CHECKING:
     import jsonargparse
@@ -122,6 +124,18 @@ def _join_paths(argv: Sequence[str]) -> list[str]:
     return list(argv)
 
 
+def _type_error(error: Exception, parser: jsonargparse.ArgumentParser) -> str:
+    """Return the parser's message in one line. For a wrong type: the key, the value found and the values expected."""
+    text = ' '.join(str(error).split())
+    found = re.fullmatch(r'Parser key "([\w.]+)".* value: (.*)', text)
+    action = next((a for a in parser._actions if found and a.dest == found[1] and hasattr(a, '_typehint')), None)
+    if not found or not action:
+        return text
+    article = 'a ' * (expected := type_text(action._typehint)).startswith(('whole', 'number', 'list'))
+    return (f'{found[1] if "." in found[1] else action.option_strings[0]}: got {short(found[2], 80)}, expected '
+            f'{article}{expected}')
+
+
 def parse_config_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
                          namespace: jsonargparse.Namespace | None = None) -> jsonargparse.Namespace:
     """Parse a command line with configuration options. Raise ConfigError for an unknown option or a wrong type."""
@@ -129,7 +143,7 @@ def parse_config_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str
         words = [w if w.rpartition('=')[2] == '~' else expand(w) for w in argv]  # ~ alone is null
         return parser.parse_args(_join_paths(words), namespace=namespace)
     except (ArgumentError, OverflowError) as e:  # OverflowError for an integer too large for a float
-        raise option_error(str(e), parser) from e
+        raise option_error(_type_error(e, parser), parser) from e
 
 
 def _expanded(name: str, value: Any) -> Any:
@@ -165,7 +179,7 @@ def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargpar
             known = _known_data(Path(options.data.dir).expanduser()) | tree.get('data', {})
             options = parse_config_options(parser, argv, parser.parse_object({**tree, 'data': known}, defaults=True))
     except (ArgumentError, RecursionError, OverflowError) as e:  # OverflowError: integer too large for a float
-        raise ConfigError(f'{where}: {" ".join(str(e).split())[:500]}') from e
+        raise ConfigError(f'{where}: {_type_error(e, parser)[:500]}') from e
     for section, key in _SHORT:
         if options[key] is not None:
             options[section][key] = options[key]

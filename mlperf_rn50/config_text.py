@@ -22,9 +22,10 @@ def meanings_of(section: type) -> dict[str, str]:
 def type_text(type_: Any) -> str:
     """Describe a type in YAML terms."""
     if get_origin(type_) is Literal:
-        return ', '.join(map(str, get_args(type_)))
+        return ' or '.join(', '.join(map(str, get_args(type_))).rsplit(', ', 1))
     if get_origin(type_) is tuple:
-        return f'list of {type_text(get_args(type_)[0])}s'
+        parts = get_args(type_)
+        return f'list of {"" if ... in parts else f"{len(parts)} "}{type_text(parts[0])}s'
     args = [a for a in get_args(type_) if a is not type(None)]
     return f'{type_text(args[0]).replace(" or ", ", ")} or null' if args else {
         bool: 'true or false', int: 'whole number', float: 'number', str: 'text'}[type_]

@@ -12,7 +12,7 @@ from helpers import ROOT
 PACKAGE = ROOT / 'mlperf_rn50'
 # Rooms from top to bottom; a module may import from its room and from lower rooms.
 ROOMS = [{'__main__'}, {'cli'}, {'bench', 'doctor', 'launch'}, {'train'}, {'analysis'},
-         {'mllog', 'data', 'model'}, {'system'}, {'config_file', 'config_text'}, {'config'},
+         {'mllog', 'data', 'model'}, {'system'}, {'config_file'}, {'config', 'config_text'},
          {'data.options', 'model.options', 'train.options'},  # declared in components and combined by config
          {'bounds', 'parser', 'runfolder', 'table'}, {'files', 'git', 'npz', 'text'}, {'errors'}]
 HEAVY = {'mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'sklearn', 'rich'}

@@ -259,4 +259,5 @@ def expected_time(config: Config, num_ranks: int, last_epochs: Sequence[int], gp
         f'{range_text([p.recipe.global_batch_size for p in followed])} took {range_text(published)} epochs')
     return (f'about {span(epochs[0] * images / max(speeds), epochs[-1] * images / min(speeds))} for '
             f'{range_text(epochs)} epoch{"" if epochs[-1] == 1 else "s"} on {num_units} {name} at '
-            f'{range_text([round(v) for v in speeds])} images/s each ({plural(len(speeds), "published system")}){source or ""}')
+            f'{range_text([round(v) for v in speeds])} images/s each '
+            f'({plural(len(speeds), "published system")}){source or ""}')
