@@ -128,12 +128,11 @@ def _type_error(error: Exception, parser: jsonargparse.ArgumentParser) -> str:
     """Return the parser's message in one line. For a wrong type: the key, the value found and the values expected."""
     text = ' '.join(str(error).split())
     found = re.fullmatch(r'Parser key "([\w.]+)".* value: (.*)', text)
-    action = next((a for a in parser._actions if found and a.dest == found[1] and hasattr(a, '_typehint')), None)
-    if not found or not action:
+    types = {a.dest: type_text(a._typehint) for a in parser._actions if hasattr(a, '_typehint')}
+    if not found or found[1] not in types:
         return text
-    article = 'a ' * (expected := type_text(action._typehint)).startswith(('whole', 'number', 'list'))
-    return (f'{found[1] if "." in found[1] else action.option_strings[0]}: got {short(found[2], 80)}, expected '
-            f'{article}{expected}')
+    article = 'a ' * (expected := types[found[1]]).startswith(('whole', 'number', 'list'))
+    return f'{"" if "." in found[1] else "--"}{found[1]}: got {short(found[2], 80)}, expected {article}{expected}'
 
 
 def parse_config_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],

@@ -1,6 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the scripts in launch/: if their first argument is --help, -h or --version, prints their header or the
-# version and ends them.
+# Sourced by the scripts in launch/: after --help or -h prints their header, after --version the version, and ends them.
 print_header() {
     sed -n '2,${/^#/!q;s/^# \{0,1\}//p}' "$0"
 }

@@ -164,8 +164,7 @@ def render_plan(plan: Plan) -> str:
         f'{val.num_padded} validation positions (not counted)',
         f'last step             learning rate x {plan.fraction(plan.steps_per_epoch - 1):.4g}, its filled part',
         f'target                Top-1 >= {c.train.target_accuracy} on {c.data.dataset}',
-        f'aborts after          {plural(plan.max_epochs, "epoch")}, '
-        f'{plural(plan.max_epochs * plan.steps_per_epoch, "step")}',
+        f'aborts after          {plural(plan.max_epochs, "epoch")}, {plan.max_epochs * plan.steps_per_epoch:,} steps',
         f'evaluated epochs      {some(plan.eval_epochs, 5)} (counted from 1)',
         f'learning rate         {_render_rates(plan)} (epochs: first step .. last step)']
     return '\n'.join(lines)
