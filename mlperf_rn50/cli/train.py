@@ -55,7 +55,7 @@ def parse_command(argv: Sequence[str]) -> tuple[Namespace, cfg.Config, Any, Sequ
 def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank
     from mlperf_rn50.launch.attempts import describe_unfinished
-    from mlperf_rn50.system.launcher_env import launched_rank, print_stderr, resume_command
+    from mlperf_rn50.system.launcher_env import launched_rank, print_stderr
     from mlperf_rn50.system.processor import check_precision, find_processor
     options, config, resume, allowed = parse_command(argv)
     if options.dry_run:
@@ -69,7 +69,7 @@ def run(argv: Sequence[str]) -> int:
         return EXIT_OK
     check_precision('train.precision', config.train.precision, find_processor())
     if not resume and not launched_rank() and (text := describe_unfinished(Path(config.run.dir))):
-        print_stderr(f'mlperf-rn50: {text}; to go on: {resume_command(Path(config.run.dir))}')
+        print_stderr(f'mlperf-rn50: {text}')
     return in_rank(lambda heartbeat: _train(config, resume, options.elastic, allowed, heartbeat), config, can_stop=True,
                    run_dir=resume[0].dir if resume else None)
 
@@ -137,7 +137,7 @@ def _render_end(end: Ended, run: RunFolder, config: cfg.Config) -> str:
     from mlperf_rn50.system.launcher_env import resume_command
     from mlperf_rn50.train.evaluate import data_label
     status = {'converged': 'converged', 'aborted': 'aborted: the target was not reached',
-              'interrupted': f'interrupted; resume with: {resume_command(run.dir)}'}[end.status]
+              'interrupted': f'interrupted; resume with: {resume_command(run.checkpoints)}'}[end.status]
     of_data = f'on {data_label(config.data)}, target {100 * config.train.target_accuracy:.2f} %'
     return '\n'.join([
         f'status              {status}',

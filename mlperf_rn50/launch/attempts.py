@@ -15,6 +15,7 @@ from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
 from mlperf_rn50.runfolder.records import Attempt
+from mlperf_rn50.system.launcher_env import resume_command
 
 MAX_STUCK = 3  # failed attempts without a newer checkpoint, after which the launcher gives up
 # After this many failures of a host in such attempts, --elastic excludes it. Only values below MAX_STUCK matter.
@@ -55,12 +56,13 @@ def end_of(lines: Sequence[ProgressRecord]) -> str | None:
 
 
 def describe_unfinished(folder: Path) -> str:
-    """Return which run of a folder can be resumed, and from which step; '' if the newest one is over or trains."""
-    run = newest_run(folder)
-    if run is None or end_of(read_metrics(run)) in OVER or is_locked(run.lock) or (
-            step := newest_step(run.checkpoints)) < 0:
-        return ''
-    return f'run {run.index} here was interrupted at step {step}'
+    """Return which run of a folder can be resumed, and the command; '' if all are over, train or lack a checkpoint."""
+    for run in (RunFolder(folder, number) for number in sorted(run_numbers(folder), reverse=True)):
+        step = newest_step(run.checkpoints)
+        if step >= 0 and end_of(read_metrics(run)) not in OVER and not is_locked(run.lock):
+            return (f'run {run.index} here was interrupted at step {step}; this command starts another run; to resume '
+                    f'run {run.index} instead: {resume_command(run.checkpoints, is_newest=False)}')
+    return ''
 
 
 def read_progress(folder: Path) -> RunProgress:

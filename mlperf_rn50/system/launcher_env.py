@@ -4,6 +4,7 @@ import platform
 import re
 import shlex
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
@@ -54,14 +55,24 @@ def launched_local() -> tuple[int, int]:
     return rank or 0, size or 1
 
 
-def resume_command(run_dir: Path) -> str:
-    """Return the command line that resumes the newest run of a folder in the way in which this program was started."""
+def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
+    """Return the command line that resumes a run, if possible in the way in which this program was started.
+
+    is_newest: whether the run is the newest one of its folder, which is the only one that launchers resume.
+    """
     num_ranks = os.environ.get('OMPI_COMM_WORLD_SIZE')  # of mpirun without a launcher
-    words = shlex.split(os.environ.get(COMMAND) or f'mpirun -np {num_ranks} ' * bool(num_ranks) + 'mlperf-rn50 train')
-    for i, (program, command) in enumerate(zip(words, words[1:])):
-        if os.path.basename(program) == 'mlperf-rn50' and command == 'train':
-            return shlex.join([*words[:i + 2], '--resume', str(run_dir)])
-    return shlex.join([*words, *(['--resume'] if '--resume' not in words else [])])  # a launcher
+    typed = shlex.join(['mlperf-rn50', 'train', *sys.argv[2:]])
+    words = shlex.split(os.environ.get(COMMAND) or f'mpirun -np {num_ranks} ' * bool(num_ranks) + typed)
+    place = next((i for i in range(2, len(words) + 1)
+                  if os.path.basename(words[i - 2]) == 'mlperf-rn50' and words[i - 1] == 'train'), 0)
+    if is_newest and not place:
+        return shlex.join([*words, *(['--resume'] if '--resume' not in words else [])])  # a launcher
+    hosts = ['--hosts', 'HOSTS'] if launched_local()[1] < (launched_size() or 1) else []
+    start = words[:place] or ['launch/ranks.sh', *hosts, str(launched_local()[1]), 'mlperf-rn50', 'train']
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument('--resume')
+    given, changes = parser.parse_known_args(words[place or len(words):])  # the run folder keeps no changes of a resume
+    return shlex.join([*start, '--resume', str(checkpoints), *(changes if given.resume else [])])
 
 
 def rank_name() -> str:

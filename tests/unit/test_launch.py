@@ -32,6 +32,7 @@ from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
 from mlperf_rn50.system import signals as stop_signals
+from mlperf_rn50.system.launcher_env import COMMAND
 from mlperf_rn50.train.options import CommConfig
 
 
@@ -153,7 +154,10 @@ def keep(run, step):
     (run.checkpoints / f'step_{step:08d}').mkdir(parents=True)
 
 
-def test_newest_run_that_can_be_resumed_is_named(tmp_path):
+def test_newest_run_that_can_be_resumed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv(COMMAND, 'launch/ranks.sh 2 mlperf-rn50 train')
+    expected = ('run 1 here was interrupted at step 24; this command starts another run; to resume run 1 instead: '
+                f'launch/ranks.sh 2 mlperf-rn50 train --resume {tmp_path}/checkpoints_1')
     assert attempts.describe_unfinished(tmp_path / 'none') == ''
     begin(tmp_path)
     run = begin(tmp_path, 1)
@@ -162,9 +166,10 @@ def test_newest_run_that_can_be_resumed_is_named(tmp_path):
     with closing(FileLock(run.lock)) as lock:
         lock.take()
         assert attempts.describe_unfinished(tmp_path) == ''  # it runs
-    assert attempts.describe_unfinished(tmp_path) == 'run 1 here was interrupted at step 24'  # killed
+    assert attempts.describe_unfinished(tmp_path) == expected  # killed
     write(run, {'event': 'end', 'status': 'interrupted'})
-    assert attempts.describe_unfinished(tmp_path) == 'run 1 here was interrupted at step 24'
+    begin(tmp_path, 2)  # without a checkpoint
+    assert attempts.describe_unfinished(tmp_path) == expected
     write(run, {'event': 'end', 'status': 'converged'})
     assert attempts.describe_unfinished(tmp_path) == ''
 

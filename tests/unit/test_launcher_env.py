@@ -35,18 +35,29 @@ def test_variable_without_a_number_is_named(monkeypatch, text):
 
 
 @pytest.mark.parametrize('variables, expected', [
-    ({}, 'mlperf-rn50 train --resume runs/a'),
-    ({'OMPI_COMM_WORLD_SIZE': '2'}, 'mpirun -np 2 mlperf-rn50 train --resume runs/a'),
+    ({}, 'mlperf-rn50 train --resume runs/checkpoints'),
+    ({'OMPI_COMM_WORLD_SIZE': '2'}, 'mpirun -np 2 mlperf-rn50 train --resume runs/checkpoints'),
     ({COMMAND: r'launch/mpirun.sh --hosts h1\,h2 --config my\ c.yaml '},
      "launch/mpirun.sh --hosts h1,h2 --config 'my c.yaml' --resume"),
     ({COMMAND: 'launch/local.sh --resume --run-dir x'}, 'launch/local.sh --resume --run-dir x'),
     ({COMMAND: 'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --config c'},
-     'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --resume runs/a')])
+     'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --resume runs/checkpoints'),
+    ({COMMAND: 'launch/ranks.sh 2 mlperf-rn50 train --train.max_epochs 9 --resume=runs --elastic'},
+     'launch/ranks.sh 2 mlperf-rn50 train --resume runs/checkpoints --train.max_epochs 9 --elastic')])
 def test_resume_command_is_that_of_the_user(monkeypatch, variables, expected):
     monkeypatch.delenv(COMMAND, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert launcher_env.resume_command(Path('runs/a')) == expected
+    assert launcher_env.resume_command(Path('runs/checkpoints')) == expected
+
+
+@pytest.mark.parametrize('num_local, hosts', [('2', ''), ('1', '--hosts HOSTS ')])
+def test_command_for_an_older_run_names_it_because_launchers_resume_the_newest(monkeypatch, num_local, hosts):
+    monkeypatch.setenv(COMMAND, 'launch/local.sh --config c --resume')
+    monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '2')
+    monkeypatch.setenv('OMPI_COMM_WORLD_LOCAL_SIZE', num_local)
+    assert launcher_env.resume_command(Path('runs/checkpoints'), is_newest=False) == (
+        f'launch/ranks.sh {hosts}{num_local} mlperf-rn50 train --resume runs/checkpoints')
 
 
 def test_binding_accepts_nested_threads_and_refuses_an_invalid_number():

@@ -180,9 +180,13 @@ def test_only_rank_0_reads_a_checkpoint_and_shares_it(run, monkeypatch):
 def test_converged_run_is_not_resumed_and_its_log_is_unchanged(run):
     RunLog(run.result, None, is_resumed=True).run_stop('converged')
     log = run.result.read_bytes()
-    with pytest.raises(UserError, match='a run that reached its target; there is nothing to resume'):
+    with pytest.raises(UserError, match='a run that reached its target; there is nothing to resume$'):
         load_resumption(Comm(), run, run.checkpoints)
     assert run.result.read_bytes() == log
+    older = run.checkpoints.rename(run.dir / 'checkpoints_1')
+    RunFolder(run.dir, 1).result.touch()
+    with pytest.raises(UserError, match=f'nothing to resume; run 1 has not: mlperf-rn50 train --resume {older}$'):
+        load_resumption(Comm(), run, run.checkpoints)
 
 
 def test_damaged_checkpoint_is_put_aside_only_when_an_older_one_is_restored(run):

@@ -8,7 +8,8 @@ from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.files import no_link, temporaries_in
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read.reader import read_events
-from mlperf_rn50.runfolder.names import RunFolder, folder_index, is_checkpoint_name, list_checkpoints
+from mlperf_rn50.runfolder.names import RunFolder, folder_index, is_checkpoint_name, list_checkpoints, run_numbers
+from mlperf_rn50.system.launcher_env import resume_command
 from mlperf_rn50.train.checkpoint import checkpoint
 
 
@@ -54,9 +55,16 @@ def is_checkpoint(path: Path) -> bool:
     return is_checkpoint_name(path.name) or (path / 'state.json').exists()
 
 
+def _has_converged(run: RunFolder) -> bool:
+    return any(e.key == 'run_stop' and e.metadata.get('status') == 'success'
+               for _, e in read_events(run.result) if isinstance(e, LogEvent))
+
+
 def check_unfinished(run: RunFolder) -> None:
-    """Raise UserError for a run that has reached its target."""
-    if any(e.key == 'run_stop' and e.metadata.get('status') == 'success'
-           for _, e in read_events(run.result) if isinstance(e, LogEvent)):
+    """Raise UserError for a run that has reached its target; name the newest run of the folder that has not."""
+    if _has_converged(run):
+        runs = (RunFolder(run.dir, number) for number in sorted(run_numbers(run.dir), reverse=True))
+        others = (f'; run {r.index} has not: {resume_command(r.checkpoints, is_newest=False)}' for r in runs
+                  if list_checkpoints(r.checkpoints) and not _has_converged(r))
         raise UserError(f'--resume: {run.result} is the log of a run that reached its target; there is nothing to '
-                        'resume')
+                        f'resume{next(others, "")}')
