@@ -2,7 +2,7 @@
 import difflib
 import re
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 EXIT_RESUMABLE = 75  # EX_TEMPFAIL of sysexits.h; the run can continue with --resume
@@ -60,11 +60,14 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return f'; did you mean {words[match[0]]}?' if match else ''
 
 
-def option_error(message: str, parser: ArgumentParser) -> ConfigError:
-    """Convert a parser's message to a one-line error that names the nearest option or the missing arguments."""
+def option_error(message: str, parser: ArgumentParser, more: Iterable[str] = ()) -> ConfigError:
+    """Convert a parser's message to a one-line error that names the nearest option or the missing arguments.
+
+    more: known options in addition to those of the parser.
+    """
     text, help_ = ' '.join(message.split()), f'; see {parser.prog} --help'
     if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
-        known = list(parser._option_string_actions)
+        known = [*parser._option_string_actions, *more]
         if m[1].endswith(('.yaml', '.yml')) and '--config' in known:
             return ConfigError(f'{m[1]}: unexpected argument; did you mean --config {m[1]}?')
         return ConfigError(f'{m[1]}: unknown option{nearest(m[1].partition("=")[0], known) or help_}')

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.parsers import command_parser
-from mlperf_rn50.errors import EXIT_OK, ConfigError
+from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
 from mlperf_rn50.launch.arguments import parse_arguments, ranks_parser
 from mlperf_rn50.launch.engines import CHECKOUT, ENGINES
 from mlperf_rn50.launch.kubernetes import options as kubernetes
@@ -65,9 +65,14 @@ def load_train_config(argv: Sequence[str]) -> Config:
 def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None = None) -> int:
     """Run a launcher with options; return its exit code."""
     engine = ENGINES[name]
-    options = parse_arguments(engine.make_parser(name), argv)  # before the imports, because --help needs no packages
+    parser = engine.make_parser(name)
+    options = parse_arguments(parser, argv)  # before the imports, because --help needs no packages
     from mlperf_rn50.cli import train
     from mlperf_rn50.launch.launcher import Launcher
+    known = train.make_parser()._option_string_actions
+    for word in options.train:
+        if word.startswith('--') and word.partition('=')[0] not in known:
+            raise option_error(f'unrecognized arguments: {word}', parser, known)
     if options.only_prints:
         return train.run(options.as_train)
     if engine.in_slurm and os.environ.get('SLURM_RESTART_COUNT', '0') != '0':

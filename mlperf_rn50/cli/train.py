@@ -141,7 +141,7 @@ def _render_end(end: Ended, run: RunFolder, config: cfg.Config) -> str:
     of_data = f'on {data_label(config.data)}, target {100 * config.train.target_accuracy:.2f} %'
     return '\n'.join([
         f'status              {status}',
-        f'best Top-1          {100 * end.best_top1:.2f} % {of_data}',
+        f'best Top-1          {end.best_text} {of_data}',
         f'epochs to converge  {end.epochs_to_converge or "none"}',
         f'time to train       {end.time_s:.1f} s{"" if end.epochs_to_converge else " so far"}',
         f'throughput          {end.images_per_s:.0f} images/s in training',

@@ -96,7 +96,8 @@ def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, past: S
     if attempt.end is not None:
         return EXIT_CODES[attempt.end], ''
     if is_stop_requested:
-        return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED, ''
+        return (EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED,
+                '' if attempt.gained else 'stopped; this start wrote no checkpoint')
     if attempt.exit_code == EXIT_USAGE or restarts_left < 1:
         return EXIT_USAGE if attempt.exit_code == EXIT_USAGE else EXIT_FAILED, ''
     reason = '' if can_exclude else give_up_reason(past)

@@ -20,7 +20,7 @@ from mlperf_rn50.system.launcher_env import launched_size, print_stderr
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 # Signals that end a program without state to save. SIGUSR1, a launcher's stop request, is for programs with state.
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-STOPPING = 'mlperf-rn50: stopping after this step, with a checkpoint; Ctrl-C again: at once, without one'
+STOPPING = 'mlperf-rn50: stopping; a run that has trained writes a checkpoint first; Ctrl-C again: at once, without one'
 # One Ctrl-C may arrive twice, from the terminal for the process group and from the launcher. Only a later one counts.
 _SECOND_CTRL_C_S = 1.0
 _END_LIMIT_S = 2.0  # time for a program without state to end after a stop request

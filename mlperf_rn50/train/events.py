@@ -178,6 +178,10 @@ class Ended(Event, frozen=True):
     best_top1: float
     images_per_s: float
 
+    @property
+    def best_text(self) -> str:
+        return f'{100 * self.best_top1:.2f} %' if self.best_top1 else 'no evaluation above 0 % yet'
+
 
 class Sink(Protocol):
     """Recorder or display of events; it does not influence the run."""

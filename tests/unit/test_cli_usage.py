@@ -37,6 +37,8 @@ PRICE = 'expected a number above 0 and at most 1e9, such as 3.5'
     ('launch local --seeds 0', '--seeds: got 0, expected a whole number, 1 or more'),
     ('launch local --nodes', '--nodes: expected one argument; see mlperf-rn50 launch local --help'),
     (f'launch local --config {CONFIG} --train.max_epoch 1', '--train.max_epoch: unknown option; did you mean'),
+    (f'launch local --config {CONFIG} --ranks-per-nodes 2', 'unknown option; did you mean --ranks-per-node?'),
+    (f'launch mpirun --config {CONFIG} --host h1', '--host: unknown option; did you mean --hosts?'),
     ('launch mpi', "invalid choice: 'mpi' (choose from 'local', 'mpirun', "),
     ('launch kubernetes --image x', '--volume CLAIM:PATH'), ('launch ranks 2', 'PROGRAM: missing'),
     ('launch ranks 0 true', 'RANKS: got 0, expected a whole number, 1 or more'),

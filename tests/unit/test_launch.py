@@ -183,6 +183,12 @@ def test_attempt_without_a_run_is_recorded(tmp_path):
         1, 1, None, gained=False, can_resume=False, place='step 0, start-up')
 
 
+def test_stop_without_a_checkpoint_is_reported():
+    def judge(gained):
+        return attempts.judge(Attempt(None, 1, None, gained, gained), True, 0, [])
+    assert judge(gained=False) == (1, 'stopped; this start wrote no checkpoint') and judge(gained=True) == (75, '')
+
+
 def test_progress_counts_images_if_the_batch_size_changes(tmp_path):
     run = begin(tmp_path)
     keep(run, 100)

@@ -10,6 +10,7 @@ from lines import write_set
 from made_systems import studies_of
 
 from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
+from mlperf_rn50.analysis.report.refs import study_heading
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 
 HOSTILE = '<script>alert(1)</script>|`=1+1\x1b[31m"'
@@ -23,6 +24,12 @@ def studies(tmp_path):
     write_set(tmp_path / 'sweep/2x4', 2, nodes=2, ranks=8, batch=128, epoch_s=40.0, **keys,
               status=lambda k: 'success' if k else None, accuracies=lambda k: (0.5, 0.76) if k else (0.25,))
     return studies_of(tmp_path)
+
+
+def test_title_names_every_target_of_a_set(tmp_path):
+    write_set(tmp_path / 'x', 2, target=lambda k: (0.6, 0.9)[k])
+    [study] = studies_of(tmp_path / 'x')
+    assert 'time to 60.00 % or 90.00 % Top-1 on ' in study_heading(study)
 
 
 def rows_of(text):

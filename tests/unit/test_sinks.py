@@ -64,6 +64,11 @@ def test_terminal_shows_a_bar_with_the_time_left(monkeypatch, capsys):
     assert re.search(r'epoch 1:\s+60%\|.*3/5 \[\d+:\d+<\d+:\d+.*100 img/s, loss 1.500, lr 0.1', capsys.readouterr().err)
 
 
+@pytest.mark.parametrize('best, text', [(0.0, 'no evaluation above 0 % yet'), (0.749, '74.90 %')])
+def test_end_of_a_run_without_an_evaluation_shows_no_accuracy(best, text):
+    assert events.Ended('interrupted', None, 1.0, best, 8.0).best_text == text
+
+
 def test_tensorboard_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb', buffering=0))
     with pytest.raises(StorageError, match=f'{tmp_path}/tensorboard: cannot write: No space left'):

@@ -47,8 +47,8 @@ def study_command(study: Study) -> str:
 
 
 def study_heading(study: Study) -> str:
-    target = study.baseline.target_accuracy
-    goal = f'time to {100 * target:.2f} % Top-1' if target is not None else 'target not logged,'
+    targets = {f'{100 * r.target_accuracy:.2f} %' for r in study.baseline.runs if r.target_accuracy is not None}
+    goal = f'time to {" or ".join(sorted(targets))} Top-1' if targets else 'target not logged,'
     return f'{study.name}: {goal} on {data_name(study.baseline.other_dataset)}'
 
 

@@ -57,7 +57,7 @@ class Terminal:
             case events.Ended():
                 self._end_bar()
                 if event.status != 'failed':  # the error message reports a failure
-                    self._print(f'{event.status} after {event.time_s:.1f} s, best Top-1 {100 * event.best_top1:.2f} % '
+                    self._print(f'{event.status} after {event.time_s:.1f} s, best Top-1 {event.best_text} '
                                 f'on {self._dataset}')
 
     def _print(self, text: str) -> None:
