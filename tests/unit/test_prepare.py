@@ -5,6 +5,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import tarfile
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -87,10 +88,16 @@ def test_second_preparation_changes_nothing(pictures, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     capsys.readouterr()
     assert prepare(*arguments) == 0 and capsys.readouterr().out == (
-        f'{out}: source is already prepared\nnext: launch/local.sh --config {out}/train.yaml --ranks-per-node 2\n')
+        f'{out}: source is already prepared; to prepare it again, remove this folder or use another --out\n'
+        f'next: launch/local.sh --config {out}/train.yaml --ranks-per-node 2\n')
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
     with pytest.raises(DataError, match='contains source, expected digits; use a new folder'):
         prepare('digits', '--out', out)
+    shutil.copy(next((pictures / 'train/n01').iterdir()), pictures / 'train/n01/more.png')
+    with pytest.raises(DataError, match='got 7 training and . validation images of 2 classes, expected those in --out: 6'):
+        prepare(*arguments)
+    shutil.rmtree(pictures)
+    assert prepare(*arguments) == 0
 
 
 @pytest.mark.parametrize('other, is_damaged, num_kept', [

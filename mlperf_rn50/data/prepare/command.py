@@ -183,7 +183,9 @@ def prepare(options: Namespace) -> int:
         name = options.name or (source if source != IMAGENET else name)  # other images must not count as ImageNet
     try:
         if is_prepared(out, name):
-            print(f'{out}: {name} is already prepared')
+            print(f'{out}: {name} is already prepared; to prepare it again, remove this folder or use another --out')
+            if options.dataset == 'folder':
+                _check_same(load_manifest(out), options, name)
         else:
             _prepare_new(options, out, name, num_workers)
         if is_own and name != IMAGENET:
@@ -192,6 +194,18 @@ def prepare(options: Namespace) -> int:
         raise DataError(f'--out: {e.filename or out}: {e.strerror}; {describe_disk(out)}; free space or fix the '
                         'permissions, then run prepare again (it keeps finished parts)') from e
     return EXIT_OK
+
+
+def _check_same(manifest: dict, options: Namespace, name: str) -> None:
+    """Raise DataError if a folder of images, unless it is gone, has other classes or numbers of images than prepared."""
+    if Path(options.source or '').is_dir():
+        found, skipped = find_dataset(options, name), {*manifest['skipped']}
+        sizes = [sum(s.name not in skipped for s in samples) for samples in (found.train, found.validation)]
+        before = [manifest['splits'][split]['num_images'] for split in ('train', 'validation')]
+        if (sizes, found.classes) != (before, manifest['classes']):
+            raise DataError('--source: got {:,} training and {:,} validation images of {} classes, expected those in '
+                            '--out: {:,} and {:,} of {}; remove that folder or use another one'.format(
+                                *sizes, len(found.classes), *before, len(manifest['classes'])))
 
 
 def _prepare_new(options: Namespace, out: Path, name: str, num_workers: int) -> None:
