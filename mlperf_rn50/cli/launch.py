@@ -70,9 +70,8 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
     from mlperf_rn50.cli import train
     from mlperf_rn50.launch.launcher import Launcher
     known = train.make_parser()._option_string_actions
-    for word in options.train:
-        if word.startswith('--') and word.partition('=')[0] not in known:
-            raise option_error(f'unrecognized arguments: {word}', parser, known)
+    if wrong := [w for w in options.train if w.startswith('--') and w.partition('=')[0] not in known]:
+        raise option_error(f'unrecognized arguments: {wrong[0]}', parser, known)
     if options.only_prints:
         return train.run(options.as_train)
     if engine.in_slurm and os.environ.get('SLURM_RESTART_COUNT', '0') != '0':

@@ -23,7 +23,7 @@ from mlperf_rn50.launch.engines import CHECKOUT, Engine, environment, nodes_of_s
 from mlperf_rn50.launch.hosts import check_ranks, common_slots, silent_hosts
 from mlperf_rn50.launch.process import HOST_LOST, LAUNCHER_SIGNALS, as_child, processes_of, run_engine
 from mlperf_rn50.launch.supervisor import Placement, Supervisor
-from mlperf_rn50.runfolder.locks import FileLock
+from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, FileLock
 from mlperf_rn50.runfolder.records import Failure, note_failure, read_attempts
 from mlperf_rn50.system.launcher_env import resume_command
 from mlperf_rn50.system.mpi_session import SETTING_FILES, SHARED_MEMORY, mpi_settings, no_room, reason_of, tmp_dir
@@ -198,7 +198,7 @@ class Launcher:
 def folder_lock(folder: Path) -> Iterator[None]:
     """Lock a run folder for one launcher; remove the folders created here if they stay empty."""
     made = [p for p in (folder, *folder.parents) if not p.exists()]  # deepest first
-    lock = FileLock(folder / '.launcher.lock')
+    lock = FileLock(folder / LAUNCHER_LOCK)
     with writing_folder(folder, '--run-dir'):
         folder.mkdir(parents=True, exist_ok=True)
         is_taken = lock.take()

@@ -10,6 +10,8 @@ from typing import BinaryIO
 
 from mlperf_rn50.files import no_link, regular_file
 
+LAUNCHER_LOCK = '.launcher.lock'  # in the run folder, held by its launcher
+
 
 class FileLock:
     """A lock on a file, which is created if missing."""

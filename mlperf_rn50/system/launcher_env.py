@@ -56,10 +56,7 @@ def launched_local() -> tuple[int, int]:
 
 
 def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
-    """Return the command line that resumes a run, if possible in the way in which this program was started.
-
-    is_newest: whether the run is the newest one of its folder, which is the only one that launchers resume.
-    """
+    """Return the command line that resumes a run; launchers resume only the newest run of a folder."""
     num_ranks = os.environ.get('OMPI_COMM_WORLD_SIZE')  # of mpirun without a launcher
     typed = shlex.join(['mlperf-rn50', 'train', *sys.argv[2:]])
     words = shlex.split(os.environ.get(COMMAND) or f'mpirun -np {num_ranks} ' * bool(num_ranks) + typed)
@@ -67,8 +64,9 @@ def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
                   if os.path.basename(words[i - 2]) == 'mlperf-rn50' and words[i - 1] == 'train'), 0)
     if is_newest and not place:
         return shlex.join([*words, *(['--resume'] if '--resume' not in words else [])])  # a launcher
-    hosts = ['--hosts', 'HOSTS'] if launched_local()[1] < (launched_size() or 1) else []
-    start = words[:place] or ['launch/ranks.sh', *hosts, str(launched_local()[1]), 'mlperf-rn50', 'train']
+    num_local = launched_local()[1]
+    ranks = [*(['--hosts', 'HOSTS'] if num_local < (launched_size() or 1) else []), str(num_local)]
+    start = words[:place] or ['launch/ranks.sh', *ranks, 'mlperf-rn50', 'train']
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument('--resume')
     given, changes = parser.parse_known_args(words[place or len(words):])  # the run folder keeps no changes of a resume

@@ -13,7 +13,7 @@ from mlperf_rn50.analysis.watch.follower import Follower
 from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, Node, to_json
 from mlperf_rn50.runfolder.jsonl import Tail
 from mlperf_rn50.runfolder.locks import FileLock
-from mlperf_rn50.runfolder.names import RunFolder, find_run_folders
+from mlperf_rn50.runfolder.names import find_run_folders
 
 
 def look(folder, now_s=NOW_S):
@@ -51,10 +51,11 @@ def test_run_without_an_epoch_is_starting_and_has_no_foreign_data_or_target(tmp_
     assert [fact.name for fact in facts_of(run)] == ['status']
 
 
-def test_interrupted_run_whose_lock_was_taken_again_is_resuming(tmp_path):
+@pytest.mark.parametrize('name', ['.run_0.lock', '.launcher.lock'])
+def test_interrupted_run_whose_lock_was_taken_again_is_starting(tmp_path, name):
     folder = write_live(tmp_path, status='aborted')
     assert look(folder).status == 'aborted'
-    with closing(FileLock(RunFolder(folder, 0).lock)) as lock:
+    with closing(FileLock(folder / name)) as lock:
         lock.take()
         assert shown(look(folder), 'status', 'is_over') == ('starting', False)
         os.utime(lock.path, (NOW_S - 9,) * 2)  # the lock of the run itself, before its last line

@@ -94,7 +94,7 @@ def test_second_preparation_changes_nothing(pictures, tmp_path, capsys):
     with pytest.raises(DataError, match='contains source, expected digits; use a new folder'):
         prepare('digits', '--out', out)
     shutil.copy(next((pictures / 'train/n01').iterdir()), pictures / 'train/n01/more.png')
-    with pytest.raises(DataError, match='got 7 training and . validation images of 2 classes, expected those in --out: 6'):
+    with pytest.raises(DataError, match=r'got \[7, 4\] images of 2 classes, expected \[6, 4\] of 2, as in --out'):
         prepare(*arguments)
     shutil.rmtree(pictures)
     assert prepare(*arguments) == 0

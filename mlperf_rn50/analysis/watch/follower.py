@@ -26,7 +26,7 @@ from mlperf_rn50.mllog.read.resolve import age_s
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
 from mlperf_rn50.runfolder.jsonl import Tail, decode
-from mlperf_rn50.runfolder.locks import is_locked
+from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, is_locked
 from mlperf_rn50.runfolder.names import RunFolder, find_telemetry, host_of, list_checkpoints, run_number, step_of
 from mlperf_rn50.runfolder.records import Epochs, MetricsRecord, ResumedRecord, TelemetryRecord, read_attempts
 from mlperf_rn50.text import printable
@@ -126,9 +126,11 @@ class Follower:
             return replace(state, status=STARTING, note='starting')
         state = replace(state, energy=self._used_energy(run), max_epochs=_max_epochs(paths.config))
         state = _live_run(state, run, self._history, ages.get(metrics))
-        if state.has_end and run.status != 'converged' and is_locked(paths.lock) and (
-                age_s(paths.lock, now_s) or 0.0) < ages.get(paths.result, 0.0):  # taken after the last line of the log
-            state = replace(state, status=STARTING, note=f'resuming from step {state.checkpoints.step}')
+        locks = (path for path in (paths.lock, self.folder / LAUNCHER_LOCK) if is_locked(path))
+        # The lock of a launcher that makes several runs, or of this run itself, was taken before the log's last line.
+        if state.has_end and run.status != 'converged' and any(
+                (age_s(path, now_s) or 0.0) < ages.get(paths.result, 0.0) for path in locks):
+            state = replace(state, status=STARTING, note='starting: this run resumes, or another one begins')
         return state
 
 

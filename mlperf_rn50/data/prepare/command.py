@@ -184,7 +184,7 @@ def prepare(options: Namespace) -> int:
     try:
         if is_prepared(out, name):
             print(f'{out}: {name} is already prepared; to prepare it again, remove this folder or use another --out')
-            if options.dataset == 'folder':
+            if options.dataset == 'folder' and Path(options.source or '').is_dir():
                 _check_same(load_manifest(out), options, name)
         else:
             _prepare_new(options, out, name, num_workers)
@@ -197,15 +197,13 @@ def prepare(options: Namespace) -> int:
 
 
 def _check_same(manifest: dict, options: Namespace, name: str) -> None:
-    """Raise DataError if a folder of images, unless it is gone, has other classes or numbers of images than prepared."""
-    if Path(options.source or '').is_dir():
-        found, skipped = find_dataset(options, name), {*manifest['skipped']}
-        sizes = [sum(s.name not in skipped for s in samples) for samples in (found.train, found.validation)]
-        before = [manifest['splits'][split]['num_images'] for split in ('train', 'validation')]
-        if (sizes, found.classes) != (before, manifest['classes']):
-            raise DataError('--source: got {:,} training and {:,} validation images of {} classes, expected those in '
-                            '--out: {:,} and {:,} of {}; remove that folder or use another one'.format(
-                                *sizes, len(found.classes), *before, len(manifest['classes'])))
+    """Raise DataError if a folder of images has other classes or numbers of images than when it was prepared."""
+    found, skipped = find_dataset(options, name), {*manifest['skipped']}
+    now = [sum(s.name not in skipped for s in samples) for samples in (found.train, found.validation)]
+    before = [split['num_images'] for split in manifest['splits'].values()]
+    if (now, found.classes) != (before, manifest['classes']):
+        raise DataError(f'--source: got {now} images of {len(found.classes)} classes, expected {before} of '
+                        f'{len(manifest["classes"])}, as in --out; remove that folder or use another one')
 
 
 def _prepare_new(options: Namespace, out: Path, name: str, num_workers: int) -> None:
