@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mlperf_rn50.cli.parsers import command_parser
+from mlperf_rn50.cli.parsers import command_parser, config_parser
 from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
 from mlperf_rn50.launch.arguments import parse_arguments, ranks_parser
 from mlperf_rn50.launch.engines import CHECKOUT, ENGINES
@@ -69,7 +69,7 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
     options = parse_arguments(parser, argv)  # before the imports, because --help needs no packages
     from mlperf_rn50.cli import train
     from mlperf_rn50.launch.launcher import Launcher
-    known = train.make_parser()._option_string_actions
+    known = config_parser('train', train.add_options)._option_string_actions
     if wrong := [w for w in options.train if w.startswith('--') and w.partition('=')[0] not in known]:
         raise option_error(f'unrecognized arguments: {wrong[0]}', parser, known)
     if options.only_prints:
