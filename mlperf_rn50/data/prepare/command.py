@@ -183,9 +183,9 @@ def prepare(options: Namespace) -> int:
         name = options.name or (source if source != IMAGENET else name)  # other images must not count as ImageNet
     try:
         if is_prepared(out, name):
-            print(f'{out}: {name} is already prepared; to prepare it again, remove this folder or use another --out')
             if options.dataset == 'folder' and Path(options.source or '').is_dir():
                 _check_same(load_manifest(out), options, name)
+            print(f'{out}: {name} is already prepared; to prepare it again, remove this folder or use another --out')
         else:
             _prepare_new(options, out, name, num_workers)
         if is_own and name != IMAGENET:
