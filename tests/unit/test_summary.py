@@ -3,9 +3,11 @@ from dataclasses import replace
 
 import pytest
 from lines import write_set
-from made_systems import refused, studies_of
+from made_systems import refused, studies_of, study_of
 
+from mlperf_rn50.analysis.report.refs import labels_of
 from mlperf_rn50.analysis.report.summary import summarise
+from mlperf_rn50.analysis.report.tables import answer_table
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
 
@@ -80,3 +82,16 @@ def test_numbers_have_the_lines_of_the_logs(tmp_path):
     first = summarise(studies_of(tmp_path))[1]
     assert [c.text for c in first if c.refs] == ['0.56', '1.80', '90.0 %', '90.0 %', '100.0 %', '100.0 %']
     assert {path.parent.name for c in first for path, _ in c.refs} == {'1x4', '2x4'}
+
+
+def test_open_division_is_marked_and_not_ranked_among_closed_sets(tmp_path):
+    for name, division, epoch_s in (('a', 'closed', 60.0), ('b', 'open', 30.0), ('c', 'closed', 90.0)):
+        write_set(tmp_path / name, 1, division=division, target=0.759, epoch_s=epoch_s, eval_s=0.0, seed=ord(name))
+    study, = studies_of(tmp_path)
+    assert texts_of([study])[0] == ('a is the fastest of 2 systems in the closed division: 2.00 minutes (mean of 1) '
+                                    'and 2.0 epochs, before c 3.00.')
+    table = answer_table(study)
+    place = table.head.index('division')
+    assert [row[place].text for row in table.rows] == ['closed', 'open', 'closed']
+    assert 'division' not in answer_table(study_of(tmp_path / 'b')).head
+    assert list(labels_of(study.run_sets).values()) == ['a', 'b (open)', 'c']

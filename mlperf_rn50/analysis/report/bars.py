@@ -8,7 +8,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from mlperf_rn50.analysis.report import picture as drawing
-from mlperf_rn50.analysis.report.refs import report_heading, study_heading
+from mlperf_rn50.analysis.report.refs import labels_of, report_heading, study_heading
 from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, by_mark, explain_marks
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
@@ -111,7 +111,8 @@ def draw_series(scene: Scene, series: Series) -> drawing.Picture:
 
 def draw_all_series(studies: Sequence[Study]) -> list[drawing.Picture]:
     """Draw the efficiency of all series over their nodes, the widest in colour. Return no plot for a single series."""
-    curves = [(printable(f'{study.name}/' * (len(studies) > 1) + x.baseline.name), [
+    names = labels_of([x.baseline for study in studies for x in study.series])
+    curves = [(printable(f'{study.name}/' * (len(studies) > 1) + names[x.baseline]), [
         (s.num_nodes or 0, c.efficiency) for s in x.run_sets if (c := study.comparison_of.get(s)) and c.efficiency])
         for study in studies for x in study.series]
     curves = sorted((c for c in curves if len(c[1]) > 1), key=lambda c: -c[1][-1][0] / c[1][0][0])

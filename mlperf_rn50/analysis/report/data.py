@@ -18,8 +18,8 @@ from mlperf_rn50.text import printable
 FORMAT = 'mlperf-rn50 report 1'
 _TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')  # keys whose value is an object or null
 # Attributes of RunSet that are also keys of the JSON report.
-_FACTS = ('platform', 'num_nodes', 'num_accelerators', 'accelerator', 'framework', 'num_ranks', 'global_batch_size',
-          'target_accuracy')
+_FACTS = ('platform', 'division', 'num_nodes', 'num_accelerators', 'accelerator', 'framework', 'num_ranks',
+          'global_batch_size', 'target_accuracy')
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
 _FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ratio')  # attributes of Comparison
 _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')

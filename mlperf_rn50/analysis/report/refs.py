@@ -1,6 +1,6 @@
 """Log lines from which the report's numbers come, and names of units and studies for tables and plots."""
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 from mlperf_rn50.analysis.sets.run_set import RunSet
@@ -35,6 +35,16 @@ def time_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
 
 def training_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
     return tuple(ref for s in run_sets if s for ref in s.training_lines)
+
+
+def mixes_divisions(run_sets: Collection[RunSet]) -> bool:
+    return keys.OPEN in {s.division for s in run_sets} and len({s.division for s in run_sets}) > 1
+
+
+def labels_of(run_sets: Collection[RunSet]) -> dict[RunSet, str]:
+    """Return the names of sets, with a mark on those of the open division if others are not."""
+    is_mixed = mixes_divisions(run_sets)
+    return {s: f'{s.name} (open)' if is_mixed and s.division == keys.OPEN else s.name for s in run_sets}
 
 
 def unit_name(study: Study) -> str:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from mlperf_rn50.analysis.report.picture import COLOURS, INK, Picture, make_picture, mark_of
-from mlperf_rn50.analysis.report.refs import study_heading
+from mlperf_rn50.analysis.report.refs import labels_of, study_heading
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.mllog.run import Run
@@ -68,7 +68,8 @@ def make_scene(study: Study) -> Scene:
     """Return the scene with all systems that are not refused or, if these are too many, with a sample of them."""
     nodes = {s.num_nodes: None for s in study.run_sets if s.num_nodes is not None}
     has_unique_nodes = len(nodes) == len(study.run_sets)
-    names = [plural(n, 'node') for n in nodes] if has_unique_nodes else [printable(s.name) for s in study.run_sets]
+    names = [plural(n, 'node') for n in nodes] if has_unique_nodes else [
+        printable(name) for name in labels_of(study.run_sets).values()]
     notes = []
     places = [i for i, s in enumerate(study.run_sets) if s.refusal is None]
     if refused := [names[i] for i, s in enumerate(study.run_sets) if s.refusal is not None]:

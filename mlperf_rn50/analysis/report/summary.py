@@ -2,9 +2,10 @@
 from collections.abc import Iterator, Sequence
 from math import log2
 
-from mlperf_rn50.analysis.report.refs import evaluation_refs, time_refs, training_refs
+from mlperf_rn50.analysis.report.refs import evaluation_refs, labels_of, time_refs, training_refs
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
+from mlperf_rn50.mllog import keys
 from mlperf_rn50.table import Cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, grouped, minutes, money, percent, plural, short
 
@@ -14,13 +15,17 @@ _Names = dict[RunSet, Cell]
 
 def summarise(studies: Sequence[Study]) -> list[list[Cell]]:
     """Return sentences, the most quotable first, as parts whose numbers have their log lines."""
-    names = {s: Cell(s.name) if len(studies) == 1 else Cell(f'{study.name}/{s.name}', study=number)
+    labels = labels_of([s for study in studies for s in study.run_sets])
+    names = {s: Cell(labels[s]) if len(studies) == 1 else Cell(f'{study.name}/{labels[s]}', study=number)
              for number, study in enumerate(studies, start=1) for s in study.run_sets}
     kinds = grouped((s for s in names if s.time_s and not s.is_duplicate),
-                    lambda s: (s.other_dataset, s.target_accuracy))
-    (dataset, target), timed = max(kinds.items(), key=lambda kind: len(kind[1]), default=((None, None), []))
+                    lambda s: (s.other_dataset, s.target_accuracy, s.division == keys.OPEN))
+    (*_, is_open), timed = max(kinds.items(), key=lambda kind: (len(kind[1]), not kind[0][2]),
+                                default=((None, None, False), []))
     timed.sort(key=lambda s: s.time_s or 0.0)
-    goal = f' to {percent(target or 0.0)} on {data_name(dataset)}' if len(kinds) > 1 else ''
+    goal = f' to {percent(timed[0].target_accuracy or 0.0)} on {data_name(timed[0].other_dataset)}' if len(
+        {kind[:2] for kind in kinds}) > 1 else ''
+    goal += f' in the {"open" if is_open else "closed"} division' * (len({kind[2] for kind in kinds}) > 1)
     scaling = _scaling(studies, names)
     texts = [*scaling[:-1], *_fastest(timed, names, goal), *scaling[-1:], *_prices(studies, timed, names, goal),
              *_counts(names)]
@@ -47,16 +52,17 @@ def _efficiency(c: Comparison) -> Cell:
 
 def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
     """Return the best series from and to the nodes that cover the most doublings, and the factors of the widest."""
-    pairs: dict[tuple[int, int], list[tuple[Cell, Comparison]]] = {}  # by nodes of the baseline and of the other set
+    # By nodes of the baseline and of the other set, and division.
+    pairs: dict[tuple[int, int, bool], list[tuple[Cell, Comparison]]] = {}
     for of, x in ((study.comparison_of, x) for study in studies for x in study.series):
-        found = {(c.baseline.num_nodes or 1, c.run_set.num_nodes or 1): (names[x.baseline], c)
+        found = {(c.baseline.num_nodes or 1, c.run_set.num_nodes or 1, s.division == keys.OPEN): (names[x.baseline], c)
                  for s in reversed(x.run_sets) if (c := of.get(s)) and c.efficiency}
         for pair, item in found.items():
             if pair[0] < pair[1]:
                 pairs.setdefault(pair, []).append(item)
     if not pairs:
         return []
-    (base, nodes), compared = max(pairs.items(), key=lambda p: (len(p[1]) > 1, len(p[1]) * log2(p[0][1] / p[0][0])))
+    (base, nodes, _), compared = max(pairs.items(), key=lambda p: (len(p[1]) > 1, len(p[1]) * log2(p[0][1] / p[0][0])))
     (name, best), *others = sorted(compared, key=lambda x: -(x[1].efficiency or 0.0))
     series_name, widest = max(pairs.items(), key=lambda p: p[0][1] / p[0][0])[1][0]
     first = (f'From {base:,} to {nodes:,} nodes, ', name, ' scales best: efficiency ', _efficiency(best), ', before ',

@@ -4,7 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mlperf_rn50.analysis.report import detail_tables as details
-from mlperf_rn50.analysis.report.refs import evaluation_refs, fact_refs, time_refs, training_refs, unit_name
+from mlperf_rn50.analysis.report.refs import (
+    evaluation_refs,
+    fact_refs,
+    labels_of,
+    mixes_divisions,
+    time_refs,
+    training_refs,
+    unit_name,
+)
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.findings import render_finding, set_findings
@@ -45,6 +53,7 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
     still = f', {num_running} running' if num_running else ''
     return {
         'system': Cell(run_set.name),
+        'division': Cell(run_set.division or '-'),
         'nodes': number_cell(run_set.num_nodes, refs=fact_refs(runs, 'num_nodes')),
         unit: number_cell(run_set.num_accelerators if is_count else run_set.num_units,
                       refs=fact_refs(runs, 'num_accelerators' if is_count else 'num_ranks')),
@@ -67,7 +76,8 @@ def _systems_table(title: str, run_sets: Sequence[RunSet], rows: Sequence[dict[s
     """Return the columns in `order` that have a use. A refused system's row has the reason instead of numbers."""
     empty = [h for h in _OPTIONAL if all(row[h].text == '-' for row in rows)]
     unscaled = () if any(map(official_minutes, run_sets)) else ('official score, min',)
-    head = tuple(h for h in order if h not in {*left_out, *empty, *unscaled})
+    uniform = () if mixes_divisions(run_sets) else ('division',)
+    head = tuple(h for h in order if h not in {*left_out, *empty, *unscaled, *uniform})
     return Table(title, head, tuple(
         (row['system'], Cell(f'refused: {s.refusal}', span=len(head) - 1)) if s.refusal else
         tuple(row[h] for h in head) for s, row in zip(run_sets, rows)), **keys)
@@ -140,7 +150,8 @@ def series_table(study: Study, series: Series) -> Table:
              'official score, min', 'node-hours', *_ENERGY, 'system')
     left_out = ['time from'] if all(s.score_minutes is not None for s in series.run_sets) else []
     left_out += ['converged'] if all(len(s.converged) == len(s.runs) for s in series.run_sets) else []
-    return _study_table(study, series.title, series.run_sets, order, ('batch', *order[7:]), left_out)
+    title = series.title + ', open division' * (labels_of(study.run_sets)[series.baseline] != series.baseline.name)
+    return _study_table(study, title, series.run_sets, order, ('batch', *order[7:]), left_out)
 
 
 def answer_table(study: Study) -> Table:
@@ -148,8 +159,8 @@ def answer_table(study: Study) -> Table:
     return _study_table(
         study, 'Other systems' if study.series else 'Epochs to converge and time to train', study.others,
         _row(study, study.baseline) if study.others else (),
-        (unit_name(study), 'batch', 'epochs to converge', 'time from', 's/epoch', *_FACTORS[2:], 'accelerator',
-         'framework', 'node-hours', *_ENERGY), ('epochs', 'minutes', 'relative to'))
+        ('division', unit_name(study), 'batch', 'epochs to converge', 'time from', 's/epoch', *_FACTORS[2:],
+         'accelerator', 'framework', 'node-hours', *_ENERGY), ('epochs', 'minutes', 'relative to'))
 
 
 def is_large(studies: Sequence[Study]) -> bool:
@@ -160,6 +171,7 @@ def series_matrix(studies: Sequence[Study]) -> Table | None:
     """Return the times and efficiencies of each series by number of nodes, or None for fewer than two series."""
     series, rows = [(k, study, x) for k, study in enumerate(studies, start=1) for x in study.series], []
     nodes = sorted({s.num_nodes or 0 for _, _, x in series for s in x.run_sets})
+    labels = labels_of([x.baseline for _, _, x in series])
     for number, study, x in series:
         cells = {}
         for s in reversed(x.run_sets):  # the fastest one of those on the same number of nodes
@@ -167,8 +179,9 @@ def series_matrix(studies: Sequence[Study]) -> Table | None:
             share, base = (c.efficiency, c.baseline) if c else (None, None)
             cells[s.num_nodes] = Cell(minutes(s.time_s), s.time_s, time_refs(s, base), share=share, more=(
                 *([percent(share, '.0f')] if share else ()), *([f'cost {money(cost)}'] if cost else ())))
-        name = Cell(f'{study.name}/{x.baseline.name}', study=number) if len(studies) > 1 else Cell(x.baseline.name)
-        rows.append((name, *(cells.get(n, Cell('-')) for n in nodes)))
+        name = labels[x.baseline]
+        name_cell = Cell(f'{study.name}/{name}', study=number) if len(studies) > 1 else Cell(name)
+        rows.append((name_cell, *(cells.get(n, Cell('-')) for n in nodes)))
     return Table('Series: minutes by number of nodes', ('series', *(f'{n:,}' for n in nodes)), tuple(rows),
                  'Small numbers: efficiency relative to the first system of the series, or to --baseline.'
                  ) if len(rows) > 1 else None
@@ -186,12 +199,12 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
              'data': Cell(data_name(s.other_dataset)), 'study': Cell(study.name)} for number, study, s in shown]
     return _systems_table(
         'All systems', [s for _, _, s in shown], rows,
-        ('system', 'round', 'time, min', 'mean epochs', 'cost', 'efficiency', 'relative to', 'organisation', 'nodes',
-         'accelerators', 'batch', 'converged', 'time from', 'official score, min', 'accelerator', 'framework', 'target',
-         'data', 'study'), (), note='Times to different targets or on different data are not comparable.',
+        ('system', 'round', 'division', 'time, min', 'mean epochs', 'cost', 'efficiency', 'relative to', 'organisation',
+         'nodes', 'accelerators', 'batch', 'converged', 'time from', 'official score, min', 'accelerator', 'framework',
+         'target', 'data', 'study'), (), note='Times to different targets or on different data are not comparable.',
         minor=('nodes', 'relative to', 'accelerator', 'framework', 'converged', 'time from', 'official score, min',
                'target', 'data', 'study'),
-        choices=('round', 'organisation', 'accelerator', 'batch'))
+        choices=('round', 'division', 'organisation', 'accelerator', 'batch'))
 
 
 def tables_of(study: Study) -> list[Table]:
