@@ -73,9 +73,9 @@ def test_official_score_has_a_column_only_if_it_differs(sweep, monkeypatch):
     factors = {'1x4': 1.0044, '2x4': 1.0}
     monkeypatch.setattr(rcp, 'official_score_minutes', lambda s: s.score_minutes * factors[s.name])
     texts = texts_of(series_table(study, study.series[0]))
-    assert [texts[n]['official score, min'] for n in ('1', '2')] == ['2.04', '1.20']
+    assert [texts[n]['scaled score, min'] for n in ('1', '2')] == ['2.04', '1.20']
     factors['1x4'] = 1.0
-    assert 'official score, min' not in series_table(study, study.series[0]).head
+    assert 'scaled score, min' not in series_table(study, study.series[0]).head
 
 
 def test_shared_finding_names_all_its_systems(tmp_path):

@@ -38,7 +38,7 @@ def _listed(values: Sequence[str]) -> str:
 
 
 def official_minutes(run_set: RunSet) -> float | None:
-    """Return the official score if it differs from the unscaled one."""
+    """Return the score scaled by reference convergence if it differs from the unscaled one."""
     official, score = rcp.official_score_minutes(run_set), run_set.score_minutes
     return official if official is not None and score is not None and not math.isclose(official, score) else None
 
@@ -64,7 +64,7 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
         'time, min': Cell(minutes(run_set.time_s) + spread, run_set.time_s, time_refs(run_set)),
         'cost': Cell('-'),  # beside the time; its value is among those of _cost_cells
         'time from': Cell('score' if is_score else f'mean of {len(done)}' if done else '-'),
-        'official score, min': number_cell(rcp.official_score_minutes(run_set), ',.2f', time_refs(run_set)),
+        'scaled score, min': number_cell(rcp.official_score_minutes(run_set), ',.2f', time_refs(run_set)),
         'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f', training_refs(run_set)),
         's/epoch': number_cell(run_set.epoch_s, ',.2f', training_refs(run_set)),
         'accelerator': Cell(run_set.accelerator or '-', refs=fact_refs(runs, 'accelerator')),
@@ -75,7 +75,7 @@ def _systems_table(title: str, run_sets: Sequence[RunSet], rows: Sequence[dict[s
                    left_out: Sequence[str], **keys) -> Table:
     """Return the columns in `order` that have a use. A refused system's row has the reason instead of numbers."""
     empty = [h for h in _OPTIONAL if all(row[h].text == '-' for row in rows)]
-    unscaled = () if any(map(official_minutes, run_sets)) else ('official score, min',)
+    unscaled = () if any(map(official_minutes, run_sets)) else ('scaled score, min',)
     uniform = () if mixes_divisions(run_sets) else ('division',)
     head = tuple(h for h in order if h not in {*left_out, *empty, *unscaled, *uniform})
     return Table(title, head, tuple(
@@ -127,7 +127,7 @@ def _note(study: Study, run_sets: Sequence[RunSet], head: Sequence[str]) -> str:
         ('time from' not in head, 'The time is the MLPerf score.'),
         ('time from' in head, 'The time is the MLPerf score (five runs, fastest and slowest dropped) or, without '
          'a score, the mean of the converged runs ± standard deviation.'),
-        ('official score, min' in head, 'The official score is scaled by the reference convergence points.'),
+        ('scaled score, min' in head, 'The scaled score is scaled by reference convergence, as by result_summarizer.'),
         ('cost' in head, 'Node-hours and cost are based on the time shown, at '
          f'{study.price_per_node_hour or 0:,g} per node-hour.'),
         (not {*_ENERGY}.isdisjoint(head), 'Energy is the mean over the scored runs from run_start to run_stop and '
@@ -147,7 +147,7 @@ def _study_table(study: Study, title: str, run_sets: Sequence[RunSet], order: It
 def series_table(study: Study, series: Series) -> Table:
     """Return the table of a series: results with the factors of the efficiency, then other columns."""
     order = ('nodes', 'batch', 'epochs', 'minutes', 'cost', *_FACTORS, 'images/s', 'converged', 'time from',
-             'official score, min', 'node-hours', *_ENERGY, 'system')
+             'scaled score, min', 'node-hours', *_ENERGY, 'system')
     left_out = ['time from'] if all(s.score_minutes is not None for s in series.run_sets) else []
     left_out += ['converged'] if all(len(s.converged) == len(s.runs) for s in series.run_sets) else []
     title = series.title + ', open division' * (labels_of(study.run_sets)[series.baseline] != series.baseline.name)
@@ -200,9 +200,9 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
     return _systems_table(
         'All systems', [s for _, _, s in shown], rows,
         ('system', 'round', 'division', 'time, min', 'mean epochs', 'cost', 'efficiency', 'relative to', 'organisation',
-         'nodes', 'accelerators', 'batch', 'converged', 'time from', 'official score, min', 'accelerator', 'framework',
+         'nodes', 'accelerators', 'batch', 'converged', 'time from', 'scaled score, min', 'accelerator', 'framework',
          'target', 'data', 'study'), (), note='Times to different targets or on different data are not comparable.',
-        minor=('nodes', 'relative to', 'accelerator', 'framework', 'converged', 'time from', 'official score, min',
+        minor=('nodes', 'relative to', 'accelerator', 'framework', 'converged', 'time from', 'scaled score, min',
                'target', 'data', 'study'),
         choices=('round', 'division', 'organisation', 'accelerator', 'batch'))
 

@@ -21,7 +21,7 @@ class RcpVerdict:
     min_epochs: float | None  # minimum epochs to pass
     epochs: float  # mean over all runs except the ones with the fewest and the most epochs
     passed: bool
-    scaling: float  # the official score divided by the unscaled one
+    scaling: float  # the scaled score divided by the unscaled one
     text: str
 
 

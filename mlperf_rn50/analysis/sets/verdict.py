@@ -96,7 +96,8 @@ def render_verdict(verdict: Verdict) -> str:
         return text + f'. A score needs {RUNS_OF_A_SCORE} such logs' * (verdict.is_valid and len(verdict.logs) == 1)
     has_miss = any(r.status != 'converged' for r in verdict.run_set.runs)
     return (f'{text}. Set of {RUNS_OF_A_SCORE}: score {minutes:.2f} min'
-            + f', official {official:.2f}' * (official != minutes) + ' (one run did not converge; one may)' * has_miss)
+            + f', scaled by reference convergence {official:.2f}' * (official != minutes)
+            + ' (one run did not converge; one may)' * has_miss)
 
 
 def render_verdicts(verdicts: Sequence[Verdict]) -> str:
