@@ -301,6 +301,10 @@ def test_invalid_paths_are_one_line_errors(tmp_path):
     for name, error in [('pipe', 'neither a file nor a folder'), ('none', 'no such folder')]:
         done = call('report', tmp_path / name)
         assert (done.returncode, done.stdout) == (2, '') and f'{name}: {error}; expected' in done.stderr
+    done = call('check', tmp_path / 'runs', tmp_path / 'none', 'published/v2.0/Dell')
+    assert done.returncode == 2 and done.stderr.endswith(
+        'none: no such folder; published/v2.0/Dell: packaged sets have no logs, so use mlperf-rn50 report; '
+        'expected a log or a folder of logs\n')
     done = call('report', tmp_path / 'loop')
     assert done.returncode == 1 and 'Too many levels of symbolic links' in done.stdout
 

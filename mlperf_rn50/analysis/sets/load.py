@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.analysis.progress import track
+from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog import keys
@@ -41,17 +42,21 @@ _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
 
 
 def list_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSError]]:
-    """Return logs by folder, and the errors of unreadable folders. Raise UserError for a path without logs."""
+    """Return logs by folder, and the errors of unreadable folders. Raise UserError for paths without logs."""
     found: dict[Path, None] = {}  # an ordered set of logs
     faults: dict[str, OSError] = {}
+    refused = []
     for path in paths:
         logs, errors = ([path], []) if os.path.isfile(path) else find_logs(path, LOG)
         if not logs and all(isinstance(e, (FileNotFoundError, NotADirectoryError)) for e in errors):
-            reason = ('no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if errors else
+            reason = ('packaged sets have no logs, so use mlperf-rn50 report' if sets_under(path) else
+                      'no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if errors else
                       no_logs(path))
-            raise UserError(f'{path}: {reason}; expected a log or a folder of logs')
+            refused.append(f'{path}: {reason}')
         found.update(dict.fromkeys(logs))
         faults.update((e.filename, e) for e in errors)
+    if refused:
+        raise UserError(f'{"; ".join(refused)}; expected a log or a folder of logs')
     folders = {folder: sorted(logs, key=lambda p: (len(p.name), p.name))
                for folder, logs in grouped(found, lambda p: p.parent).items()}
     return folders, list(faults.values())
