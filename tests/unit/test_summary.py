@@ -28,8 +28,10 @@ def test_best_series_is_compared_at_the_nodes_that_several_have(tmp_path):
     write_series(tmp_path / 'a', 0.9, nodes=(1, 2, 32))
     write_series(tmp_path / 'b', 0.8)
     write_series(tmp_path / 'c', 0.7)
+    write_series(tmp_path / 'd', 1.0, nodes=(4, 8))
     first, _, second, *_ = texts_of(studies_of(tmp_path))
-    assert first == 'From 1 to 2 nodes, a/1x4 scales best: efficiency 90.0 %, before b/1x4 80.0 % and c/1x4 70.0 %.'
+    assert first == ('From 1 to 2 nodes, a/1x4 scales best of the 3 of 4 series with both: efficiency 90.0 % on 8 '
+                     'accelerators, before b/1x4 80.0 % on 8 and c/1x4 70.0 % on 8.')
     assert second.startswith('On 32 nodes, a/1x4 takes 0.03 minutes, 28.80 times as fast as on 1: efficiency 90.0 % = '
                              'images/s per accelerator 90.0 % x epochs 100.0 % x rest 100')
 
@@ -38,7 +40,7 @@ def test_best_series_is_compared_at_the_nodes_that_several_have(tmp_path):
 def test_difference_within_the_spread_of_the_runs_is_hedged(tmp_path, spread_s, is_near):
     write_series(tmp_path / 'a', 0.9, spread_s)
     write_series(tmp_path / 'b', 0.85, spread_s)
-    assert texts_of(studies_of(tmp_path))[0].endswith('b/1x4 85.0 % (equal within the spread).') == is_near
+    assert texts_of(studies_of(tmp_path))[0].endswith('b/1x4 85.0 % on 8 (equal within the spread).') == is_near
 
 
 def test_largest_loss_is_first_and_epochs_are_named(tmp_path):
@@ -63,8 +65,9 @@ def test_prices_compare_only_systems_with_the_same_target(tmp_path):
     write_series(tmp_path / 'a', 0.9)
     write_set(tmp_path / 'other/box', 1, target=0.749, epoch_s=1.0)
     studies = [replace(s, price_per_node_hour=60.0) for s in studies_of(tmp_path)]
-    assert ('At 60 per node-hour, a run to 75.90 % on ImageNet costs least on a/1x4, 1.00 (1 node, 1.00 minutes); '
-            'the fastest is a/2x4, 1.11 (2 nodes, 0.56 minutes).') in texts_of(studies)
+    assert ('At 60 per node-hour, a run to 75.90 % on ImageNet costs least on a/1x4, 1.00 (1 node of 4 '
+            'accelerators, 1.00 minutes); the fastest is a/2x4, 1.11 (2 nodes of 4 accelerators, 0.56 minutes).'
+            ) in texts_of(studies)
     assert 'per node-hour' not in ''.join(texts_of(studies_of(tmp_path)))
 
 

@@ -46,6 +46,12 @@ def _epochs(run_set: RunSet) -> Cell:
     return number_cell(run_set.scored_epochs_mean, ',.1f', tuple(x for r in run_set.scored for x in evaluation_refs(r)))
 
 
+def _units(run_set: RunSet, per: int = 1) -> str:
+    """Return the number of accelerators or ranks, divided by per."""
+    count = (run_set.num_units or 0) / per
+    return f'{count:,g} {"accelerator" if run_set.num_accelerators else "rank"}' + 's' * (count != 1)
+
+
 def _efficiency(c: Comparison) -> Cell:
     return percent_cell(c.efficiency, '.1f', time_refs(c.run_set, c.baseline))
 
@@ -62,12 +68,16 @@ def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
                 pairs.setdefault(pair, []).append(item)
     if not pairs:
         return []
+    num_series = sum(len(study.series) for study in studies)
     (base, nodes, _), compared = max(pairs.items(), key=lambda p: (len(p[1]) > 1, len(p[1]) * log2(p[0][1] / p[0][0])))
     (name, best), *others = sorted(compared, key=lambda x: -(x[1].efficiency or 0.0))
     series_name, widest = max(pairs.items(), key=lambda p: p[0][1] / p[0][0])[1][0]
-    first = (f'From {base:,} to {nodes:,} nodes, ', name, ' scales best: efficiency ', _efficiency(best), ', before ',
-             *_listed([(other, ' ', _efficiency(c), _near(best.efficiency, c.efficiency, best.run_set, best.baseline,
-                                                          c.run_set, c.baseline)) for other, c in others]), '.')
+    count = f'{len(compared)} of {num_series:,}' if len(compared) < num_series else f'{num_series:,}'
+    first = (f'From {base:,} to {nodes:,} nodes, ', name, f' scales best of the {count} series with both: efficiency ',
+             _efficiency(best), f' on {_units(best.run_set)}, before ', *_listed([
+                 (other, ' ', _efficiency(c), f' on {c.run_set.num_units:,}', _near(
+                     best.efficiency, c.efficiency, best.run_set, best.baseline, c.run_set, c.baseline))
+                 for other, c in others]), '.')
     speedup = number_cell(widest.speedup, ',.2f', time_refs(widest.run_set, widest.baseline))
     return [*[first] * bool(others), (
         f'On {widest.run_set.num_nodes:,} nodes, ', series_name, ' takes ', _time(widest.run_set), ' minutes, ',
@@ -110,7 +120,8 @@ def _prices(studies: Sequence[Study], timed: Sequence[RunSet], names: _Names, go
     if costs:
         cheapest, fastest = min(costs, key=lambda s: costs[s]), min(costs, key=lambda s: s.time_s or 0.0)
         low, fast = ((names[s], ', ', Cell(money(costs[s]), costs[s], time_refs(s)),
-                      f' ({plural(s.num_nodes or 0, "node")}, ', _time(s), ' minutes)') for s in (cheapest, fastest))
+                      f' ({plural(s.num_nodes or 0, "node")} of {_units(s, s.num_nodes or 1)}, ', _time(s), ' minutes)')
+                     for s in (cheapest, fastest))
         end = ('; the fastest is ', *fast) if cheapest is not fastest else (', which is also the fastest',)
         yield f'At {studies[0].price_per_node_hour:,g} per node-hour, a run{goal} costs least on ', *low, *end, '.'
 
