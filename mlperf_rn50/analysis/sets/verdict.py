@@ -132,7 +132,7 @@ def _other_rounds(verdicts: Sequence[Verdict]) -> list[str]:
             results.setdefault(tuple(reasons), []).append(ruleset)
     texts = [f'{render_rounds(rulesets)} ' + (f'no ({_joined(reasons)})' if reasons else 'yes')
              for reasons, rulesets in results.items()]
-    return [f'  other rounds: {"; ".join(texts)}'] if texts else []
+    return [f'  rules of other rounds (not required): {"; ".join(texts)}'] if texts else []
 
 
 def verdicts_as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
