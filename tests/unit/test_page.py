@@ -16,6 +16,7 @@ from mlperf_rn50.analysis.report.tables import answer_table, finding_lines, over
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.errors import UserError
 
@@ -175,6 +176,12 @@ def test_file_names_do_not_come_from_logs_and_reports_are_reproducible(tmp_path)
                           *(f'{p}.{s}' for p in PICTURES if p != 'sweep_1x4' for s in ('svg', 'png'))}
     assert files == {p.name: p.read_bytes() for p in (tmp_path / 'b').iterdir()}
     assert sorted(p.name for p in tmp_path.iterdir()) == ['a', 'b', 'logs']
+
+
+def test_footer_names_the_source(sweep):
+    for studies, source in ((studies_of(sweep), 'the logs named above'), (
+            make_studies(sets_under(Path('published/v2.0/HPE'))), 'the packaged table of published sets')):
+        assert f'from {source}.</p></footer>' in bare_page_of(studies)
 
 
 def test_unwritable_folder_is_an_error(sweep, tmp_path):

@@ -113,7 +113,7 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
         overview=_table(overview, 'systems', sources) if overview else None,
         sections=[_section(i, s, p, sources) for i, (s, p) in enumerate(zip(studies, drawn[1:]), start=1)],
         pictures=_pictures(drawn[0], 'p0'), quotes=None if sources is None else _quotes(sources, folder),
-        version=mlperf_rn50.__version__)
+        version=mlperf_rn50.__version__, is_published=all(s.is_published for x in studies for s in x.run_sets))
 
 
 def dump_report(studies: Sequence[Study], folder: Path, has_all_findings: bool = False, **texts: str | None) -> Path:
