@@ -43,8 +43,8 @@ def mixes_divisions(run_sets: Collection[RunSet]) -> bool:
 
 def labels_of(run_sets: Collection[RunSet]) -> dict[RunSet, str]:
     """Return the names of sets, with a mark on those of the open division if others are not."""
-    is_mixed = mixes_divisions(run_sets)
-    return {s: f'{s.name} (open)' if is_mixed and s.division == keys.OPEN else s.name for s in run_sets}
+    mark = ' (open)' * mixes_divisions(run_sets)
+    return {s: s.name + mark * (s.division == keys.OPEN) for s in run_sets}
 
 
 def unit_name(study: Study) -> str:

@@ -58,8 +58,7 @@ def _efficiency(c: Comparison) -> Cell:
 
 def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
     """Return the best series from and to the nodes that cover the most doublings, and the factors of the widest."""
-    # By nodes of the baseline and of the other set, and division.
-    pairs: dict[tuple[int, int, bool], list[tuple[Cell, Comparison]]] = {}
+    pairs: dict[tuple, list[tuple[Cell, Comparison]]] = {}  # by nodes of the baseline and of the other set, division
     for of, x in ((study.comparison_of, x) for study in studies for x in study.series):
         found = {(c.baseline.num_nodes or 1, c.run_set.num_nodes or 1, s.division == keys.OPEN): (names[x.baseline], c)
                  for s in reversed(x.run_sets) if (c := of.get(s)) and c.efficiency}
@@ -68,11 +67,11 @@ def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
                 pairs.setdefault(pair, []).append(item)
     if not pairs:
         return []
-    num_series = sum(len(study.series) for study in studies)
     (base, nodes, _), compared = max(pairs.items(), key=lambda p: (len(p[1]) > 1, len(p[1]) * log2(p[0][1] / p[0][0])))
     (name, best), *others = sorted(compared, key=lambda x: -(x[1].efficiency or 0.0))
     series_name, widest = max(pairs.items(), key=lambda p: p[0][1] / p[0][0])[1][0]
-    count = f'{len(compared)} of {num_series:,}' if len(compared) < num_series else f'{num_series:,}'
+    num_series = sum(len(study.series) for study in studies)
+    count = f'{len(compared):,} of ' * (len(compared) < num_series) + f'{num_series:,}'
     first = (f'From {base:,} to {nodes:,} nodes, ', name, f' scales best of the {count} series with both: efficiency ',
              _efficiency(best), f' on {_units(best.run_set)}, before ', *_listed([
                  (other, ' ', _efficiency(c), f' on {c.run_set.num_units:,}', _near(

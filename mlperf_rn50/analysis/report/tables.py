@@ -179,9 +179,8 @@ def series_matrix(studies: Sequence[Study]) -> Table | None:
             share, base = (c.efficiency, c.baseline) if c else (None, None)
             cells[s.num_nodes] = Cell(minutes(s.time_s), s.time_s, time_refs(s, base), share=share, more=(
                 *([percent(share, '.0f')] if share else ()), *([f'cost {money(cost)}'] if cost else ())))
-        name = labels[x.baseline]
-        name_cell = Cell(f'{study.name}/{name}', study=number) if len(studies) > 1 else Cell(name)
-        rows.append((name_cell, *(cells.get(n, Cell('-')) for n in nodes)))
+        name = f'{study.name}/' * (len(studies) > 1) + labels[x.baseline]
+        rows.append((Cell(name, study=number if len(studies) > 1 else None), *(cells.get(n, Cell('-')) for n in nodes)))
     return Table('Series: minutes by number of nodes', ('series', *(f'{n:,}' for n in nodes)), tuple(rows),
                  'Small numbers: efficiency relative to the first system of the series, or to --baseline.'
                  ) if len(rows) > 1 else None
