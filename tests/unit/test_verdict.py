@@ -21,9 +21,9 @@ def first_line(*words):
     return done.returncode, done.stdout.partition('\n')[0]
 
 
-def test_set_with_one_miss_is_valid_for_the_round_of_its_folder_with_its_official_score(scaled):
+def test_set_with_one_miss_is_valid_for_the_round_of_its_folder_with_its_scaled_score(scaled):
     code, verdict = first_line(scaled)
-    m = re.fullmatch(r'valid for v2\.0 closed: yes\. Set of 5: score (.+) min, official (.+) '
+    m = re.fullmatch(r'valid for v2\.0 closed: yes\. Set of 5: score (.+) min, scaled by reference convergence (.+) '
                      r'\(one run did not converge; one may\)', verdict)
     assert code == 0 and float(m[2]) == pytest.approx(float(m[1]) * 35 / 34, abs=0.02)
     assert first_line(scaled, '--ruleset', '1.0')[1].startswith('valid for v1.0 closed: yes. Set of 5')
