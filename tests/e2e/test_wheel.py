@@ -142,7 +142,7 @@ def test_check_and_package_require_an_extra(home, wheel, logs):
     assert done.returncode == 0 and '"reference_epochs"' in done.stdout
     five = ROOT / 'logs/digits_five'
     done = run_both(home, 'check', *sorted(five.glob('result_*.txt')), logs[0] / 'result_0.txt')
-    assert done.returncode == 1 and 'v0.5 open, 0.7.0 open' in done.stdout and 'FAIL' in done.stdout
+    assert done.returncode == 1 and 'digits_five: format passes: v0.5, v0.7 to v4.0; can be' in done.stdout
     done = run_both(home, 'package', five, '--org', 'us', '--system', 'vm', '--out', 'tree', '--code', ROOT)
     assert done.returncode == 0 and 'found no errors (v4.0)' in done.stdout
     if not (home / 'lib/python3.11').is_dir():
