@@ -17,7 +17,7 @@ CHECKPOINT_PREFIX = 'step_'
 _RESULT = r'result_(\d{1,15})'
 LOG = _RESULT + r'\.txt'  # name of the log of a run
 # Names of files and folders that contain the number of their run.
-_NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints|weights)_(\d+).*')
+_NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|trace|tensorboard|checkpoints|weights)_(\d+).*')
 
 
 class _NumberedPath:
@@ -51,6 +51,10 @@ class RunFolder:
         """Return the path of a node's samples; characters of the host name that are unsafe in file names become _."""
         safe = re.sub(r'[^\w.-]', '_', host)
         return self.dir / f'telemetry_{self.index}_{safe}.jsonl'
+
+    def trace(self, rank: int) -> Path:
+        """Return the path of a rank's traced steps."""
+        return self.dir / f'trace_{self.index}_{rank}.jsonl'
 
 
 def run_number(name: str) -> int | None:
