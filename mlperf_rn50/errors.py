@@ -27,7 +27,7 @@ class DataError(UserError):
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, damaged or from a different run."""
+    """A checkpoint that is missing, damaged, cannot be written or read, or does not fit the run."""
 
 
 class DamagedCheckpoint(CheckpointError):

@@ -34,7 +34,7 @@ class Batch:
 
 
 class Request(NamedTuple):
-    """Records and random numbers for one forward pass."""
+    """Record numbers for one forward pass and, in training, random numbers for the augmentation."""
 
     samples: np.ndarray  # record numbers, int64, (batch,)
     is_new: np.ndarray  # True if this rank's node reads the record for the first time, bool, (batch,)

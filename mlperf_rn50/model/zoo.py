@@ -1,4 +1,4 @@
-"""Networks other than ResNet for throughput studies, and construction and FLOPs of all networks.
+"""Networks other than ResNet, for throughput studies; functions that build any network and count its FLOPs.
 
 Networks come from Gluon's model zoo if it has them. Sources: AlexNet, Krizhevsky 2014
 (https://arxiv.org/abs/1404.5997); VGG, Simonyan and Zisserman 2014 (https://arxiv.org/abs/1409.1556); GoogLeNet,

@@ -73,7 +73,7 @@ def render_ranks(plan: Plan, num_hosts: int) -> dict[str, Any]:
 
 
 class _Describer:
-    """Generator of the (tag, value) pairs of each layer, with the current shape of the activations as state."""
+    """Makes the v0.5 (tag, value) pairs of each layer in order, and keeps the current shape of the activations."""
 
     def __init__(self, config: Config):
         self._config = config
