@@ -1,7 +1,8 @@
 """Detection of duplicate logs, regardless of their seeds and dates. Pure.
 
-Runs are duplicates if all times since run_start are equal to the millisecond, and at least four of these times, spread
-over a second or more, are not whole seconds. If they are whole, as from a coarse clock, accuracies must be equal too.
+Runs are duplicates if all their times of epochs and evaluations since run_start are equal to the millisecond, and at
+least four of these times, spread over a second or more, are not whole seconds. If fewer are not, as from a clock that
+counts seconds, the accuracies must be equal too, and at least four of them different.
 """
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,14 +22,14 @@ class Duplicate:
 
 
 def _is_evidence(times_ms: Sequence[int | None], accuracies: Sequence[float]) -> bool:
-    """Return whether equal times, and equal accuracies if the times are whole seconds, cannot be coincidence."""
+    """Return whether runs with these equal times and accuracies (empty: not compared) are certainly duplicates."""
     is_curve = len(set(accuracies)) >= _MIN_ACCURACIES
     significant = {t for t in times_ms if t is not None and (is_curve or t % 1000)}
     return len(significant) >= _MIN_TIMES and max(significant) - min(significant) >= _MIN_MS
 
 
 def find_duplicates(runs: Sequence[Run]) -> list[Duplicate]:
-    """Return the runs that duplicate an earlier one, regardless of dates, seeds and names."""
+    """Return the runs that duplicate an earlier run of the sequence, regardless of dates, seeds and names."""
     first: dict[object, Run] = {}
     duplicates = []
     for run in runs:

@@ -61,7 +61,7 @@ def _seconds(value: Any, ticks_per_s: float = 1.0) -> float:
 
 
 def decode_events(line: str) -> list[LogEvent | ValueError]:
-    """Return the events on a line that other output may share. A torn event becomes ValueError(reason, text)."""
+    """Return the events on a line, which may contain other output. A damaged one becomes ValueError(reason, text)."""
     if line.startswith(':::MLLOG ') and '\r' not in line and line.find(':::ML', 1) < 0:  # the usual case
         return [_try_decode(line)]
     decoded = []
@@ -84,7 +84,7 @@ def _try_decode(text: str) -> LogEvent | ValueError:
 
 
 def _parse(text: str) -> Any:
-    """Parse a JSON value, which other output may follow: after a number, it must start with a space or control code."""
+    """Parse a JSON value and ignore output after it, which after a number must begin with a space or control code."""
     try:
         value, end = _scan(text, 0)
         is_whole = text[end - 1] in '"]}' or not text[end:] or text[end] == ' ' or not text[end].isprintable()

@@ -1,4 +1,4 @@
-"""Findings: errors, warnings and notes about logs, run sets and comparisons. findings.ini lists all that exist."""
+"""Findings: errors, warnings and notes about logs, run sets and comparisons. findings.ini defines their kinds."""
 from collections import Counter
 from collections.abc import Iterable
 from configparser import ConfigParser
@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-MAX_FINDINGS = 50  # maximum number of findings of each grade
+MAX_FINDINGS = 50  # maximum number of findings of each grade in a log
 Grade = Literal['error', 'warning', 'note']
 GRADES: tuple[Grade, ...] = ('error', 'warning', 'note')
 _TEXTS = ConfigParser(interpolation=None)
@@ -15,7 +15,7 @@ _GRADE_OF = {kind: grade for grade in GRADES for kind in _TEXTS[grade]}
 
 
 class Finding(NamedTuple):
-    """A finding of the table about a line, a log or a run set."""
+    """An error, a warning or a note about a line, a log, a run set or a comparison."""
 
     kind: str  # id in findings.ini
     line: int | None  # None for the whole file
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 
 def make_finding(kind: str, line: int | None = None, *values: Any, file: Path | None = None,
                  grade: Grade | None = None) -> Finding:
-    """Return the finding of an id, with the values in its text; grade None means that of the table."""
+    """Return the finding of a kind, with the values in its text. Grade None means the grade in findings.ini."""
     text, _, summary = _TEXTS[_GRADE_OF[kind]][kind].partition(' | ')
     return Finding(kind, line, text.format(*values), (summary or text).format(*values), grade or _GRADE_OF[kind], file)
 
@@ -38,14 +38,14 @@ def most_severe(findings: Iterable[Finding]) -> list[Finding]:
 
 
 class Findings:
-    """Collects the first finding of each kind, and counts its lines, so that the memory does not grow with the log."""
+    """Collects the first finding of each grade and summary, and counts the others, to use little memory for any log."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Grade, str], Finding] = {}  # the first finding by grade and summary
         self._counts: Counter[tuple[Grade, str]] = Counter()
 
     def add(self, finding: Finding) -> None:
-        """Add a finding; of several with the same grade and summary, only the first is kept."""
+        """Add a finding, or count it if its grade and summary are known, or omit it after MAX_FINDINGS of its grade."""
         grade, kind = finding.grade, (finding.grade, finding.summary)
         if kind not in self._kept and sum(key[0] == grade for key in self._kept) >= MAX_FINDINGS:
             self._kept.setdefault((grade, ''), make_finding('omitted', finding.line, f'{grade}s', grade=grade))
@@ -54,7 +54,7 @@ class Findings:
         self._counts[kind] += 1
 
     def flag(self, kind: str, line: int | None, *values: Any, grade: Grade | None = None) -> None:
-        """Add the finding of an id, with the values in its text."""
+        """Add the finding of a kind, with the values in its text."""
         self.add(make_finding(kind, line, *values, grade=grade))
 
     def include(self, other: 'Findings') -> None:

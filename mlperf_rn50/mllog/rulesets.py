@@ -1,4 +1,4 @@
-"""Rounds, spelled v2.0, and the rulesets of the checkers. This module has few imports, because parsers load it."""
+"""Rounds, such as v2.0, and rulesets of the checkers, such as 2.0.0. Option parsers load this, so it imports little."""
 from argparse import ArgumentTypeError
 from collections.abc import Collection
 from itertools import groupby
@@ -11,11 +11,11 @@ DIVISIONS = ('open', 'closed')
 ROUND_OF = {r: r if r == V05 else f'v{r[:3]}' for r in RULESETS}  # round of each ruleset
 ROUNDS = {name: ruleset for ruleset, name in ROUND_OF.items()}
 PACKAGED = tuple(name for name in ROUNDS if name >= 'v1.0')  # the package layout of earlier rounds is not supported
-LATER = 'v0.7+'  # v0.7 or a later round, which have the same line format, if no folder names it
+LATER = 'v0.7+'  # round of a log in the format of v0.7 and later rounds, if no folder name contains it
 
 
 def parse_round(text: str) -> str:
-    """Return the round that 2.0.0, v2.0.0, v2.0 or 2.0 names. Raise ArgumentTypeError that suggests the nearest."""
+    """Return a round, such as v2.0 for 2.0.0, v2.0.0, v2.0 or 2.0. Raise ArgumentTypeError for an unknown round."""
     word = text.strip().lower()
     number = word.removeprefix('v')
     name = f'v{number.removesuffix(".0") if number.count(".") == 2 else number}'

@@ -7,8 +7,9 @@ from typing import Any, Literal, NamedTuple
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.findings import Finding
 
-# aborted: ended below the target; interrupted: ended by a stop request; failed: the run gave up, or its log has no
-# run_stop or contradicts itself; running: no run_stop yet, and the log is still being written; unreadable: not a log.
+# aborted: ended below the target, or run_stop has no status; interrupted: ended by a stop request; failed: ended by an
+# error, or the log has no run_stop, no evaluation or no valid time; running: no run_stop yet, and the log is still
+# being written; unreadable: the file is not the log of a single ResNet run.
 RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'running', 'unreadable']
 
 V05_TARGET, TARGET = 0.749, 0.759  # Top-1 required in the closed division of v0.5, and of later rounds
@@ -17,7 +18,7 @@ IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
 
 @dataclass(frozen=True, slots=True)
 class FactSource:
-    """Source of a fact, which is logged, implied by log lines, or described in the log or a file about its system."""
+    """Source of a fact: logged under its own key, implied by lines, names or rules, or in a system description."""
 
     basis: Literal['logged', 'implied', 'described']
     text: str  # name of the key, lines or file
@@ -27,7 +28,7 @@ class FactSource:
 
 
 class Evaluation(NamedTuple):
-    """Top-1, as a fraction, after `epoch` epochs of training; times are in seconds since run_start."""
+    """Top-1, as a fraction, after `epoch` epochs of training. Times are seconds since run_start, None if unknown."""
 
     epoch: int
     accuracy: float
@@ -50,7 +51,7 @@ class TrainSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as read from its log; a fact is None if neither the log nor the description has it."""
+    """A run as read from its log. A fact is None if neither the log nor the system description gives it."""
 
     path: Path
     round: str  # v0.5, v0.6, a later round if the folder name contains it, otherwise v0.7+
@@ -67,7 +68,7 @@ class Run:
     num_accelerators: int | None = None  # 0 for a run on CPUs
     accelerator: str | None = None  # model, from the system description
     framework: str | None = None  # name and version, from the system description
-    node_gbit_s: float | None = None  # of all ports of a node between nodes, from the system description
+    node_gbit_s: float | None = None  # of a node's ports to other nodes together, from the system description
     global_batch_size: int | None = None
     opt_name: str | None = None
     optimizer: Mapping[str, Any] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class Run:
     init_s: float | None = None  # from the first init_start to init_stop
     epochs_to_converge: int | None = None
     last_epoch: int | None = None
-    is_from_0: bool = False  # whether the log counts epochs from 0, contrary to the rules, so that it has lower numbers
+    is_from_0: bool = False  # whether the log counts evaluations from epoch 0, against the rules; here the first is 1
     # From run_start to run_stop, without the gaps before resumes; None if logged times contradict each other.
     time_to_train_s: float | None = None
     last_s: float | None = None  # time of the last event, in seconds since 1970
@@ -104,7 +105,7 @@ class Run:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """Texts of the findings that make a number of this run invalid; every command refuses such a run."""
+        """Texts of the findings that make a number of this run invalid. mlperf-rn50 check lists them as violations."""
         return tuple(f.text for f in self.findings if f.grade == 'error')
 
     @property

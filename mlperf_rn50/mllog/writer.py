@@ -36,7 +36,7 @@ _DEPTH = 3  # stack frames between the function that encodes a line and the call
 
 
 def _make_logger(name: str, sink: logging.Handler | None) -> logging.Logger:
-    """Return a logger that writes to one sink only."""
+    """Return a logger that writes only to the sink, or nowhere if it is None."""
     logger = logging.getLogger(name)
     logger.handlers[:] = [sink] if sink else []
     logger.propagate = False
@@ -45,10 +45,10 @@ def _make_logger(name: str, sink: logging.Handler | None) -> logging.Logger:
 
 
 class RunLog:
-    """The log of a run. With path None, as on ranks other than 0, nothing is written."""
+    """The log of a run. With path None, as on ranks other than 0, nothing is written; with v06_path None, no :::MLL."""
 
     def __init__(self, path: Path | None, v06_path: Path | None, is_resumed: bool = False):
-        """Create new files (FileExistsError if one exists), or open those of a resumed run; StorageError on failure."""
+        """Create files (FileExistsError if one exists) or, if is_resumed, open them. Raise StorageError on failure."""
         self._sink = LineHandler(path, not is_resumed) if path else None
         self._v06 = LineFile(v06_path, not is_resumed) if v06_path else None
         self._mllog = MLLogger(_make_logger('mlperf_rn50.mllog', self._sink), root_dir=_ROOT,
@@ -66,7 +66,7 @@ class RunLog:
             self._v06.close()
 
     def time(self) -> float:
-        """Return the time of the next line: now, but after the target was reached, that of the last line before it."""
+        """Return the time of the next line since 1970: now or, from run_stop with success on, that of the last line."""
         self._time_s = self._time_s if self._is_converged else self._opened_s + time.monotonic()
         return self._time_s
 
@@ -86,7 +86,7 @@ class RunLog:
             v05.resnet_print(tag, value, stack_offset=_DEPTH)
 
     def submission(self, config: Config) -> None:
-        """Log the benchmark, the submitter and the platform."""
+        """Log the benchmark, and the submitter, division, status and platform of the submission."""
         run = config.run
         benchmark = keys.RESNET if config.model.name.startswith(keys.RESNET) else config.model.name
         for key, value in [(keys.SUBMISSION_BENCHMARK, benchmark), (keys.SUBMISSION_ORG, run.submission_org),
@@ -164,7 +164,7 @@ class RunLog:
         self._event(keys.RUN_START, kind=keys.INTERVAL_START)
 
     def run_resumed(self, step: int, epoch: int, clock_s: float, **plan: Any) -> None:
-        """Log a resume from a checkpoint, and the plan of the resumed run. The log then has several timed parts."""
+        """Log a resume from a checkpoint that was saved clock_s after run_start. plan: other metadata (RUN_RESUMED)."""
         self._event(events.RUN_RESUMED, step, epoch_num=epoch + 1, clock_s=clock_s, submittable=False, **plan)
 
     def data(self, config: Config, num_ranks: int, num_nodes: int) -> None:
@@ -234,7 +234,7 @@ class RunLog:
         self._tag(tags.EVAL_STOP, epoch)
 
     def run_stop(self, reason: str) -> None:
-        """Log the end of the run. reason: converged (at the time of the last line), aborted, interrupted or failed."""
+        """Log the end of the run. reason: aborted, interrupted, failed or, at the time of the last line, converged."""
         self._is_converged = reason == 'converged'
         self._event(keys.RUN_STOP, kind=keys.INTERVAL_END,
                     status=keys.SUCCESS if self._is_converged else keys.ABORTED, reason=reason)

@@ -68,7 +68,7 @@ def missing_code(home: Path) -> list[str]:
 
 
 def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
-    """Copy the program at the runs' commit and return ''. If that fails, copy the checkout as it is. Return a note."""
+    """Copy the program at the runs' commit and return ''. If that fails, copy the checkout and return a note."""
     commit = value_at(env, 'git_commit')
     with suppress(ValueError):  # from git, such as for an unknown commit
         if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit):

@@ -47,7 +47,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Package:
-    """Result of carrying out an order, or of the check of a finished tree."""
+    """Result of building the tree of an Order, or of checking a finished tree."""
 
     home: Path | None  # the tree; None if it was refused and not written
     refusals: Sequence[str] = ()  # violated rules
@@ -161,7 +161,7 @@ def _check_set(runs: Sequence[Run]) -> list[str]:
 
 
 def judge_runs(runs: Sequence[Run], ruleset: str, division: str | None = None) -> tuple[list[str], CheckResult]:
-    """Return the violations in a run set, and a summary. A single failed log is tolerated unless it is dangerous."""
+    """Return the violations in a run set, and a summary. One failed log is tolerated unless find_danger refuses it."""
     if refusals := _check_set(runs) or [f'{r.path.name}: {danger}' for r in runs
                                         if (danger := find_danger(r.path, ruleset))]:
         return refusals, ('logs', 'not checked')
@@ -177,7 +177,7 @@ def judge_runs(runs: Sequence[Run], ruleset: str, division: str | None = None) -
 
 
 def find_warnings(runs: Sequence[Run]) -> list[str]:
-    """Return the warnings about an accepted set: a failed run, and the warnings about its logs."""
+    """Return the warnings about an accepted set: a failed run, and the findings of any grade about its logs."""
     result = [f'1 of {len(runs)} runs did not converge ({r.path.name}: {r.status}) and counts as the slowest'
               for r in runs if r.status != 'converged']
     counts = Counter(text for r in runs for text in dict.fromkeys(w.text for w in r.findings))
@@ -192,7 +192,7 @@ def find_warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:
-    """Check a finished tree and, if it has no problems, run the official tools on it. Sets: runs by results folder."""
+    """Check a finished tree and, if it has no problems, run the official tools on it. sets: runs by system."""
     problems: list[str] = []
     warnings: list[str] = []
     notes: list[str] = []

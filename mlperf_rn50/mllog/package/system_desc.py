@@ -41,7 +41,7 @@ def find_base(log: Path) -> SubmittedDescription | None:
 
 
 def _text(key: str, value: Any) -> Any:
-    """Return a field as text, as later rounds write it, or '' if it is empty."""
+    """Return a field as text, as in later rounds, or '' if it is empty. other_software_stack may stay an object."""
     if isinstance(value, dict) and key == 'other_software_stack':
         return value
     text = str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ''
@@ -57,7 +57,7 @@ def data_note(runs: Sequence[Run]) -> str:
 
 def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: str, round_name: str,
                     base: SubmittedDescription | None) -> dict[str, Any]:
-    """Return the fields for mlperf_logging.system_desc_checker, from logs, env.json and base, or '' if unknown."""
+    """Return the fields that the official checker requires, from logs, env.json and base; an unknown field is ''."""
     cpu = object_at(env, 'host', 'hardware', 'cpu')
     disks, gpus, networks = (objects_at(env, 'host', 'hardware', name) for name in ('storage', 'gpus', 'networks'))
     num_nodes = next((r.num_nodes for r in runs if r.num_nodes), None)

@@ -1,4 +1,4 @@
-"""Evaluations and training segments on a run's clock, and findings about inconsistent times. Pure."""
+"""Evaluations and training segments, with times since run_start, and findings about inconsistent times."""
 import bisect
 import math
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog, inte
 from mlperf_rn50.mllog.run import Evaluation, TrainSegment
 from mlperf_rn50.runfolder.jsonl import number
 
-SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; a matter of milliseconds in published logs
+SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; milliseconds in published logs
 STEP_S = 1.0  # tolerated difference between the wall clock and the monotonic clock over a run
 _GAP_S = 60.0  # tolerated time between the last evaluation and run_stop, however short the epochs are
 _MAX_QUEUED = 0.05  # tolerated time between ends of epochs and their evaluations, as a share of the training
@@ -18,7 +18,10 @@ _OLDEST_S = 1e9  # an earlier time was probably logged in seconds instead of mil
 
 
 def renumber(log: RawLog) -> bool:
-    """Make epochs that count from 0 count from 1, and evaluations unless one would precede its epoch (return False)."""
+    """Make the epochs of a log that counts them from 0 count from 1. Return whether its evaluations did so too.
+
+    They did if none has a higher number than the last epoch that began before it.
+    """
     if min([*log.epochs, *log.blocks], default=1) != 0:  # 0 in logs of TensorFlow (v0.7 to v1.0) and MosaicML (v2.0)
         return False
     marks = {epoch: log.eval_starts.get(epoch, mark) for epoch, (mark, _) in log.accuracies.items()}
@@ -37,7 +40,7 @@ def _shifted(by_epoch: dict[int, Any]) -> dict[int, Any]:
 
 
 def join_blocks(log: RawLog) -> None:
-    """Let a block whose start is logged in every epoch cover them all, if they reach the next block or evaluation."""
+    """Multiply the length of a block by its start lines if it then ends at the next block or the last evaluation."""
     firsts = [*sorted(log.blocks), max(log.accuracies, default=0) + 1]
     for first, repeats in (+log.block_repeats).items():
         mark, count = log.blocks[first]
@@ -47,7 +50,7 @@ def join_blocks(log: RawLog) -> None:
 
 
 def _last_begun(log: RawLog, mark: LinePosition) -> int:
-    """Return the last epoch that begins before a position in the log, as the log numbers it."""
+    """Return the number, as logged, of the last epoch that begins before a position in the log; 0 if there is none."""
     return max((first + count - 1 for first, (start, count) in (log.epochs or log.blocks).items()
                 if start.line < mark.line), default=0)
 
@@ -60,7 +63,7 @@ def evaluations(log: RawLog) -> tuple[Evaluation, ...]:
 
 
 def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]:
-    """Return the training segments: epochs or, if the log has none, blocks, each up to its evaluation."""
+    """Return epochs or, without any, blocks. One without a logged end ends at the next start, evaluation or end_s."""
     starts = log.epochs or log.blocks
     borders = sorted(t for t in [end_s, *(log.clock_s(mark) for mark, _ in starts.values()),
                                  *map(log.clock_s, log.eval_starts.values())] if t is not None)
@@ -169,7 +172,7 @@ def _check_stop(log: RawLog) -> Iterator[Finding]:
 
 
 def check_duration(log: RawLog, duration_s: float | None) -> Iterator[Finding]:
-    """Yield a finding if the wall clock of the log contradicts the duration that the run itself measured."""
+    """Yield a finding if the log's wall clock contradicts the duration that the run itself measured (None: unknown)."""
     mark = log.single[keys.RUN_STOP][0] if keys.RUN_STOP in log.single else None
     logged_s = log.clock_s(mark)
     if mark and logged_s is not None and duration_s is not None and abs(logged_s - duration_s) > STEP_S:

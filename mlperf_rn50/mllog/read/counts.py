@@ -10,12 +10,12 @@ from mlperf_rn50.mllog.run import FactSource
 
 # In v0.5 logs, input_batch_size is per accelerator or, in some, global. No accelerator can hold this many images.
 _NOT_LOCAL = 1024
-_MIN_KEPT = 0.95  # ranks whose lines interleave lose a few of them; a published log has 638 of 640
+_MIN_KEPT = 0.95  # minimum share of lines kept if ranks write at the same time; a published log has 638 of 640
 _OF_NODES = ('num_nodes', 'num_accelerators', 'accelerator')  # keys of each kind of node in a description
 
 
 def describe_in_log(log: RawLog) -> SystemDescription:
-    """Return the system description in a v0.6 log, an object or a text whose values may be quoted."""
+    """Return the system description in a v0.6 log, which is an object, or text in which quotes may be escaped."""
     text = str(log.value(keys.SUBMISSION_ENTRY))[:10_000]
     found = {name: [quoted or digits for quoted, digits in re.findall(
         rf"""["']{name}\\*["']: ?(?:\\*["']([^"'\\]*)|(\d+))""", text)] for name in ('framework', *_OF_NODES)}
@@ -25,7 +25,7 @@ def describe_in_log(log: RawLog) -> SystemDescription:
 
 
 class CountReader:
-    """Reads the numbers of a run (None if unknown), and adds their sources and warnings about differing values."""
+    """Determines the counts of a run (None if unknown), and adds their sources and warnings about differing values."""
 
     def __init__(self, log: RawLog, description: SystemDescription, sources: dict[str, FactSource]):
         self._log, self._described, self._sources = log, description, sources
@@ -47,11 +47,12 @@ class CountReader:
         return Count(count, FactSource('implied', f'{count} {key} lines', line)) if count > 1 else None
 
     def _order(self, lines: Count | None) -> tuple[list[Count | None], list[Count | None]]:
-        """Return the described number of nodes and of accelerators, each with that of lines, the preferred one first.
+        """Return numbers of nodes and of accelerators from the description and from lines, the preferred ones first.
 
-        Lines, of which a few may be lost, are preferred if they imply the described accelerators per node on other
-        nodes than described, because some descriptions are inventories. From v0.6 on, where every rank or only the
-        first writes init_start, they are always preferred, unless accelerators have equally many lines or nodes one.
+        The lines are cache_clear, one per node, and `lines`, one per rank, of which a few may be lost. Descriptions are
+        preferred, but some list more nodes than the run had. So `lines` are preferred if there are as many as
+        cache_clear lines times described accelerators per node, but not as many as described accelerators. From v0.6
+        on, they are also preferred unless there is one per node, or the same number for each described accelerator.
         """
         nodes, total, cleared = self._described.nodes, self._described.accelerators, self._cleared
         in_order = [nodes, cleared], [total, lines]
@@ -67,7 +68,7 @@ class CountReader:
         return [cleared or Count(-(-lines.number // per_node), lines.source), nodes], [lines, total]
 
     def _settle(self, name: str, unit: str, *values: Count | None) -> int | None:
-        """Return the first known number and warn if others differ; for a resumed run, the last resume has priority."""
+        """Return the first known number and warn if others differ; of a resumed run, return that of its last resume."""
         log, known = self._log, [v for v in values if v]
         if log.resumes:
             key = {'num_nodes': events.NUM_NODES, 'num_ranks': events.NUM_RANKS}.get(name, name)
@@ -102,7 +103,7 @@ class CountReader:
         return self._settle('num_accelerators', 'accelerators', logged, *counts)
 
     def _implied_batch(self) -> Count | None:
-        """Return the global batch from the v0.5 batch per accelerator, unless that is too large for one accelerator."""
+        """Return the global batch from the v0.5 batch: per accelerator or, if too large for one accelerator, global."""
         logged = self._logged(INPUT_BATCH_SIZE)
         if logged is None or logged.number >= _NOT_LOCAL:
             text = 'input_batch_size, too large for one accelerator'

@@ -31,12 +31,12 @@ class SystemDescription:
     accelerators: Count | None = None  # total of all nodes
     accelerator: str | None = None
     framework: str | None = None
-    node_gbit_s: float | None = None  # sum over the ports that connect a node to others
+    node_gbit_s: float | None = None  # of a node's ports to other nodes together
     fault: Finding | None = None  # about an unreadable file, or a value that is no number
 
 
 def _count(value: Any) -> int | None:
-    """Return a count, which later rounds write as text; None for anything else."""
+    """Return a count given as a number or, as in later rounds, as text; None for anything else."""
     if isinstance(value, str) and re.fullmatch(r'\d{1,9}(\.0+)?', value.strip(), re.ASCII):
         return int(float(value))
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -55,9 +55,9 @@ def _names(values: list[Any]) -> str | None:
 
 
 def network_gbit_s(text: Any) -> float | None:
-    """Return the rate of a node's ports in Gbit/s, from a text such as 'Storage: ..., Compute: 8x HDR 200Gb/Sec'.
+    """Return the total rate of a node's ports in Gbit/s, from 'Storage: ..., Compute: 8x HDR 200Gb/Sec' for example.
 
-    Ports for storage and management do not count. Of several kinds of ports, the faster one counts.
+    Ports for storage and management do not count. Of several kinds of ports, the one with the highest total counts.
     """
     parts = re.split(r'[,;+]| and ', text[:1000]) if isinstance(text, str) else []
     rates = []
@@ -75,7 +75,7 @@ def system_path(log: Path) -> Path:
 
 
 def load_object(path: Path) -> tuple[dict[str, Any], str]:
-    """Return the object in a JSON file, and its text; raise ValueError with the reason if there is none."""
+    """Return the object in a JSON file, and the text of the file; raise ValueError with the reason if there is none."""
     try:
         with open(path, encoding='utf-8', errors='replace', opener=regular_file) as f:
             text = f.read(_MAX_BYTES + 1)
@@ -140,7 +140,7 @@ def find_description(log: Path) -> SystemDescription:
 
 
 def org_of_folder(log: Path) -> tuple[str, FactSource] | None:
-    """Return the submitter from the path v0.6/<org>/results/<system>/resnet; in v0.5, <org> may be <org>/<name>."""
+    """Return the submitter from a folder v0.6/<org>/results/<system>/resnet, or v0.5/<org>/<name>/results and so on."""
     folders = [p.name for p in log.absolute().parents]
     if folders[0] != 'resnet' or 'results' not in folders[2:3]:
         return None
@@ -164,7 +164,7 @@ def _check_numbers(name: str, content: dict[str, Any]) -> Finding | None:
 
 
 def describe_entry(content: dict[str, Any], source: Callable[[str], FactSource]) -> SystemDescription:
-    """Return the content of a v0.5 entry.json or of its copy in a v0.6 log; source gives the source of a key."""
+    """Return the content of a v0.5 entry.json or of its copy in a v0.6 log. source returns the source of a key."""
     nodes = objects_at(content, 'nodes')
     counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
     known = [(num, num * each) for num, each in counts if num is not None and each is not None]

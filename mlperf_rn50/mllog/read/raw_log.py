@@ -59,7 +59,7 @@ class LinePosition(NamedTuple):
 
 
 class RawLog:
-    """Content of all lines in one format. Epochs count from 1; of several lines for an epoch, the first is used."""
+    """Content of all lines in one format. v0.5 epochs are converted to count from 1. Repeated epochs are not kept."""
 
     def __init__(self, line_format: LineFormat):
         self.format = line_format
@@ -107,7 +107,7 @@ class RawLog:
         return event.metadata.get('status') == keys.SUCCESS
 
     def clock_s(self, mark: LinePosition | None) -> float | None:
-        """Return seconds on the run's clock, which stops when the run ends and continues at its resume."""
+        """Return seconds since run_start, None if unknown. After a resume, they continue from its checkpoint's."""
         if mark is None:
             return None
         if mark.part:
@@ -214,7 +214,7 @@ class RawLog:
                 self.rates.append((mark, event.value['learning_rate']))
 
     def _epoch(self, event: LogEvent) -> int | None:
-        """Return the epoch of an event; v0.5 counts from 0 and may omit the current epoch."""
+        """Return the epoch of an event, or None. v0.5 counts from 0; without a number, it is the current epoch."""
         if self.format != 'MLPv0.5.0':
             return _epoch_number(event.metadata.get('epoch_num'))
         value = event.value.get('epoch') if isinstance(event.value, dict) else event.value

@@ -21,7 +21,7 @@ from mlperf_rn50.mllog.run import Run
 
 
 def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
-    """Yield (line number, event or error of a torn line) of a file; raise UserError if the file is unreadable."""
+    """Yield (line number, event, or ValueError if damaged) of a file. Raise UserError if the file is unreadable."""
     try:
         for line_number, line in numbered_lines(path):
             if b':::ML' in line:
@@ -40,7 +40,7 @@ def find_logs(path: Path, pattern: str) -> tuple[list[Path], list[OSError]]:
 
 
 def no_logs(folder: Path) -> str:
-    """Return what a folder without logs contains, and how its other files can be read."""
+    """Return the message for a folder without logs, with a hint if it has files of other names that may be logs."""
     others = Counter(p.with_name(f'*{p.suffix}') for p in find_logs(folder, r'.*\.(log|out|txt)')[0])
     hint = ''.join(f'; files of other names are read if they are given, such as {p}' for p, _ in others.most_common(1))
     return f'contains no result_<k>.txt, nor do its subfolders{hint}'
@@ -51,7 +51,7 @@ class OtherBenchmark(UserError):
 
 
 def read_run(path: Path, now_s: float | None = None) -> Run:
-    """Return the run in a log file; now_s is the current time. Raise UserError unless it is a log of one ResNet run."""
+    """Return the run in a log at now_s since 1970 (None: now). Raise UserError unless the log is of one ResNet run."""
     logs: dict[LineFormat, RawLog] = {}
     torn, last_line, undecoded = Findings(), 0, ''
     for last_line, event in read_events(path):

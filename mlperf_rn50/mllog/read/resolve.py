@@ -39,13 +39,13 @@ def _text(value: Any) -> str | None:
 
 
 def _totals(accuracy: float, candidates: list[int]) -> list[int]:
-    """Return the candidates for a number of images of which a fraction, as printed in a log, can be a whole number."""
+    """Return the candidate numbers of images of which an accuracy, rounded as logged, can be a whole number."""
     rounding = 0.5 * 10.0 ** -len(repr(accuracy).partition('.')[2]) + 1e-7  # rounding of printed digits and of float32
     return [n for n in candidates if abs(accuracy * n - round(accuracy * n)) <= n * rounding]
 
 
 def _setting(value: Any) -> Any:
-    """Return the value of an optimizer key; for values known only later, v0.5 logs random names, new in each run."""
+    """Return an optimizer value that is valid JSON. A random name of v0.5, for a value known later, is DEFERRED."""
     if isinstance(value, str) and value.startswith('DEFERRED: '):
         return 'DEFERRED'
     is_plain = isinstance(value, (int, str, type(None))) or isinstance(value, float) and math.isfinite(value)
@@ -70,7 +70,7 @@ class RunResolver:
         self.evaluations = clock.evaluations(log)
 
     def _org(self) -> str | None:
-        """Return the submitter from the submission or, if there is none, from the log."""
+        """Return the submitter from the system description, else from the folder names, else from the log."""
         logged = _text(self.log.value(keys.SUBMISSION_ORG))
         in_log = (logged, self.log.source(keys.SUBMISSION_ORG)) if logged else None
         named = self.description.org or org_of_folder(self.path) or in_log
@@ -94,7 +94,7 @@ class RunResolver:
         return V05_TARGET if round_name == 'v0.5' else TARGET
 
     def _data(self) -> tuple[str | None, bool, int | None, int | None]:
-        """Return the name of the data set, whether it is ImageNet, and its training and evaluation images."""
+        """Return the name of the data set, whether it is ImageNet, and numbers of training and evaluation images."""
         log = self.log
         num_train, num_val = integer(log.value(keys.TRAIN_SAMPLES), 1), integer(log.value(keys.EVAL_SAMPLES), 1)
         is_size_of_imagenet = num_train in (None, IMAGENET_TRAIN)

@@ -43,7 +43,7 @@ class Energy:
 
     @property
     def joules(self) -> float | None:
-        """Sum over the measured kinds."""
+        """Sum over the measured kinds, or None if there are none."""
         return sum(getattr(self, f'{kind}_joules') for kind in self.measured) if self.measured else None
 
 
@@ -98,7 +98,7 @@ def _joules_at(readings: Readings, time_s: float) -> float:
 
 
 def _joules_between(readings: Readings, start_s: float, stop_s: float) -> float:
-    """Return the joules between two times, extrapolated for the short parts beyond the readings."""
+    """Return the joules between two times, extrapolated beyond the readings. Raise _Unmeasured if these are too few."""
     for time_s, name in ((start_s, 'start'), (stop_s, 'end')):
         place = bisect.bisect_left(readings, time_s, key=itemgetter(0))
         gap_s = min(abs(t - time_s) for t, _ in readings[max(0, place - 1):place + 1])
@@ -169,7 +169,7 @@ def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
 
 
 def read_energy(run: Run, files: Mapping[int, Sequence[Path]] | None = None) -> Energy:
-    """Return the energy up to the run's end or, without one, the last time sampled by all nodes; files: of files_of."""
+    """Return the energy to the run's end or, without one, the last time sampled by all nodes. files: see files_of."""
     nodes = [_read_node(path) for path in files_of(run, files)]
     seconds = run.time_to_train_s
     if seconds is None:

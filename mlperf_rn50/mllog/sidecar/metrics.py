@@ -35,7 +35,7 @@ def read_learning_rates(run: Run) -> Sequence[tuple[float, float]]:
 
 
 def read_curve(path: Path) -> list[tuple[int, float]]:
-    """Return (epochs trained, Top-1 as a fraction) of each evaluation in a metrics.jsonl; of repeats, the last."""
+    """Return (epochs trained, Top-1 as a fraction) of each evaluation in a metrics.jsonl, the last if repeated."""
     return sorted({e.epoch: e.num_top1 / e.num_images for _, e in read_lines(path, EvalRecord, b'num_top1')
                    if e.num_top1 <= e.num_images}.items())
 

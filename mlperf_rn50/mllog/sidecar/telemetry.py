@@ -34,7 +34,7 @@ def _rate(record: TelemetryRecord, kinds: tuple[str, ...]) -> float:
 
 
 def read_node(path: Path) -> NodeTelemetry | None:
-    """Return the samples of a node on the run's clock; None if the file has no samples or no run_start."""
+    """Return the samples of a node after run_start, on the run's clock; None if the file has no such samples."""
     offset_s = None
     samples: list[tuple[float, ...]] = []
     for _, record in read_lines(path, TelemetryRecord):
