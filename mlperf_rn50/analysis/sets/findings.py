@@ -21,7 +21,7 @@ def render_finding(finding: Finding) -> str:
 
 
 def _failures(run_set: RunSet) -> list[Finding]:
-    """Return a finding for each reason why runs do not count as converged; a score allows one such run."""
+    """Return a finding for each reason why runs do not count as converged, only a note if the set has a score."""
     runs = run_set.counted
     unread = sum(r.status == 'unreadable' for r in runs)
     # These runs reached the target and ended, but their logs contradict themselves about the time or status.

@@ -92,7 +92,7 @@ def _load_runs(logs: Sequence[Path]) -> list[Run | UserError]:
 
 
 def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Return the runs, with the count of most logs where one contradicts itself or has lost lines of ranks."""
+    """Return the runs. One with contradictory counts, or with lost lines of ranks, gets the count of most runs."""
     settled = list(runs)
     for name in _COUNTS:
         known = Counter(v for r in runs if (v := r.fact(name)) is not None)
@@ -119,7 +119,7 @@ def _known_fact(run: Run, name: str) -> Any:
 
 
 def _find_difference(runs: Sequence[Run]) -> str | None:
-    """Return the first setting that differs between runs, with its values and files."""
+    """Return a message about the first fact that must be equal in all runs but differs, or None."""
     runs = [r for r in runs if r.status != 'unreadable']
     counted = [r for r in runs if r.status in ('converged', 'running')] or runs
     for name in (*_SHARED_IF_COUNTED, *_SHARED):
@@ -151,7 +151,7 @@ def _find_submitters(runs: Sequence[Run]) -> list[Finding]:
 
 
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
-    """Return the run sets, and mark those whose logs duplicate an earlier set, or join them if its round is earlier."""
+    """Return the sets. One with logs of an earlier set has a finding; a copy from another round joins its `later`."""
     indices = {id(r): i for i, s in enumerate(run_sets) for r in s.runs}
     found: dict[int, dict[int, list[Duplicate]]] = {i: {} for i in range(len(run_sets))}
     for duplicate in find_duplicates([r for s in run_sets for r in s.runs]):
@@ -167,7 +167,7 @@ def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
 
 
 def _flag_duplicates(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplicate]) -> Finding:
-    """Return a warning, or a note if a whole set was submitted again in another round."""
+    """Return a warning, or a note if all logs of a set were submitted again in another round."""
     name = other.name if other.name != run_set.name else str(other.folder)
     if len(duplicates) == 1:
         first = duplicates[0]

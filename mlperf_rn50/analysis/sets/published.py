@@ -51,7 +51,7 @@ def load_table() -> tuple[RunSet, ...]:
 
 
 def sets_under(path: Path) -> tuple[RunSet, ...]:
-    """Return the sets under published, or one of its rounds, organisations or systems, or () for any other path."""
+    """Return the sets under published, published/ROUND and so on, or () for other paths. Raise UserError for no set."""
     if path.parts[:1] != (NAME,) or os.path.lexists(path):
         return ()
     path = with_round(path)
@@ -63,14 +63,14 @@ def sets_under(path: Path) -> tuple[RunSet, ...]:
 
 
 def with_round(path: Path) -> Path:
-    """Return the path of published sets with its round spelled v2.0."""
+    """Return the path of published sets with its round in the spelling of v2.0."""
     with suppress(ArgumentTypeError):
         return Path(NAME, parse_round(path.parts[1]), *path.parts[2:]) if len(path.parts) > 1 else path
     return path
 
 
 def published_names() -> list[str]:
-    """Return the paths of all published sets, and of their rounds and organisations, which end with a slash."""
+    """Return the paths of all published sets and, with a slash at the end, of their rounds and organisations."""
     folders = [s.folder for s in load_table()]
     return sorted({str(f) for f in folders} | {f'{p}/' for f in folders for p in (f.parent, f.parent.parent)})
 

@@ -13,12 +13,12 @@ _RULESETS = ('1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
 
 @dataclass(frozen=True)
 class RcpVerdict:
-    """Verdict of the official rcp_checker on a run set."""
+    """Verdict on a run set, from the reference points of the official rcp_checker."""
 
     ruleset: str  # source of the points; the newest if the round has none
     is_of_round: bool  # whether the ruleset belongs to the round of the set
-    reference_epochs: float | None  # reference mean, interpolated between batch sizes
-    min_epochs: float | None  # minimum epochs to pass
+    reference_epochs: float | None  # mean at this batch, perhaps interpolated; None above all batches
+    min_epochs: float | None  # minimum epochs to pass; None above all batches
     epochs: float  # mean over all runs except the ones with the fewest and the most epochs
     passed: bool
     scaling: float  # the scaled score divided by the unscaled one
@@ -32,7 +32,7 @@ def _ruleset(run_set: RunSet) -> str | None:
 
 
 def is_scaled(run_set: RunSet) -> bool:
-    """Return whether result_summarizer may scale a score, as in the closed division of rounds with reference points."""
+    """Return whether result_summarizer may scale a score: closed division, round with reference points, 75.9 %."""
     return (_ruleset(run_set) is not None and {r.division for r in run_set.runs if r.division} == {keys.CLOSED}
             and all((r.final_accuracy or 0) >= TARGET for r in run_set.converged))
 
@@ -102,6 +102,6 @@ def _verdict(ruleset: str, is_of_round: bool, has_scaling: bool, batch: int, epo
 
 
 def official_score_minutes(run_set: RunSet) -> float | None:
-    """Return the score of result_summarizer, scaled if the runs took fewer epochs than the reference."""
+    """Return the score as result_summarizer computes it, scaled if the runs took fewer epochs than the reference."""
     verdict = check_rcp(run_set)
     return run_set.score_minutes * verdict.scaling if run_set.score_minutes and verdict else run_set.score_minutes

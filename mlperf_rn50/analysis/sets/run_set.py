@@ -56,7 +56,7 @@ def score_minutes(times_s: Sequence[float | None]) -> float | None:
 
 
 def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
-    """Return a property for a fact of runs, preferably of a converged one, or None if a refused set has several."""
+    """Return a property: the first known value, converged runs first; None if the runs of a refused set differ."""
     def first(run_set: 'RunSet') -> _T | None:
         known = [v for r in (*run_set.converged, *run_set.runs) if (v := r.fact(name)) is not None]
         return None if not known or run_set.refusal and any(v != known[0] for v in known) else known[0]
@@ -224,7 +224,7 @@ class RunSet:
 
     @cached_property
     def energy(self) -> Energy | None:
-        """Mean energy of the scored runs, None without telemetry. It has only devices that all these runs measured."""
+        """Mean energy of the scored runs, None without telemetry. It has only the kinds measured in all these runs."""
         found = [self.energies[r.path] for r in self.scored if self.energies]
         reasons = {kind: e.reasons[kind] for kind in KINDS for e in reversed(found) if kind in e.reasons}
         return Energy(statistics.fmean(e.seconds for e in found), _mean([e.cpu_joules for e in found]),

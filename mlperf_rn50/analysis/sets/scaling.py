@@ -18,13 +18,13 @@ MAX_OF_SPLITS = 8  # maximum systems with equal numbers of units that are all co
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system compared with its baseline. A factor above 1 means that the system is faster."""
+    """A system compared with its baseline. Units are accelerators or CPU ranks. A factor above 1 means faster."""
 
     run_set: RunSet
     baseline: RunSet
     speedup: float  # time of the baseline / time of the system
     efficiency: float | None  # speedup / ratio of units, None for different kinds of units
-    throughput_gain: float | None
+    throughput_gain: float | None  # images/s of the system / images/s of the baseline
     hardware_efficiency: float | None  # throughput_gain / ratio of units
     epoch_ratio: float | None  # epochs of the baseline / epochs of the system
     share_ratio: float | None  # full_speed_share of the system / that of the baseline
@@ -90,7 +90,7 @@ def _by_units(run_sets: Sequence[RunSet]) -> dict[int, list[RunSet]]:
 
 
 def compare_splits(run_sets: Sequence[RunSet]) -> list[Split]:
-    """Compare systems of equally many units on different numbers of nodes. A large group has only its extremes."""
+    """Compare systems of equally many units on different numbers of nodes. A large group has one comparison."""
     splits: list[Split] = []
     for group in _by_units(run_sets).values():
         if len(group) > MAX_OF_SPLITS:

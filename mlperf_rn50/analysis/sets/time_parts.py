@@ -92,7 +92,7 @@ class RunTimes:
 
 
 def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | None, int, float]]) -> RunTimes | None:
-    """Return mean times, if known. A run is (time to train, epochs, number of evaluations, their total time)."""
+    """Return mean times or None. A run is (seconds to train, epochs, number of evaluations, their seconds)."""
     known = [(t, e, n, s) for t, e, n, s in runs if t is not None and e and n]
     if not epoch_s or not known:
         return None

@@ -26,7 +26,7 @@ class Verdict:
     logs: Sequence[CheckedLog]
     run_set: RunSet
     passed: Sequence[str]  # rulesets that the logs pass
-    ruleset: str | None  # of the logged round, otherwise the oldest one that the logs pass; None if all are unreadable
+    ruleset: str | None  # of the logged round, else the oldest passed, else the newest; None if all are unreadable
     violations: Sequence[str]  # of this ruleset
     obstacles: Sequence[str]  # reasons why logs without violations cannot be submitted
 
@@ -101,7 +101,7 @@ def render_verdict(verdict: Verdict) -> str:
 
 
 def render_verdicts(verdicts: Sequence[Verdict]) -> str:
-    """Return the verdict, or the numbers of folders and the verdict on each, then the other rounds and notes."""
+    """Return the verdict or, for several sets, their number and the verdict on each, then other rounds and notes."""
     logs = [log for v in verdicts for log in v.logs]
     if len(verdicts) == 1:
         lines = [render_verdict(verdicts[0]), f'  {verdicts[0].place}' + f', {len(logs)} logs' * (len(logs) > 1),
