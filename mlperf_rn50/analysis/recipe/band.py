@@ -15,7 +15,7 @@ from mlperf_rn50.text import span
 
 # Half of the band width in sigmas, and consecutive outliers that raise an alarm; tuned with benchmarks/replay.py.
 SIGMAS, IN_A_ROW = 3.0, 2
-Curve = Sequence[tuple[int, float]]
+Curve = Sequence[tuple[int, float]]  # (epochs trained, Top-1 as a fraction)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _is_below(found: Band | None, accuracy: float) -> bool:
 
 
 def is_behind(bands: Mapping[int, Band], curve: Curve) -> bool:
-    """Return whether the last evaluations of a curve are all below the bands of their epochs."""
+    """Return whether the last IN_A_ROW evaluations of a curve are all below the bands of their epochs."""
     last = curve[-IN_A_ROW:]
     return len(last) == IN_A_ROW and all(_is_below(bands.get(epoch), accuracy) for epoch, accuracy in last)
 
@@ -84,7 +84,7 @@ def target_epochs(reference: Reference) -> list[int]:
 
 
 def standing_of(reference: Reference, bands: Mapping[int, Band], curve: Curve, time_s: float) -> CourseRecord:
-    """Compare the last evaluation of a non-empty curve with the reference runs. time_s is that evaluation's time."""
+    """Compare the last evaluation of a non-empty curve with the reference runs. time_s is since run_start."""
     epoch, accuracy = curve[-1]
     found, epochs = bands.get(epoch), target_epochs(reference)
     ends = (epochs[0], epochs[-1]) if epochs else None

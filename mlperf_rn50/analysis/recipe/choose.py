@@ -87,7 +87,7 @@ class RecipeGroup:
 
 
 def group(sets: Sequence[RunSet], opt_name: str | None = None, target: float | None = None) -> list[RecipeGroup]:
-    """Return the distinct recipes of converged ImageNet sets with at least this target, by batch, newest first."""
+    """Return recipes with which ImageNet runs reached a target (None: that of their set), by batch, newest first."""
     groups: dict[tuple[Recipe, str, float], list[RunSet]] = {}
     for run_set in sets:
         recipe, declared = run_set.recipe, run_set.recipe.target_accuracy
@@ -104,7 +104,7 @@ def group(sets: Sequence[RunSet], opt_name: str | None = None, target: float | N
 
 @cache
 def published_recipes(opt_name: str | None = None, target: float | None = None) -> tuple[RecipeGroup, ...]:
-    """Return the groups of the published sets. Each has the same options as in group."""
+    """Return the result of group for the published MXNet sets of the closed division."""
     return tuple(group(load_published(), opt_name, target))
 
 
@@ -252,7 +252,7 @@ def interpolate(below: RecipeGroup, above: RecipeGroup, batch: int) -> Choice:
 
 
 def _nearest_evaluation(epochs: float, recipe: Recipe) -> float:
-    """Return the nearest evaluation epoch within the schedule."""
+    """Return the evaluation epoch within the schedule that is nearest to a number of epochs."""
     assert recipe.eval_period and recipe.first_eval_epoch is not None
     num = max(0, round((epochs - recipe.first_eval_epoch) / recipe.eval_period))
     return float(min(recipe.first_eval_epoch + num * recipe.eval_period, recipe.last_eval_epoch or math.inf))

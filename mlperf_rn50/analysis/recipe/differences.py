@@ -197,7 +197,7 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
 
     These converged to the same or a higher target with the same optimizer, the ratio of the batches is at most
     SIMILAR_BATCH, and they are of the generation with the fewest deviations. Values between two sets of one generation
-    do not deviate, nor do learning rates scaled with the batch, as long as find_followed finds their source.
+    do not deviate, nor do learning rates scaled with the batch. If find_followed finds recipes, nothing deviates.
     """
     batch, known = _comparable(config, num_ranks)
     if not batch or find_followed(config, num_ranks):

@@ -35,7 +35,7 @@ class Recipes:
 
 def find_recipes(batch: int, opt_name: str | None, target: float | None, config: Config | None = None,
                  num_ranks: int | None = None, division: str = 'closed') -> Recipes:
-    """Return the recipes of a batch, with a choice or a comparison. Raise ConfigError if there are no recipes."""
+    """Return recipes at or near a batch, compared with config or, without it, a choice. Raise ConfigError if none."""
     sets = load_published(division)
     choice = None if config else choose_recipe(batch, opt_name, target, sets)
     known = group(sets, opt_name, target)
