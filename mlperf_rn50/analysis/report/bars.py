@@ -110,7 +110,7 @@ def draw_series(scene: Scene, series: Series) -> drawing.Picture:
 
 
 def draw_all_series(studies: Sequence[Study]) -> list[drawing.Picture]:
-    """Draw the efficiency of all series over their nodes, the widest in colour. Return no plot for a single series."""
+    """Draw the efficiency of two or more series over nodes, those with the largest ratio of nodes in colour."""
     names = labels_of([x.baseline for study in studies for x in study.series])
     curves = [(printable(f'{study.name}/' * (len(studies) > 1) + names[x.baseline]), [
         (s.num_nodes or 0, c.efficiency) for s in x.run_sets if (c := study.comparison_of.get(s)) and c.efficiency])

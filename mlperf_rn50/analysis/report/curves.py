@@ -134,7 +134,7 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
 
 
 def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
-    """Draw disk and network rates of the first run with telemetry, with one panel per node."""
+    """Draw disk and network rates of the first run with telemetry, one panel per node. Return None if there is none."""
     files = find_telemetry(shown.run_set.folder)
     runs = shown.run_set.runs if files else ()
     run, nodes = next(((r, nodes) for r in runs if (nodes := read_telemetry(r, files))), (None, []))

@@ -79,7 +79,7 @@ def energy_table(study: Study) -> Table:
 
 
 def energy_notes(run_set: RunSet) -> list[Finding]:
-    """Return why energy was not measured for some runs or kinds of devices."""
+    """Return why energy was not measured, by kind of device, unless all runs lack it for an expected reason."""
     notes = []
     for kind in KINDS:
         missing = [(p.name, e.reasons[kind]) for p, e in run_set.energies.items() if kind in e.reasons]

@@ -1,4 +1,4 @@
-"""All plots: those of the systems of several rounds, and those of a study, where a system has one colour."""
+"""All plots: of the systems of several rounds, and of a study, where each system keeps its colour in all plots."""
 from collections.abc import Iterator, Sequence
 
 import matplotlib
@@ -41,7 +41,7 @@ def _draw(name: str, title: str, points: dict[RunSet, tuple[float, float]],
 
 
 def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Picture]:
-    """Return the two pictures of the comparable systems, or none if these come from fewer than two rounds."""
+    """Return plots of minutes and epochs of comparable systems, or none if these are from fewer than two rounds."""
     shown = [s for s in run_sets if s.is_imagenet and s.target_accuracy == TARGET and s.division != keys.OPEN
              and s.minutes and s.num_accelerators and s.global_batch_size and not s.is_duplicate]
     if len({s.round for s in shown}) < 2:
@@ -67,7 +67,7 @@ def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Picture]:
 
 
 def draw_report(studies: Sequence[Study]) -> Iterator[list[drawing.Picture]]:
-    """Yield the plots of all systems, then those of each study, whose names contain that of the study if several."""
+    """Yield the plots of all systems, then of each study. With several studies, plot names contain the study's name."""
     with matplotlib.rc_context(drawing.STYLE):
         series = bars.draw_all_series(studies)
     yield [*series, *draw_overview([s for study in studies for s in study.run_sets])]

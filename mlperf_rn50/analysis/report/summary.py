@@ -14,7 +14,7 @@ _Names = dict[RunSet, Cell]
 
 
 def summarise(studies: Sequence[Study]) -> list[list[Cell]]:
-    """Return sentences, the most quotable first, as parts whose numbers have their log lines."""
+    """Return sentences, the most important first, as cells. Cells with numbers refer to their log lines."""
     labels = labels_of([s for study in studies for s in study.run_sets])
     names = {s: Cell(labels[s]) if len(studies) == 1 else Cell(f'{study.name}/{labels[s]}', study=number)
              for number, study in enumerate(studies, start=1) for s in study.run_sets}
@@ -33,7 +33,7 @@ def summarise(studies: Sequence[Study]) -> list[list[Cell]]:
 
 
 def _near(a: float | None, b: float | None, *run_sets: RunSet) -> str:
-    """Return a remark if two values differ by less than the relative standard deviations of the times they are from."""
+    """Return a remark if a and b differ by at most the sum of the relative standard deviations of the sets' times."""
     share = sum((s.spread_s or 0.0) / (s.time_s or 1.0) for s in run_sets)
     return ' (equal within the spread)' if abs((a or 0.0) - (b or 0.0)) <= share * (a or 0.0) else ''
 
@@ -57,7 +57,10 @@ def _efficiency(c: Comparison) -> Cell:
 
 
 def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
-    """Return the best series from and to the nodes that cover the most doublings, and the factors of the widest."""
+    """Return a sentence that ranks series between two numbers of nodes, and one on the series with the largest ratio.
+
+    The two numbers of nodes have the largest product of the number of series and the number of doublings.
+    """
     pairs: dict[tuple, list[tuple[Cell, Comparison]]] = {}  # by nodes of the baseline and of the other set, division
     for of, x in ((study.comparison_of, x) for study in studies for x in study.series):
         found = {(c.baseline.num_nodes or 1, c.run_set.num_nodes or 1, s.division == keys.OPEN): (names[x.baseline], c)

@@ -38,7 +38,7 @@ def _listed(values: Sequence[str]) -> str:
 
 
 def official_minutes(run_set: RunSet) -> float | None:
-    """Return the score scaled by reference convergence if it differs from the unscaled one."""
+    """Return the score scaled by reference convergence, or None if it does not differ from the unscaled one."""
     official, score = rcp.official_score_minutes(run_set), run_set.score_minutes
     return official if official is not None and score is not None and not math.isclose(official, score) else None
 
@@ -62,7 +62,7 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
         'epochs to converge': Cell(_listed([str(e) for e in run_set.epochs]), run_set.epochs_mean, epoch_refs),
         'mean epochs': number_cell(run_set.epochs_mean, ',.1f', epoch_refs),
         'time, min': Cell(minutes(run_set.time_s) + spread, run_set.time_s, time_refs(run_set)),
-        'cost': Cell('-'),  # beside the time; its value is among those of _cost_cells
+        'cost': Cell('-'),  # for the order of the columns; _cost_cells has the value
         'time from': Cell('score' if is_score else f'mean of {len(done)}' if done else '-'),
         'scaled score, min': number_cell(rcp.official_score_minutes(run_set), ',.2f', time_refs(run_set)),
         'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f', training_refs(run_set)),
@@ -73,7 +73,7 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
 
 def _systems_table(title: str, run_sets: Sequence[RunSet], rows: Sequence[dict[str, Cell]], order: Iterable[str],
                    left_out: Sequence[str], **keys) -> Table:
-    """Return the columns in `order` that have a use. A refused system's row has the reason instead of numbers."""
+    """Return the columns of `order`, without empty and left-out ones. A refused system has the reason instead."""
     empty = [h for h in _OPTIONAL if all(row[h].text == '-' for row in rows)]
     unscaled = () if any(map(official_minutes, run_sets)) else ('scaled score, min',)
     uniform = () if mixes_divisions(run_sets) else ('division',)

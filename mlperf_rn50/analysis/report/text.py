@@ -73,7 +73,7 @@ def render_section(title: str, points: Sequence[str], tables: Sequence[Table], n
 
 
 def render_table(studies: Sequence[Study], style: Style = TERMINAL, has_all_findings: bool = False) -> str:
-    """Return the report as text. That on a large tree has no section per study."""
+    """Return the report as text. A report on many studies (is_large) has no section per study."""
     is_brief, parts = report.is_large(studies), []
     points = [''.join(c.text for c in sentence) for sentence in summarise(studies)]
     each = [(s, f) for x in studies for s in x.run_sets for f in report.findings_of(x, s)] if is_brief else []
