@@ -11,7 +11,7 @@ _FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50; ranks without acceler
 
 
 def base_of(run_set: RunSet) -> Base | None:
-    """Return a run set as a base, or None if the logs lack times, the data size, or the number of nodes or units.
+    """Return a run set as a base, or None if the logs lack times, training images, nodes, or accelerators and ranks.
 
     If the epochs were not logged, the step is the mean over the whole run, evaluations and gaps included.
     """
@@ -26,7 +26,7 @@ def base_of(run_set: RunSet) -> Base | None:
 
 
 def link_of(run_set: RunSet) -> Link:
-    """Return the ports by the system description. Slow ports are for management only."""
+    """Return the described ports of a node. Slow ports are for management, so the rate is then unknown."""
     gbit_s, num_bytes = run_set.node_gbit_s, FLOAT16_BYTES if run_set.num_accelerators else _FLOAT32_BYTES
     is_known = gbit_s is not None and gbit_s >= _SLOWEST_GBIT_S
     return Link(gbit_s if is_known else None, num_bytes, 'the system description' if is_known else 'unknown')
@@ -48,7 +48,7 @@ def is_machine(a: RunSet, b: RunSet) -> bool:
 
 
 def most_local(base: Base, own: Sequence[RunSet], published: Iterable[RunSet]) -> float:
-    """Return the most images per accelerator or rank of a base, its own sets and the published ones like it."""
+    """Return the most images per unit in a base, the sets `own` and published sets with its accelerator."""
     name = _accelerator(base.run_set) if base.run_set else ''
     return max([base.local_batch_size, *(b for b, _ in base.steps), *(
         s.global_batch_size / s.num_units for s in (*own, *(s for s in published if name and _accelerator(s) == name))
@@ -73,7 +73,7 @@ def _nearest(target: RunSet, local_batch_size: float, sets: Iterable[RunSet]) ->
 
 
 def one_node_base(target: RunSet, sets: Sequence[RunSet], is_own: bool = True) -> Base | None:
-    """Return the one-node set of a target's machine or, if not is_own, of another of its generation, or None."""
+    """Return a one-node set of a target's machine or, if not is_own, another machine of its generation; else None."""
     generation = generation_of(target.accelerator)
     return _nearest(target, target.recipe.global_batch_size / (target.num_units or 1), (
         s for s in sets if s.num_nodes == 1 and is_machine(s, target) is is_own and (
@@ -81,7 +81,7 @@ def one_node_base(target: RunSet, sets: Sequence[RunSet], is_own: bool = True) -
 
 
 def second_base(layout: Layout, base: Base, sets: Sequence[RunSet], target: RunSet | None = None) -> Base | None:
-    """Return the set of a one-node base's machine on several but fewer nodes of equal size, if there is one."""
+    """Return a set of a one-node base's machine on several equal nodes, fewer than the layout has; else None."""
     own = base.run_set
     if own is None or base.num_nodes > 1 or base.is_scaled or not base.has_accelerators:
         return None

@@ -57,7 +57,7 @@ class Answer:
 
     @property
     def best(self) -> dict[str, Prediction]:
-        """The fastest, the cheapest and, if not at the edge, the knee layout: least product of time and node-hours."""
+        """The fastest, the cheapest and, if it is between others, the knee layout: least time x node-hours."""
         quantities = {'fastest': lambda r: r.minutes, 'cheapest': lambda r: r.node_hours,
                       'knee': lambda r: r.minutes * r.node_hours}
         found = {name: min(self.timed, key=value) for name, value in quantities.items() if self.timed}
@@ -69,7 +69,8 @@ def find_recipe(source: Source, batch: int, optimizer: str | None,
               target: float | None) -> tuple[Recipe, Epochs | None]:
     """Return the recipe for a batch, from the source or, on ImageNet, from published sets, and its epochs.
 
-    Raise ConfigError if no published set has such a recipe. Other data have only the batch then, and no epochs.
+    Raise ConfigError if no published set has such a recipe. On other data, a recipe that the source lacks has only
+    optimizer and batch, and its epochs are None.
     """
     base = source.base
     for run_set in sorted(source.sets, key=lambda s: s is not base.run_set):
@@ -133,9 +134,10 @@ def _predict_batch(request: PredictionRequest, source: Source, split: tuple[int,
 
 
 def find_batches(source: Source, num_units: int, optimizer: str | None, target: float | None) -> list[float]:
-    """Return the batches to choose from: those of the source and, on ImageNet, of published recipes and between these.
+    """Return the batches to choose from: those of the source's sets, and that with the base's images per unit.
 
-    No accelerator has more images than in the source's sets or in published ones with this accelerator.
+    On ImageNet, add those of published recipes, and powers of two images per unit. No unit (accelerator or rank) has
+    more images than in the source's sets or in published ones with this accelerator.
     """
     base, batches = source.base, {source.base.global_batch_size, *(s.recipe.global_batch_size for s in source.sets)}
     if base.dataset is None:
@@ -149,7 +151,7 @@ def find_batches(source: Source, num_units: int, optimizer: str | None, target: 
 def choose_batch(rows: Sequence[Prediction], local_batch_size: float) -> Prediction:
     """Return the row with the least time, and so the least cost. A measured time replaces the predicted one.
 
-    Among equally fast rows, prefer the source's recipe, then a published one, then images per accelerator as measured.
+    Of equally fast rows, prefer the source's recipe, then a published one, then images per unit near local_batch_size.
     If all are refused, return the one with the smallest batch, whose reason is the most useful one.
     """
     least = min(r.measured_minutes or r.minutes or math.inf for r in rows)
@@ -160,8 +162,9 @@ def choose_batch(rows: Sequence[Prediction], local_batch_size: float) -> Predict
 
 
 def make_answer(request: PredictionRequest, source: Source) -> Answer:
-    """Predict all requested layouts. Without accelerators, costs are 0, with the interval for another machine's set.
+    """Predict all requested layouts.
 
+    Without accelerators, the fitted times of several nodes are 0, and the interval is that for another machine's set.
     Speed-up and efficiency are relative to the source's layout, with its own batch if a batch is given.
     """
     what_if, base, original = request.what_if, source.base, source

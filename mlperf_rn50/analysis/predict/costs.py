@@ -13,7 +13,7 @@ from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Knowled
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
-# Prior in seconds: latency and its spread, spread between generations, and spread of the extra in early rounds.
+# Prior in seconds: latency and its spread, spread between generations, and spread of the addition before v1.0.
 _LATENCY_S, _LATENCY_SPREAD_S, _GENERATION_SPREAD_S, _EARLY_SPREAD_S = 0.004, 0.010, 0.0015, 0.010
 _STEP_SPREAD, _HUBER = 0.06, 1.5  # typical relative error of a step; errors beyond 1.5 times this have less weight
 _OTHER_WEIGHT = 0.2  # of a set that is predicted from another machine
@@ -72,7 +72,7 @@ def _epochs_of(target: RunSet, sets: Sequence[RunSet]) -> Epochs | None:
 
 
 def multi_node_cases(sets: Sequence[RunSet]) -> list[MultiNodeCase]:
-    """Return the sets on several nodes with a time and a layout."""
+    """Return the sets on several nodes that have a time and equal nodes, with the sets to predict them from."""
     found = []
     for s in sets:
         base = anchors.base_of(s)
@@ -116,9 +116,9 @@ def fit(cases: Sequence[MultiNodeCase]) -> Costs:
 
 
 def make_costs(cases: Sequence[MultiNodeCase], group_of: Callable[[RunSet], Hashable]) -> Costs:
-    """Return the costs, with the errors of each group's sets when the costs are fitted without the group.
+    """Return the costs fitted to all cases, and half of the 80 % interval for each knowledge.
 
-    Half of an interval is the 80 % quantile of these errors (conformal prediction).
+    It is the 80 % quantile of the errors with costs fitted without the group of each set (conformal prediction).
     """
     costs = {group: fit([c for c in cases if group_of(c.target) != group])
              for group in {group_of(c.target) for c in cases}}
@@ -133,7 +133,7 @@ def make_costs(cases: Sequence[MultiNodeCase], group_of: Callable[[RunSet], Hash
 
 @cache
 def costs_without(round_: str | None) -> Costs:
-    """Return the costs fitted to the packaged sets, except those of a round."""
+    """Return the costs fitted to the packaged sets, except those of a round. None excludes no round."""
     cases = multi_node_cases(distinct(load_table()))
     return make_costs([c for c in cases if c.target.round != round_], lambda s: s.round)
 
@@ -168,9 +168,9 @@ def _errors_of(pairs: _Pairs) -> Errors:
 
 
 def validate(sets: Sequence[RunSet]) -> Validation:
-    """Predict every set on several nodes, except refused and duplicate ones, without its round or organisation.
+    """Predict every set on several nodes, except refused and duplicate ones.
 
-    The costs are fitted to these sets and to the packaged ones, except copies of these.
+    Costs are fitted to these and packaged sets, without copies and without the predicted set's round or organisation.
     """
     judged, fitted = set(sets), multi_node_cases(distinct(dict.fromkeys([*sets, *load_table()])))
     cases = [c for c in fitted if c.target in judged]

@@ -79,7 +79,7 @@ def _run_spread(base: Base) -> float:
 
 
 def _total_s(base: Base, layout: Layout, costs: Costs, epochs: float, step_s: float) -> float:
-    """Return the time of steps, evaluations and start. On other nodes, the start is that of sets with as many."""
+    """Return the time of a run. On another number of nodes, its start is the median of sets with similar numbers."""
     recipe, evaluations = layout.recipe, epochs
     if recipe.eval_period and recipe.first_eval_epoch is not None:
         evaluations = max(0.0, 1 + (epochs - recipe.first_eval_epoch) / recipe.eval_period)

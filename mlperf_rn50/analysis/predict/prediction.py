@@ -112,7 +112,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted values of a layout. They are None after a refusal; minutes need epochs and evaluations."""
+    """Predicted values of a layout, None after a refusal; minutes also if epochs or evaluations are unknown."""
 
     layout: Layout
     refusal: str | None = None

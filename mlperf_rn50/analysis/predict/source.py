@@ -162,7 +162,7 @@ def _from_published(name: str) -> Source:
 
 
 def _from_bench(bench: Bench, local_batch_size: int | None) -> Source:
-    """Return the step at the requested batch or, without one, at the largest, and the steps at other batches.
+    """Return the step at the requested local batch or, if it was not measured, at the largest, and the other steps.
 
     Only ResNet-50 at 224 pixels counts as ImageNet.
     """
