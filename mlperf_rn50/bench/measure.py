@@ -22,8 +22,6 @@ from mlperf_rn50.text import plural, printable
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
-_GEMM_SIDE = 2048  # on a CPU
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -72,30 +70,6 @@ class BenchSession:
 
     def time(self, action: Callable[[], Any]) -> Spread:
         return time_repeated(action, self.num_warmup, self.num)
-
-
-def cast(array: mx.nd.NDArray, precision: str) -> mx.nd.NDArray:
-    if precision == 'bfloat16':  # NumPy has no bfloat16, so amp_cast needs MXNet's type
-        from mxnet.contrib.amp.amp import bfloat16
-        return mx.nd.amp_cast(array, dtype=bfloat16)
-    return array.astype(precision)
-
-
-def measure_gemm(side: int, precision: str, context: mx.Context, num: int = 12, num_products: int = 1) -> Spread:
-    a, b = (cast(mx.nd.random.normal(shape=(side, side), ctx=context), precision) for _ in range(2))
-
-    def multiply() -> None:
-        for _ in range(num_products):
-            mx.nd.FullyConnected(a, b, num_hidden=side, no_bias=True)
-        mx.nd.waitall()
-    return time_repeated(multiply, 2, num)
-
-
-def measure_peak(precision: str, context: mx.Context) -> float:
-    """Return the FLOP/s of the fastest matrix products. Call it with float32 before amp.init, with bfloat16 after."""
-    # A product of 2,048 takes a fast GPU no longer than its launch.
-    side, num_products = (4096, 20) if context.device_type == 'gpu' else (_GEMM_SIDE, 1)
-    return 2 * num_products * side**3 / measure_gemm(side, precision, context, num_products=num_products).least_s
 
 
 def peak_memory_bytes(device_id: int | None) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
-from mlperf_rn50.bench.measure import BenchSession, ResultTable, cast, measure_gemm, measure_peak
+from mlperf_rn50.bench.measure import BenchSession, ResultTable, spread_of
 from mlperf_rn50.config import Config
 from mlperf_rn50.model.resnet import depth_of, side_after, units
-from mlperf_rn50.train.comm.device import wait_for
+from mlperf_rn50.train.comm.device import cast, gemm_times, measure_peak, wait_for
 
 GEMM_SIDES = (512, 1024, 2048, 4096)
 
@@ -109,7 +109,7 @@ def bench_operators(session: BenchSession, precisions: list[str], batch_size: in
         peak = measure_peak(precision, context)
         gemms = []
         for side in GEMM_SIDES:
-            seconds, flops = measure_gemm(side, precision, context, session.num), 2 * side**3
+            seconds, flops = spread_of(gemm_times(side, precision, context, session.num)), 2 * side**3
             gemms.append({'side': side, 'precision': precision, 'time_ms': 1000 * seconds.median_s,
                           'spread': seconds.relative, 'gflops': flops / seconds.median_s / 1e9,
                           'share': flops / seconds.median_s / peak})

@@ -24,7 +24,7 @@ from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters, image_shape, image_size_of
-from mlperf_rn50.train.comm.device import wait_for
+from mlperf_rn50.train.comm.device import measure_peak, wait_for
 from mlperf_rn50.train.comm.sharing import sharing_of
 from mlperf_rn50.train.loop import STEPS_AHEAD
 from mlperf_rn50.train.plan import Plan, make_plan
@@ -119,7 +119,7 @@ def measure_case(session: BenchSession, case: Case) -> dict[str, Any]:
     seconds = spread_of(time_steps(trainer, batches, plan, session))
     splits = [split_step(trainer, batches, plan, step) for step in range(min(session.num, _NUM_SPLIT_STEPS))]
     memory = max(comm.gather_object(round(measure.peak_memory_bytes(device_id) / 2**20)))
-    peak = measure.measure_peak(config.train.precision, session.context)
+    peak = measure_peak(config.train.precision, session.context)
     flops = 3 * count_flops(trainer.net, image_shape(config)) * plan.local_batch_size
     return {
         'model': case.model, 'precision': case.precision, 'input': case.source, 'image_size': config.data.image_size,

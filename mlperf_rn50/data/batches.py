@@ -1,6 +1,7 @@
 """Training and evaluation batches on the device: choice of records, reading ahead, decoding and transfer to MXNet."""
 import dataclasses
 import io
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,6 +32,9 @@ class Batch:
     num_valid: int  # number of leading images that count; the rest is padding
     num_bytes: int = 0  # bytes read from files, padding included; 0 for cached records and synthetic images
     num_new_bytes: int = 0  # bytes of the records that this node reads for the first time since the process started
+    # Parts of the time in which the caller waited for the batch: for record files, and for DALI. The rest is Python.
+    read_s: float = 0.0
+    decode_s: float = 0.0
 
 
 class Request(NamedTuple):
@@ -71,18 +75,24 @@ def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, reques
     records, pool = open_records(), ThreadPoolExecutor(data.read_threads, 'read')
     cache = RecordCache(records.read, data.record_cache_mib << 20)
 
-    def read(request: Request) -> Inputs:
+    def read(request: Request) -> tuple[Inputs, float]:
+        """Return inputs, and the fraction of the thread's time that reading took; the rest is Python."""
+        start = time.monotonic()
         results = [cache.read(s) for s in request.samples]
+        read_s = time.monotonic() - start
         is_read = np.array([is_read for _, is_read in results])
         inputs = _fill([record for record, _ in results], request, data, records.describe)
-        return dataclasses.replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
-                                   num_new_bytes=records.num_bytes(request.samples[request.is_new]))
-    pending: deque[Future[Inputs]] = deque()
+        inputs = dataclasses.replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
+                                     num_new_bytes=records.num_bytes(request.samples[request.is_new]))
+        return inputs, read_s / max(time.monotonic() - start, 1e-9)
+    pending: deque[Future[tuple[Inputs, float]]] = deque()
     try:
         for request in requests:
             pending.append(pool.submit(read, request))
             if len(pending) > num_ready + data.read_threads:
-                yield pending.popleft().result()
+                start = time.monotonic()
+                inputs, share = pending.popleft().result()
+                yield dataclasses.replace(inputs, read_s=share * (time.monotonic() - start))
     finally:
         # Do not wait, because an abandoned generator may be closed by one of these threads.
         pool.shutdown(wait=False, cancel_futures=True)
@@ -168,12 +178,18 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
     """
     inside: deque[Inputs] = deque()  # batches in the pipeline
     num_joined, size = config.data.input_batch_multiplier if is_training else 1, shard.local_batch_size
+    read_s = source_s = 0.0  # time that source() has taken in this run of the pipeline, and its part for record files
 
     def source() -> Iterator[Inputs]:
+        nonlocal read_s, source_s
         inputs = _read_ahead(open_records, config.data, requests, num_joined * config.data.prefetch_depth)
+        start = time.monotonic()
         while parts := list(islice(inputs, num_joined)):
             inside.extend(parts)
-            yield _join(parts)
+            joined = _join(parts)
+            read_s, source_s = read_s + sum(p.read_s for p in parts), source_s + time.monotonic() - start
+            yield joined
+            start = time.monotonic()
     pipe, left_over = pipeline.build_warm(source(), num_joined * size, config, is_training, device_id,
                                  is_warm=device_id is not None and config.train.num_warmup_steps > 0)
     context, is_kept = device_context(device_id), pipeline.keeps_outputs(pipe)
@@ -196,16 +212,21 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
                             'prepare the data again') from e
 
     def batches(num_valid: Iterable[int]) -> Iterator[Batch]:
+        nonlocal read_s, source_s
         for _ in left_over:  # the first call discards the remaining synthetic batches
             run()
         for valid in num_valid:
+            decode_s = read_s = source_s = 0.0
             if not cut:
-                images, labels = (pipeline.to_mxnet(output, is_kept, context) for output in run())
+                start = time.monotonic()
+                outputs = run()
+                decode_s = max(0.0, time.monotonic() - start - source_s)
+                images, labels = (pipeline.to_mxnet(output, is_kept, context) for output in outputs)
                 recent.append((images, labels))
                 cut.extend((images[i:i + size], labels[i:i + size]) for i in range(0, num_joined * size, size))
             images, labels = cut.popleft()
             part = inside.popleft()
-            yield Batch(images, labels.reshape((-1,)), valid, part.num_bytes, part.num_new_bytes)
+            yield Batch(images, labels.reshape((-1,)), valid, part.num_bytes, part.num_new_bytes, read_s, decode_s)
     return batches
 
 

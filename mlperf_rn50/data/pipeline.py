@@ -50,6 +50,7 @@ class Inputs:
     samples: Sequence[int] = ()  # record numbers; none for images that are not from a record
     num_bytes: int = 0
     num_new_bytes: int = 0
+    read_s: float = 0.0  # time for which the pipeline waited for the record files
 
 
 def whole_images(images: list[np.ndarray]) -> Inputs:

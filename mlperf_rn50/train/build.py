@@ -13,18 +13,21 @@ from mlperf_rn50.data.records import class_names
 from mlperf_rn50.model.fused import fusion_text
 from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
+from mlperf_rn50.runfolder.records import NetworkRecord
 from mlperf_rn50.system.environment import git_commit
 from mlperf_rn50.system.processor import leave_openmp_to_engine
 from mlperf_rn50.text import plural
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
-from mlperf_rn50.train.comm.device import device_id_of
+from mlperf_rn50.train.comm.device import device_id_of, measure_peak
 from mlperf_rn50.train.comm.rank_checks import WallClock
+from mlperf_rn50.train.comm.rank_times import RankTimes
 from mlperf_rn50.train.compare import reference_event
 from mlperf_rn50.train.loop import TrainingRun
 from mlperf_rn50.train.resume import report_resumption, restore
 from mlperf_rn50.train.trainer import Trainer
 
+_PEAK = {'num': 3, 'side': 1024}  # matrix products that measure the peak, which take 0.1 s on two cores
 _DROP_CACHES = Path('/proc/sys/vm/drop_caches')
 # Variables for bit-identical results on a GPU: deterministic algorithms only, none chosen by measured times.
 DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': '0'}
@@ -39,6 +42,8 @@ def build(run: TrainingRun) -> None:
     device_id = device_id_of(config, comm)
     leave_openmp_to_engine()
     run.trainer = trainer = Trainer(plan, comm, progress.seed, device_id, run.heartbeat.mark_exchange)
+    place = run.hosts[comm.rank]
+    run.times = RankTimes(comm, trainer.timer, {'rank': comm.rank, 'host': place.name, 'cores': place.cores})
     source, notes = _initial_weights(run) if not run.resumption else ('', [])
     trainer.broadcast()
     train_shard, eval_shard = plan.train_shard(comm.rank), plan.eval_shard(comm.rank)
@@ -49,18 +54,23 @@ def build(run: TrainingRun) -> None:
     run.emit(events.Noted('warming up on synthetic images, before the clock starts'))
     trainer.warm_up(synthetic_batches(config, train_shard, device_id),
                     next(synthetic_batches(config, eval_shard, device_id)), config.train.num_warmup_steps)
+    flops = count_flops(trainer.net, image_shape(config))
     if run.resumption:
         restore(run, run.resumption)
     else:
         if config.train.precision == 'float16' and trainer.loss_scale.value != config.train.loss_scale:
             run.emit(events.LossScaleChanged(0, config.train.loss_scale, trainer.loss_scale.value))
         run.emit(events.Built(plan, progress.seed, sorted(t.name for t in trainer.optimizer.tensors),
-                              count_parameters(trainer.net), count_flops(trainer.net, image_shape(config)), source,
-                              notes))
+                              count_parameters(trainer.net), flops, source, notes))
     if comm.rank == 0 and (reason := git_commit().get('git_commit_missing')):
         run.emit(events.Noted(f'the commit of the program is unknown: {reason}; keep a copy of the code'))
     for text in device_notes(config, os.environ):
         run.emit(events.Noted(text))
+    comm.barrier()
+    peak = measure_peak(config.train.precision, trainer.context, **_PEAK)
+    run.emit(events.NetworkMeasured(NetworkRecord(
+        plan.global_batch_size // comm.world_size, flops, trainer.optimizer.exchanged_bytes(config.comm.compression),
+        len(trainer.optimizer.buckets), peak)))
     mx.nd.waitall()
     mx.random.seed(progress.seed)  # gives dropout the same masks with and without a warm-up
     if comm.rank == 0 and (event := reference_event(run.comparison, config, comm.world_size)):

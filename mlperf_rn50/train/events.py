@@ -4,6 +4,7 @@ Outline of a run, with the events of each line in order. Warned and Noted may oc
 
     open the run and its sinks               run.py
     build network and data, warm up          build.py  Opened, LossScaleChanged, Built       (new run only)
+    measure the device                                 NetworkMeasured
     report the reference runs                          ReferenceFound, InitStopped           (the latter: new run only)
     start the clock                                    RunStarted or Resumed
     for each epoch:                          loop.py   EpochStarted
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from mlperf_rn50.runfolder.records import CourseRecord, ReferenceRecord
+from mlperf_rn50.runfolder.records import CourseRecord, NetworkRecord, ReferenceRecord
 from mlperf_rn50.train.checkpoint.changes import Change
 from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.plan import Plan
@@ -137,17 +138,25 @@ class ReferenceFound(Event, frozen=True):
     record: ReferenceRecord
 
 
+class NetworkMeasured(Event, frozen=True):
+    record: NetworkRecord
+
+
 class Compared(Event, frozen=True):
     record: CourseRecord
 
 
 class RanksTimed(Event, frozen=True):
-    """Step times since the last evaluation; keys of ranks: rank, host, cores, num_steps, data_s, compute_s, wait_s."""
+    """Times since the last evaluation, as in RanksRecord; keys of ranks: those of RankSteps."""
 
     epoch: int
     time_s: float
     ranks: Sequence[Mapping[str, Any]]
     stragglers: Sequence[str]
+    eval_s: float = 0.0
+    checkpoint_s: float = 0.0
+    latency_s: float | None = None
+    histograms: Mapping[str, list[int]] = {}
 
 
 class ClockStepped(Event, frozen=True):

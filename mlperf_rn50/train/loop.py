@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 
 from mlperf_rn50.data.batches import Batch
@@ -18,6 +18,7 @@ from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeig
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import WallClock, check_agreement, check_finite, find_stragglers
+from mlperf_rn50.train.comm.rank_times import RankTimes
 from mlperf_rn50.train.compare import ReferenceComparison
 from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.plan import Plan
@@ -55,6 +56,7 @@ class TrainingRun:
     resumption: checkpoint.LoadedCheckpoint | None
     sinks: list[events.Sink] = field(init=False)
     trainer: Trainer = field(init=False)
+    times: RankTimes = field(init=False)
     train_data: Iterator[Batch] = field(init=False)
     eval_data: Callable[[], Iterator[Batch]] = field(init=False)
     best_weights: BestWeights = field(init=False)
@@ -128,8 +130,8 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
     first, last = progress.step, (epoch + 1) * plan.steps_per_epoch
     run.emit(events.EpochStarted(epoch, plan.steps_per_epoch, first,
                                  plan.block_epochs(epoch) if is_block_start else None))
+    start_steps(run)
     reporter, pending = StepReporter(run), deque[PendingStep]()
-    trainer.timer.start()
     for step in range(first, last):
         run.writer.check()
         # Push a step to the device without waiting for it.
@@ -148,13 +150,19 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
             save_checkpoint(run)
             if is_stop_requested:
                 return True
-            trainer.timer.start()
+            start_steps(run)
     # Read the clock when the work is done, not when it is queued.
     trainer.settle()
     num_images = plan.train_shard().num_counted - first % plan.steps_per_epoch * plan.global_batch_size
     progress.add_training(num_images, reporter.elapsed_s())
     run.emit(events.EpochDone(epoch, run.now_s(), num_images / reporter.elapsed_s(), plan.learning_rate(last - 1)))
     return False
+
+
+def start_steps(run: TrainingRun) -> None:
+    """Start the clock of the next step on all ranks, so that no step waits for other work of rank 0."""
+    run.comm.barrier()
+    run.trainer.timer.start(run.progress.step)
 
 
 def report_reads(run: TrainingRun, epoch: int) -> None:
@@ -168,7 +176,8 @@ def report_reads(run: TrainingRun, epoch: int) -> None:
 
 
 def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Evaluated:
-    """Evaluate after an epoch, check that the ranks agree, and report stragglers."""
+    """Evaluate after an epoch, check that the ranks agree, and report their times and stragglers."""
+    start = time.monotonic()
     report_clock_steps(run)
     run.emit(events.EvalStarted(epoch))
     trainer, num_val = run.trainer, run.plan.config.data.num_val
@@ -183,16 +192,9 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Eva
     if run.comm.rank == 0:
         run.best_weights.update(run.progress.step, result, result.top1 > run.progress.best_top1, trainer.copy_network)
     run.progress.best_top1 = max(run.progress.best_top1, result.top1)
-    report_rank_times(run, evaluated)
+    times = run.times.report(time.monotonic() - start)
+    run.emit(events.RanksTimed(epoch, evaluated.time_s, stragglers=find_stragglers(times['ranks']), **times))
     return evaluated
-
-
-def report_rank_times(run: TrainingRun, evaluated: events.Evaluated) -> None:
-    """Report each rank's step times since the last evaluation to the sinks of rank 0."""
-    taken = [asdict(run.trainer.timer.take()), run.comm.rank]
-    ranks = [{'rank': rank, 'host': run.hosts[rank].name, 'cores': run.hosts[rank].cores, **times}
-             for times, rank in run.comm.gather_object(taken, only_on_rank_0=True)]
-    run.emit(events.RanksTimed(evaluated.epoch, evaluated.time_s, ranks, find_stragglers(ranks)))
 
 
 def report_clock_steps(run: TrainingRun) -> None:
@@ -210,6 +212,7 @@ def is_due(period: int, number: int) -> bool:
 
 def save_checkpoint(run: TrainingRun) -> None:
     """Take a checkpoint; training waits only until the arrays have been copied in memory."""
+    start = time.monotonic()
     run.emit(events.Saving())
     run.trainer.average_statistics()
     run.progress.clock_s = run.now_s()
@@ -218,6 +221,7 @@ def save_checkpoint(run: TrainingRun) -> None:
                         run.plan.config.checkpoint.keep)
         # Write the best network before the checkpoint, so that a run killed in between repeats the evaluation.
         run.writer.submit(partial(check_present, run.folder), run.best_weights.write_best, write)
+    run.times.checkpoint_s += time.monotonic() - start
 
 
 def end(run: TrainingRun, status: str, epochs_to_converge: int | None = None,

@@ -1,8 +1,9 @@
 """Training step of a rank: network, optimizer and gradient exchange."""
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import mxnet as mx
 import numpy as np
@@ -108,6 +109,8 @@ class Trainer:
         self._positions = mx.nd.arange(plan.local_batch_size, ctx=self.context)
         self.timer = StepTimer(on_exchange)
         self._num_bytes = self._num_new_bytes = 0
+        self._flag_arrays: dict[Flags, mx.nd.NDArray] = {}
+        self._marks: tuple = ()
 
     def broadcast(self) -> None:
         """Copy rank 0's weights, statistics and optimizer state to all ranks."""
@@ -117,9 +120,11 @@ class Trainer:
              with_norms: bool = False) -> PendingStep:
         """Push one optimizer step, with one batch per pass, to MXNet's engine without waiting for it."""
         loss = 0.0
-        for _ in range(self._num_micro):
+        for micro in range(self._num_micro):
+            asked_at = time.monotonic()
             batch = next(batches)
-            self.timer.mark_data()
+            if micro == 0:
+                self.timer.mark_data(asked_at, batch.read_s, batch.decode_s)
             self._num_bytes += batch.num_bytes
             self._num_new_bytes += batch.num_new_bytes
             losses = self.forward(batch)
@@ -152,11 +157,14 @@ class Trainer:
         computed = last.copy()
         # The loss is summed first because it is ready before the gradients.
         mean = loss * (self._rescale(step_in_epoch) / self._comm.world_size)
-        flags = [mx.nd.full((1,), float(flag), self.context) for flag in (requests.stop, requests.checkpoint)]
-        sums = self._comm.sum_in_background(mx.nd.concat(mean, *flags, dim=0))
-        for number, bucket in enumerate(self.optimizer.buckets):
+        if requests not in self._flag_arrays:
+            self._flag_arrays[requests] = mx.nd.array(astuple(requests), self.context)
+        sums = self._comm.sum_in_background(mx.nd.concat(mean, self._flag_arrays[requests], dim=0))
+        is_sampled, buckets = self.timer.is_sampling, self.optimizer.buckets
+        ready = [b.last.copy() for b in buckets if self._comm.world_size > 1] if is_sampled else None
+        for number, bucket in enumerate(buckets):
             self._comm.average_gradients(bucket.grads, number)
-        self.timer.mark_step(computed, last.copy())
+        self._marks = computed, last.copy(), ready, [b.grads[-1].copy() for b in buckets] if ready else ()
         return sums
 
     def update(self, sums: mx.nd.NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> PendingStep:
@@ -164,6 +172,7 @@ class Trainer:
         is_finite = self.optimizer.all_finite() if self._can_skip else None
         applied = self.optimizer.step(lr, self._plan.fraction(step_in_epoch), rescale, is_finite)
         norms = Norms(rescale, self.optimizer.squared_norms(), self.optimizer.trust_ratios()) if with_norms else None
+        self.timer.mark_step(*self._marks, self.optimizer.buckets[-1].tensors[-1].weight.copy())
         if self._num_micro > 1:
             for tensor in self.optimizer.tensors:
                 tensor.grad[:] = 0

@@ -42,6 +42,7 @@ def calls_of(num_ranks, data):
     calls += [[step_key(*case), 'steps', [data, case[0], case[2], FIRST_STEPS[case[1]]]] for case in STEPS[num_ranks]]
     if num_ranks == 2:
         calls += [['background', 'background', []], ['float16_start', 'float16_start', []],
+                  ['times 1', 'times', [data, 1]], ['times 2', 'times', [data, 2]],
                   ['buckets', 'buckets', [data]], ['compressed', 'compressed_steps', [data]]]
     return [*calls, ['divergence', 'divergence', [data]]] if num_ranks > 1 else calls
 
@@ -62,7 +63,7 @@ def collectives_of(r, n, size):
             'grads': [pytest.approx([total / n] * 4), pytest.approx([10.0 * total / n] * 4)],
             'halves': pytest.approx([60000.0 * min(n, 2) / n, total / n], rel=1e-3),
             'mean': [(n - 1) / 2] * 2, 'pulse': [sum(range(n)), n], 'kept': [r, 1.0],
-            'counts': [sum(range(n)), n * 2**40, 1]}
+            'counts': [sum(range(n)), n * 2**40, 1], 'minimum': [0.0, 2.0**-40 - n + 1]}
 
 
 @pytest.mark.parametrize('num_ranks', [0, pytest.param(1, marks=pytest.mark.slow), 2, THREE])
@@ -107,6 +108,14 @@ def test_step_does_not_depend_on_number_of_ranks(results, num_ranks):
             scale = np.abs(expected).max()
             np.testing.assert_allclose(got[step_key(*case)][name], expected, rtol=1e-3, atol=2e-4 * scale,
                                        err_msg=f'{name} of {case}')
+
+
+@pytest.mark.parametrize('num_passes', [1, 2])
+def test_phases_add_up_to_the_time_of_the_steps(results, num_passes):
+    for rank in results(2):
+        for (whole, phases, hidden, step), first in zip(rank[f'times {num_passes}'], (0, 3)):
+            assert whole == phases and step == first + 3
+            assert np.isnan(hidden).tolist() == [True, False, True] and 0 <= hidden[1] < whole
 
 
 def test_compressed_gradients_are_nearly_the_same(results):

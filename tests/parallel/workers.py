@@ -9,7 +9,10 @@ import time
 import zlib
 from copy import copy
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import mxnet as mx
 import numpy as np
@@ -20,7 +23,9 @@ from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.model import resnet
 from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.train import trainer as trainer_module
 from mlperf_rn50.train.checkpoint.progress import TrainerState
+from mlperf_rn50.train.comm import step_timer
 from mlperf_rn50.train.comm.horovod import open_comm
 from mlperf_rn50.train.comm.rank_checks import check_agreement
 from mlperf_rn50.train.optimizer import Optimizer
@@ -52,7 +57,7 @@ def collectives(comm):
             'grads': [g.asnumpy().ravel().tolist() for g in grads],
             'halves': halves[0].asnumpy().tolist(), 'mean': means[0].asnumpy().tolist(),
             'pulse': total.asnumpy().tolist(), 'kept': pulse.asnumpy().tolist(),
-            'counts': comm.sum([r, 2**40, r == 0])}
+            'counts': comm.sum([r, 2**40, r == 0]), 'minimum': comm.minimum(np.array([r, 2.0**-40 - r])).tolist()}
 
 
 def three_ranks(comm):
@@ -159,6 +164,28 @@ def statistics(comm, data_dir):
             # Bits may differ, because the order of ring sums depends on which gradients were fused.
             'is_learning_the_same': all(np.allclose(once[n], twice[n], rtol=1e-5, atol=1e-7) for n in learned),
             'is_restored': all((middle[n] == back[n]).all() for n in middle)}
+
+
+def times(comm, data_dir, micro):
+    """Return the time of three steps in readings of the clock, the sum of their phases, and times of buckets.
+
+    The second half comes after a resumption.
+    """
+    plan = make_plan(_config(data_dir, 'sgd', int(micro)), comm.world_size)
+    trainer = Trainer(plan, comm, 0, None)
+    batches = train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None)
+    readings = count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(readings)), sleep=time.sleep)
+    with patch.object(step_timer, 'time', clock), patch.object(trainer_module, 'time', clock):
+        halves = []
+        for first in (0, 3):
+            trainer.load_state(trainer.state())
+            trainer.timer.start(first)
+            start = trainer.timer._thread.last_end
+            _run_steps(trainer, batches, 3)
+            whole, rows = next(readings) - 1 - start, trainer.timer.take()
+            halves.append([whole, rows[:, :5].sum(), rows[:, -1].tolist(), trainer.timer._thread.step])
+    return halves
 
 
 def float16_start(comm):

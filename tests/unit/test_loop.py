@@ -14,6 +14,7 @@ from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.train import events, loop
 from mlperf_rn50.train.checkpoint.progress import Progress
+from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import WallClock
 from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.options import CheckpointConfig, TrainConfig
@@ -26,7 +27,7 @@ class MadeUpTrainer:
 
     def __init__(self, stops_at, overflows_at):
         self.loss_scale, self._overflows_at = LossScale(1024.0), overflows_at
-        self.timer = SimpleNamespace(start=lambda: None)
+        self.timer = SimpleNamespace(start=lambda step: None)
         self._stops_at, self._num_pushed, self.read_steps = stops_at, 0, []
 
     def step(self, *arguments):
@@ -52,7 +53,7 @@ def train_epoch(monkeypatch, stops_at, period_steps=0, period_s=0.0, overflows_a
     handled: list[events.Event] = []
     run: Any = SimpleNamespace(
         plan=make_plan(config, 1), progress=progress, trainer=MadeUpTrainer(stops_at, overflows_at), train_data=None,
-        emit=handled.append, handled=handled, writer=SimpleNamespace(check=lambda: None),
+        emit=handled.append, handled=handled, comm=Comm(), writer=SimpleNamespace(check=lambda: None),
         heartbeat=SimpleNamespace(is_stop_requested=False), now_s=lambda: float(progress.step))
     run.requests = partial(loop.TrainingRun.requests, run)
     saved: list[tuple[int, int]] = []
@@ -93,16 +94,16 @@ def test_clock_stops_when_the_target_is_detected_and_checks_still_decide(monkeyp
             raise RunFailed(problem)
     for name, function in {
             'train_epoch': lambda *_, is_block_start: False, 'report_reads': check, 'report_clock_steps': check,
-            'evaluate': lambda *_: Accuracy(8, 8, 10), 'find_stragglers': lambda ranks: [],
+            'evaluate': lambda *_: Accuracy(8, 8, 10),
             'check_agreement': partial(check, is_failing=problem == 'differing ranks'),
             'check_finite': partial(check, is_failing=bool(problem and 'finite' in problem)),
-            'write_networks': check}.items():
+            'find_stragglers': lambda ranks: [], 'write_networks': check}.items():
         monkeypatch.setattr(loop, name, function)
     config = Config(data=DataConfig(num_train=80, num_val=10), train=TrainConfig(local_batch_size=8))
     run: Any = Mock(plan=make_plan(config, 1), progress=Mock(step=0, best_top1=0.0, images_per_s=1.0),
                     emit=handled.append, now_s=lambda: float(next(clock_s)))
-    run.trainer = MagicMock(timer=Mock(take=partial(LossScale, 1.0)))
-    run.comm.rank, run.comm.gather_object.return_value = 0, []
+    run.trainer = MagicMock()
+    run.comm.rank, run.times.report.return_value = 0, {'ranks': []}
     run.comparison.compare.side_effect = lambda *_: handled.append(run.now_s())
     if problem:
         with pytest.raises(RunFailed, match=problem):

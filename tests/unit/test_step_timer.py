@@ -8,37 +8,57 @@ from helpers import HANG_LIMIT_S, ROOT
 
 from mlperf_rn50.train.comm.device import wait_for
 from mlperf_rn50.train.comm.rank_checks import describe_divergence, device_digests, find_stragglers
-from mlperf_rn50.train.comm.step_timer import StepTimer
+from mlperf_rn50.train.comm.step_timer import Marks, StepTimer
+
+
+def add_step(timer, asked_at=0.0, arrived_at=0.0, ends=(), read_s=0.0, decode_s=0.0, buckets=(), ready=()):
+    timer._thread.add(Marks(asked_at, arrived_at, read_s, decode_s, None, None, ready, (), None), *ends, list(buckets))
 
 
 def test_parts_of_a_step():
+    """Columns: python, data, compute, wait, update, read, decode, hidden."""
     timer = StepTimer()
     timer._thread.last_end = 10.0
-    timer._thread.add(data_at=10.5, computed_at=12.0, exchanged_at=12.25)  # images arrived late
-    timer._thread.add(data_at=11.0, computed_at=13.25, exchanged_at=15.25)  # images arrived during the previous step
+    add_step(timer, asked_at=10.5, arrived_at=11.5, ends=(12.0, 12.25, 12.5), read_s=0.5, decode_s=0.25)
+    # The loop asked before the step before ended, so the device saw only half of the wait.
+    add_step(timer, asked_at=12.25, arrived_at=12.75, ends=(13.0, 15.0, 15.0), read_s=0.25)
+    # The images arrived in the step before, and the clock was read late after the backward pass.
+    add_step(timer, asked_at=13.0, arrived_at=14.0, ends=(17.5, 17.0, 18.0), read_s=0.5)
+    assert timer.take().tolist() == [[0.5, 1.0, 0.5, 0.25, 0.25, 0.5, 0.25, 0.0],
+                                     [0.0, 0.25, 0.25, 2.0, 0.0, 0.125, 0.0, 0.0],
+                                     [0.0, 0.0, 2.5, 0.0, 0.5, 0.0, 0.0, 0.0]]
+    assert timer.take().shape == (0, 8)
+
+
+def test_hidden_exchange_is_the_union_of_buckets_before_the_end_of_backward():
+    timer = StepTimer()
+    timer._thread.last_end = 10.0
+    buckets = [(10.5, 11.0), (10.75, 11.5), (12.0, 12.25), (13.5, 15.0), (14.5, 15.0)]
+    add_step(timer, ends=(14.0, 15.0, 15.0), buckets=buckets)
+    add_step(timer, ends=(16.0, 16.0, 16.0), ready=None)  # not sampled
     times = timer.take()
-    assert times.num_steps == 2
-    assert (times.data_s, times.compute_s, times.wait_s) == (0.5, 1.5 + 1.0, 0.25 + 2.0)
-    assert timer.take().num_steps == 0
+    assert times[0, -1] == 1.0 + 0.25 + 0.5 and np.isnan(times[1, -1])
 
 
-def test_timer_counts_steps_and_not_passes():
+def test_timer_samples_the_buckets_of_some_steps_after_the_first():
     timer = StepTimer()
-    timer.start()
-    for _ in range(3):
-        timer.mark_data()
-        first = timer._data_at
-        timer.mark_data()  # a second pass
-        assert timer._data_at == first
-        timer.mark_step(mx.nd.ones((2,)).copy(), mx.nd.ones((2,)).copy())
-    assert timer.take().num_steps == 3
+    sampled = []
+    for step in range(20):
+        if timer.is_sampling:
+            sampled.append(step)
+        ones = mx.nd.ones((2,))
+        timer.mark_step(ones, ones, [ones] if timer.is_sampling else None, [ones] if timer.is_sampling else (), ones)
+    assert sampled == [1, 17] == np.flatnonzero(~np.isnan(timer.take()[:, -1])).tolist()
 
 
-def test_failed_step_raises():
+@pytest.mark.parametrize('place', range(5))
+def test_failed_step_raises(place):
     timer = StepTimer()
-    timer.mark_data()
+    timer.mark_data(0.0)
+    marks = [mx.nd.ones((1,)), mx.nd.ones((1,)), [mx.nd.ones((1,))], [mx.nd.ones((1,))], mx.nd.ones((1,))]
     failing = mx.nd.random.normal(0, -1, shape=(2, 2))  # fails when it is computed
-    timer.mark_step(failing, mx.nd.ones((1,)))
+    marks[place] = [failing] if place in (2, 3) else failing
+    timer.mark_step(*marks)
     with pytest.raises(mx.MXNetError):
         timer.take()
     with pytest.raises(mx.MXNetError):

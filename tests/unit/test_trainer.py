@@ -210,7 +210,7 @@ def test_static_scale_neither_checks_nor_skips_steps(small_training, monkeypatch
     trainer, checks, skips = Trainer(make_plan(replace(config, train=train), 1), Comm(), 0, None), [], []
     monkeypatch.setattr(trainer.optimizer, 'all_finite', lambda: checks.append(mx.nd.zeros((1,))) or checks[-1])
     monkeypatch.setattr(trainer.optimizer, 'step', lambda *arguments: skips.append(arguments[3]))
-    pending = trainer.update(mx.nd.zeros((3,)), 0, 0.1)
+    pending = trainer.update(trainer.exchange(mx.nd.zeros((1,)), 0), 0, 0.1)
     trainer.read(pending)
     assert skips == [checks[0] if is_checked else None] and len(checks) == is_checked
     assert trainer.loss_scale.value == (256.0 if is_checked else 512.0)

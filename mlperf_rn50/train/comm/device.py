@@ -1,6 +1,7 @@
 """Device of a rank."""
 import os
 import platform
+import time
 from dataclasses import asdict
 
 import mxnet as mx
@@ -21,6 +22,36 @@ def wait_for(array: mx.nd.NDArray) -> None:
         array.reshape((-1,))[:1].asnumpy()
     else:
         array.wait_to_read()
+
+
+def cast(array: mx.nd.NDArray, precision: str) -> mx.nd.NDArray:
+    if precision == 'bfloat16':  # NumPy has no bfloat16, so amp_cast needs MXNet's type
+        from mxnet.contrib.amp.amp import bfloat16
+        return mx.nd.amp_cast(array, dtype=bfloat16)
+    return array.astype(precision)
+
+
+def gemm_times(side: int, precision: str, context: mx.Context, num: int = 12, num_products: int = 1) -> list[float]:
+    """Return the seconds of products of square matrices, num times num_products, after two warm-ups."""
+    a, b = (cast(mx.nd.random.normal(shape=(side, side), ctx=context), precision) for _ in range(2))
+    seconds = []
+    for _ in range(2 + num):
+        mx.nd.waitall()
+        start = time.perf_counter()
+        for _ in range(num_products):
+            mx.nd.FullyConnected(a, b, num_hidden=side, no_bias=True)
+        mx.nd.waitall()
+        seconds.append(time.perf_counter() - start)
+    return seconds[2:]
+
+
+def measure_peak(precision: str, context: mx.Context, num: int = 12, side: int = 2048) -> float:
+    """Return the FLOP/s of the fastest matrix products. Call it with float32 before amp.init, with bfloat16 after.
+
+    side: of the matrices on a CPU. A product of 2,048 takes a fast GPU no longer than its launch.
+    """
+    side, num_products = (4096, 20) if context.device_type == 'gpu' else (side, 1)
+    return 2 * num_products * side**3 / min(gemm_times(side, precision, context, num, num_products))
 
 
 def device_id_of(config: Config, comm: Comm) -> int | None:

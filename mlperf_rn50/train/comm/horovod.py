@@ -50,6 +50,10 @@ class Comm:
         """Return exact sums of integers over ranks."""
         return [int(c) for c in counts]
 
+    def minimum(self, values: np.ndarray) -> np.ndarray:
+        """Return the minimum over ranks of each element; values: float64, with the same shape on all ranks."""
+        return values
+
     def gather_object(self, value: Any, only_on_rank_0: bool = False) -> list[Any]:
         """Return the JSON values of all ranks, in rank order; with only_on_rank_0, an empty list on other ranks."""
         return [json.loads(json.dumps(value))]
@@ -198,12 +202,17 @@ class HorovodComm(Comm):
         return cached
 
     def sum(self, counts):
-        own = mx.nd.array(list(counts), mx.cpu(), 'int64')  # a GPU may be the current context
+        return [int(c) for c in self._reduce(list(counts), 'int64', self._hvd.Sum)]
+
+    def minimum(self, values):
+        return self._reduce(values, 'float64', self._hvd.Min)
+
+    def _reduce(self, values, dtype, op):
+        own = mx.nd.array(values, mx.cpu(), dtype)  # a GPU may be the current context
         # If a name gets a different shape, Horovod's response cache drops it on all ranks (0.28.1, response_cache.cc).
-        name = f'counts/{len(own)}'
+        name = f'{dtype}/{len(own)}'
         with self._exchange():
-            total = self._hvd.allreduce(own, op=self._hvd.Sum, process_set=self._all, name=name).asnumpy()
-        return [int(c) for c in total]
+            return self._hvd.allreduce(own, op=op, process_set=self._all, name=name).asnumpy()
 
     def gather_object(self, value, only_on_rank_0=False):
         own = mx.nd.array(np.frombuffer(f'{json.dumps(value)},'.encode(), np.uint8), mx.cpu(), 'uint8')

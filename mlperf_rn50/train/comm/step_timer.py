@@ -1,66 +1,132 @@
-"""Times of a rank's steps: waiting for data, computing, waiting for the other ranks.
+"""Times of a rank's steps: waiting for Python and for images, forward and backward pass, exchange, update.
 
-The training loop runs ahead of the device and cannot measure these times. Therefore a thread waits for two small copies
-that each step makes, at the end of backward and after the last exchange, and reads the clock. This delays no step.
+The training loop runs ahead of the device and cannot measure these times. Therefore threads wait for small copies that
+each step makes, such as at the end of backward and after the last exchange, and read the clock. This delays no step.
 """
+import math
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import mxnet as mx
+import numpy as np
 
+from mlperf_rn50.runfolder.records import StepSpans
 from mlperf_rn50.train.comm.device import wait_for
 
+# Columns of the times of a step: its phases in order, then parts of data, and the exchange during the backward pass.
+PHASES = ('python', 'data', 'compute', 'wait', 'update')
+COLUMNS = (*PHASES, 'read', 'decode', 'hidden')
+# One of so many steps has marks of its buckets, because each mark is an operation for MXNet's engine.
+_SAMPLING_STEPS = 16
+Arrays = Sequence[mx.nd.NDArray]
 
-@dataclass
-class StepTimes:
-    """Times of several steps of a rank, in seconds; wait_s: from the end of backward to the end of the exchange."""
 
-    num_steps: int = 0
-    data_s: float = 0.0
-    compute_s: float = 0.0
-    wait_s: float = 0.0
+class Marks(NamedTuple):
+    """A step queued in MXNet, with arrays that are ready at the end of backward, of the exchange and of the update.
+
+    ready and done: arrays of each bucket that are ready when it is computed and exchanged; None if not sampled.
+    """
+
+    asked_at: float
+    arrived_at: float
+    read_s: float
+    decode_s: float
+    computed: mx.nd.NDArray
+    exchanged: mx.nd.NDArray
+    ready: Arrays | None
+    done: Arrays
+    updated: mx.nd.NDArray
+
+
+class _Stamps(threading.Thread):
+    """Thread that waits for arrays in turn, and reads the clock after each."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        super().__init__(name='stamps', daemon=True)
+        self._arrays, self._times = arrays, list[float]()
+        self._error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for mark in self._arrays:
+                wait_for(mark)
+                self._times.append(time.monotonic())
+        except Exception as e:  # any error must reach the training loop
+            self._error = e
+
+    def take(self) -> list[float]:
+        self.join()
+        if self._error:
+            raise self._error
+        return self._times
 
 
 class _TimerThread(threading.Thread):
-    """Thread that waits for steps and adds up their times."""
+    """Thread that waits for steps and keeps their times."""
 
     def __init__(self, on_exchange: Callable[[bool], None]) -> None:
         super().__init__(name='timer', daemon=True)
         self.on_exchange = on_exchange
-        self.steps = queue.SimpleQueue[tuple[float, mx.nd.NDArray, mx.nd.NDArray] | None]()
-        self.num_done = 0
+        self.steps = queue.SimpleQueue[Marks | None]()
+        self.num_done = self.step = 0
         self.last_end = time.monotonic()
-        self.times = StepTimes()
+        self.times = array('d')  # a row of COLUMNS for each step
         self.error: Exception | None = None
 
     def run(self) -> None:
-        while step := self.steps.get():
-            data_at, computed, exchanged = step
+        while marks := self.steps.get():
             try:
-                wait_for(computed)
+                ready, done = (_Stamps(a) if a else None for a in (marks.ready, marks.done))
+                wait_for(marks.computed)
                 computed_at = time.monotonic()
                 self.on_exchange(True)
-                wait_for(exchanged)
+                wait_for(marks.exchanged)
+                exchanged_at = time.monotonic()
                 self.on_exchange(False)
-                self.add(data_at, computed_at, time.monotonic())
+                wait_for(marks.updated)
+                updated_at = time.monotonic()
+                buckets = list(zip(ready.take(), done.take())) if ready and done else []
+                self.add(marks, computed_at, exchanged_at, updated_at, buckets)
             except Exception as e:  # any error must reach the training loop
                 self.error = e
             finally:
-                del step, computed, exchanged
+                del marks
                 self.num_done += 1
 
-    def add(self, data_at: float, computed_at: float, exchanged_at: float) -> None:
-        """Add a step, given the times at which its images arrived, its backward pass ended and its exchange ended."""
-        start = max(self.last_end, data_at)
-        self.times.num_steps += 1
-        self.times.data_s += start - self.last_end
-        self.times.compute_s += max(0.0, computed_at - start)
-        self.times.wait_s += exchanged_at - max(start, computed_at)
-        self.last_end = exchanged_at
+    def add(self, marks: Marks, computed_at: float, exchanged_at: float, updated_at: float,
+            buckets: list[tuple[float, float]]) -> None:
+        """Add a step, given the times at which its backward pass, exchange and update ended, and those of buckets."""
+        start, asked, arrived, computed, exchanged, updated = accumulate(
+            (self.last_end, marks.asked_at, marks.arrived_at, computed_at, exchanged_at, updated_at), max)
+        self.step += 1
+        spans = StepSpans(self.step, start, asked, arrived, computed, exchanged, updated, buckets)
+        self.last_end = spans.updated_s
+        # The loop runs ahead, so the device may notice only the end of a wait for images.
+        share = (spans.arrived_s - spans.asked_s) / max(marks.arrived_at - marks.asked_at, 1e-9)
+        hidden_s = union_s((a, min(b, spans.computed_s)) for a, b in buckets) if marks.ready is not None else math.nan
+        self.times.extend((*durations(spans), share * marks.read_s, share * marks.decode_s, hidden_s))
+
+
+def durations(spans: StepSpans) -> list[float]:
+    """Return the seconds of each of PHASES."""
+    return [b - a for a, b in pairwise((spans.start_s, spans.asked_s, spans.arrived_s, spans.computed_s,
+                                        spans.exchanged_s, spans.updated_s))]
+
+
+def union_s(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return the total length of intervals, given as (start, end), where overlapping parts count once."""
+    total, last = 0.0, -math.inf
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, last))
+        last = max(last, end)
+    return total
 
 
 class StepTimer:
@@ -69,36 +135,40 @@ class StepTimer:
     def __init__(self, on_exchange: Callable[[bool], None] = lambda is_exchanging: None) -> None:
         """on_exchange is called with True at the start of a gradient exchange and with False at its end."""
         self._thread = _TimerThread(on_exchange)
-        self._data_at, self._is_begun, self._num_pushed = 0.0, False, 0
+        self._data: tuple[float, float, float, float] = (0.0,) * 4
+        self._num_pushed = self._num_taken = 0
         self._thread.start()
         weakref.finalize(self, self._thread.steps.put, None)  # the thread ends with the timer
 
-    def mark_data(self) -> None:
-        """Record the arrival of a pass's images; only the first pass of a step counts."""
-        if not self._is_begun:
-            self._data_at, self._is_begun = time.monotonic(), True
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the buckets of the next step are to be marked; not those of a first step, which is not typical."""
+        return (self._num_pushed - self._num_taken) % _SAMPLING_STEPS == 1
 
-    def mark_step(self, computed: mx.nd.NDArray, exchanged: mx.nd.NDArray) -> None:
-        """Record a step queued in MXNet, given arrays that are ready at the end of backward and of the exchange."""
+    def mark_data(self, asked_at: float, read_s: float = 0.0, decode_s: float = 0.0) -> None:
+        """Record that the images of a step's first pass, for which the loop asked at a time, have arrived."""
+        self._data = asked_at, time.monotonic(), read_s, decode_s
+
+    def mark_step(self, *arrays: Any) -> None:
+        """Record a step queued in MXNet, given the arrays of Marks."""
         self._num_pushed += 1
-        self._thread.steps.put((self._data_at, computed, exchanged))
-        self._is_begun = False
+        self._thread.steps.put(Marks(*self._data, *arrays))
 
     def check(self) -> None:
         """Raise the error of a failed step, which MXNet reports only to the first thread that waits for the step."""
         if self._thread.error:
             raise self._thread.error
 
-    def take(self) -> StepTimes:
-        """Return the step times since the last call."""
+    def take(self) -> np.ndarray:
+        """Return the seconds of the steps since the last call, (steps, COLUMNS); NaN: hidden, of other steps."""
         self.drain()
-        taken, self._thread.times = self._thread.times, StepTimes()
-        return taken
+        taken, self._thread.times, self._num_taken = self._thread.times, array('d'), self._num_pushed
+        return np.array(taken).reshape(-1, len(COLUMNS))
 
-    def start(self) -> None:
-        """Wait until all earlier steps are done, then start the clock of the next step."""
+    def start(self, step: int = 0) -> None:
+        """Wait until all earlier steps are done, then start the clock of the step after `step`, the last completed."""
         self.drain()
-        self._thread.last_end = time.monotonic()
+        self._thread.step, self._thread.last_end = step, time.monotonic()
 
     def drain(self) -> None:
         """Wait until all steps are timed; raise the error of a failed step."""
