@@ -1,0 +1,65 @@
+"""A run with the records that explain its time and accuracy. The files are untrusted."""
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from mlperf_rn50.config_file import load_tree
+from mlperf_rn50.errors import ConfigError, UserError
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.runfolder.jsonl import read_lines
+from mlperf_rn50.runfolder.names import RunFolder, run_number, run_numbers
+from mlperf_rn50.runfolder.records import MetricsRecord
+
+_MAX_RECORDS, _MAX_CONFIG_BYTES = 200_000, 1 << 14
+T = TypeVar('T')
+
+
+@dataclass(frozen=True)
+class WhyRun:
+    """A run to explain.
+
+    Args:
+        log: None if the log is missing or unreadable.
+        records: lines of metrics.jsonl in their order; a resume may repeat epochs.
+        config: sections of config.yaml with their values, which are untrusted; empty if unreadable.
+    """
+
+    folder: RunFolder
+    log: Run | None = None
+    records: Sequence[MetricsRecord] = ()
+    config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def all(self, kind: type[T]) -> list[T]:
+        """Return the records of a kind in their order."""
+        return [r for r in self.records if isinstance(r, kind)]
+
+    def last(self, kind: type[T]) -> T | None:
+        return next((r for r in reversed(self.records) if isinstance(r, kind)), None)
+
+
+def find_run(path: Path) -> RunFolder:
+    """Return the newest run of a folder, or the run of a given log. Raise UserError if there is none."""
+    number = run_number(path.name)
+    if number is not None:
+        return RunFolder(path.parent, number)
+    numbers = run_numbers(path) if path.is_dir() else []
+    if not numbers:
+        raise UserError(f'{path}: got no run, expected a run folder, or result_<k>.txt in one')
+    return RunFolder(path, max(numbers))
+
+
+def load_run(folder: RunFolder) -> WhyRun:
+    """Read the log, the records and the configuration of a run; what is unreadable is missing."""
+    log, config = None, {}
+    with suppress(UserError):
+        log = read_run(folder.result)
+    with suppress(ConfigError, msgspec.MsgspecError):
+        config = msgspec.convert(load_tree(folder.config, _MAX_CONFIG_BYTES), dict[str, dict[str, Any]])
+    lines: Iterator[tuple[int, MetricsRecord]] = read_lines(folder.metrics, MetricsRecord)  # type: ignore[arg-type]
+    return WhyRun(folder, log, tuple(record for _, record in islice(lines, _MAX_RECORDS)), config)
