@@ -29,7 +29,7 @@ from mlperf_rn50.system.signals import END_SIGNALS, catch, end_at_once
 from mlperf_rn50.text import printable
 
 COMMANDS = ('bench', 'check', 'classify', 'completion', 'doctor', 'evaluate', 'export', 'launch', 'package', 'predict',
-            'prepare', 'recipe', 'report', 'sweep', 'train', 'watch')
+            'prepare', 'recipe', 'report', 'sweep', 'train', 'watch', 'why')
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
 _EPILOG = """examples:
   mlperf-rn50 prepare digits --out data/digits

@@ -18,7 +18,7 @@ from mlperf_rn50.parser import Parser
 
 # Metavars or keys of arguments that take folders, files or configuration keys.
 _FOLDERS = {'DIR', 'run.dir', 'data.dir'}
-_FILES = {'FILE', 'PATH', 'IMAGE', 'RUNS', 'RUN|WEIGHTS', 'train.init_weights', 'TREE'}
+_FILES = {'FILE', 'PATH', 'IMAGE', 'RUN', 'RUNS', 'RUN|WEIGHTS', 'train.init_weights', 'TREE'}
 _KEYS = {'KEY', 'KEYS'}
 _PUBLISHED = {'paths': '_mlperf_rn50_file_or_published', 'sources': '_mlperf_rn50_file_or_system'}  # functions by key
 _BASH = """

@@ -54,15 +54,19 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f'--rows: got --format {options.format}, expected --format csv')
     if (options.title or options.note) and not options.out and options.format != 'html':
         raise ConfigError(f'--title, --note: got --format {options.format}, expected --format html or --out')
-    texts = {'title': options.title, 'note': options.note, 'source': ' '.join(options.paths)}
     from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
     from mlperf_rn50.analysis.report.text import MARKDOWN, render_table, terminal_style
     from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
     from mlperf_rn50.analysis.sets.published import sets_under
     from mlperf_rn50.analysis.sets.scaling import make_studies
+    from mlperf_rn50.analysis.why.text import limit_sentence
+    from mlperf_rn50.runfolder.names import run_of
     paths = dict.fromkeys(map(Path, options.paths))
     logs, published = [p for p in paths if not sets_under(p)], [s for p in paths for s in sets_under(p)]
     run_sets = filter_sets([*(load_run_sets(logs) if logs else ()), *published], vars(options))
+    newest = run_sets[0].runs[-1].path if len(run_sets) == 1 and not run_sets[0].is_published else Path()
+    texts = {'title': options.title, 'note': options.note, 'source': ' '.join(options.paths),
+             'limit': limit_sentence(run_of(newest))}
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)
     if options.out:
         from mlperf_rn50.analysis.report.page import dump_report

@@ -12,8 +12,8 @@ from made_systems import changed, made_set
 
 from mlperf_rn50.analysis.predict.anchors import base_of, one_node_base, second_base
 from mlperf_rn50.analysis.predict.answer import (
-    Answer,
     PredictionRequest,
+    Predictions,
     choose_batch,
     find_batches,
     find_recipe,
@@ -350,7 +350,7 @@ def test_what_if_without_an_answer_is_refused(name, options, message):
 def answer_with_times(*pairs):
     rows = tuple(Prediction(Layout(n, 2, RECIPE, Epochs(9, 9, 9, '')), step_s=0.1, minutes=m, interval=m and (m, m),
                             node_hours=m and n * m / 60) for n, m in pairs)
-    return Answer(PredictionRequest(()), source_of(known()), None, rows)
+    return Predictions(PredictionRequest(()), source_of(known()), None, rows)
 
 
 @pytest.mark.parametrize('pairs, knee', [

@@ -39,7 +39,7 @@ class PredictionRequest:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Predictions:
     """Predictions of all requested layouts."""
 
     request: PredictionRequest
@@ -161,7 +161,7 @@ def choose_batch(rows: Sequence[Prediction], local_batch_size: float) -> Predict
         abs(math.log(r.layout.local_batch_size / local_batch_size))))
 
 
-def make_answer(request: PredictionRequest, source: Source) -> Answer:
+def make_answer(request: PredictionRequest, source: Source) -> Predictions:
     """Predict all requested layouts.
 
     Without accelerators, the fitted times of several nodes are 0, and the interval is that for another machine's set.
@@ -191,4 +191,4 @@ def make_answer(request: PredictionRequest, source: Source) -> Answer:
     if what_if:
         rows = [replace(r, unchanged_step_s=old.step_s, unchanged_minutes=old.minutes) for r, old in zip(
             rows, make_answer(replace(request, what_if=None), original).rows)]
-    return Answer(request, source, costs, tuple(rows))
+    return Predictions(request, source, costs, tuple(rows))

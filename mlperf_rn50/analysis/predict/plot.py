@@ -4,7 +4,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from mlperf_rn50.analysis.predict.answer import Answer
+from mlperf_rn50.analysis.predict.answer import Predictions
 from mlperf_rn50.analysis.predict.tables import answer_heading, render_prediction, render_prediction_json
 from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.picture import COLOURS, INK, STYLE, Picture
@@ -13,7 +13,7 @@ from mlperf_rn50.files import write_atomically, writing_folder
 from mlperf_rn50.text import printable
 
 
-def draw_prediction(answer: Answer) -> Picture | None:
+def draw_prediction(answer: Predictions) -> Picture | None:
     """Plot the minutes or, without them, the time of a step against nodes. Return None if all are refused."""
     rows = sorted(answer.timed or answer.predicted, key=lambda r: r.layout.num_nodes)
     if not rows:
@@ -55,7 +55,7 @@ def draw_prediction(answer: Answer) -> Picture | None:
     return picture
 
 
-def dump_prediction(answer: Answer, folder: Path) -> Path:
+def dump_prediction(answer: Predictions, folder: Path) -> Path:
     """Write prediction.json, prediction.md and the plot, if any. Return the folder. Raise ConfigError on failure."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from functools import partial
 
 import mlperf_rn50
-from mlperf_rn50.analysis.predict.answer import Answer
+from mlperf_rn50.analysis.predict.answer import Predictions
 from mlperf_rn50.analysis.predict.costs import MultiNodeCase, Validation, validate_published
 from mlperf_rn50.analysis.predict.model import HOP_S, STAGES_S, UNKNOWN_GBIT_S, latency_s
 from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE_TEXTS, Link, Prediction, relative_error
@@ -41,7 +41,7 @@ def _table(title: str, rows: Sequence[Prediction], cells_of: Callable[[Predictio
         for row, c in zip(rows, cells)), ' '.join(text for column, text in notes.items() if column in head), _MINOR)
 
 
-def _basis(answer: Answer, p: Prediction) -> str:
+def _basis(answer: Predictions, p: Prediction) -> str:
     """Return what the prediction is based on, and whether it is beyond all published sets."""
     base, costs, layout = answer.source.base, answer.costs, p.layout
     if p.knowledge is None:
@@ -67,7 +67,7 @@ def _answer_cells(p: Prediction) -> dict[str, Cell]:
             'node-hours': figures_cell(p.node_hours), 'cost': Cell('-' if p.cost is None else money(p.cost), p.cost)}
 
 
-def _step_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
+def _step_cells(answer: Predictions, p: Prediction) -> dict[str, Cell]:
     layout, unit = p.layout, answer.source.base.unit
     return {'layout': Cell(layout.name), f'images/{unit}': number_cell(layout.local_batch_size, ',g'),
             'compute': _ms(p.compute_s), 'exchange': _ms(p.exchange_s), 'overlapped': _ms(p.hidden_s),
@@ -92,7 +92,7 @@ def _sentence(p: Prediction) -> str:
             f'{p.layout.recipe.global_batch_size:,}{kind}, {epochs.mean:.3g} epochs{among}, {spent}')
 
 
-def verdicts(answer: Answer) -> list[str]:
+def verdicts(answer: Predictions) -> list[str]:
     """Return the answer: a sentence for a single layout, or lines on the fastest, the cheapest and the knee layout."""
     if len(answer.timed) < 2:
         return [_sentence(row) for row in answer.timed or answer.predicted or answer.rows]
@@ -108,7 +108,7 @@ def _link_line(link: Link) -> str:
             f'{link.source}')
 
 
-def _costs_line(answer: Answer) -> str:
+def _costs_line(answer: Predictions) -> str:
     costs, link = answer.costs, answer.source.link
     if link.extra_s is not None:
         return f'Latency on several nodes: {1e3 * link.extra_s:.1f} ms per step, measured by bench allreduce'
@@ -118,7 +118,7 @@ def _costs_line(answer: Answer) -> str:
             f'{costs.source}{tcp}{stages}')
 
 
-def _error_line(answer: Answer) -> str:
+def _error_line(answer: Predictions) -> str:
     if not answer.source.base.has_accelerators:
         return 'Model error: unknown, because all published systems with several nodes have accelerators'
     own = validate_published().errors['own', 'round']
@@ -127,7 +127,7 @@ def _error_line(answer: Answer) -> str:
             f'(90th percentile); {own.num_held} of {own.num_predicted} measured times are within the 80 % interval')
 
 
-def _inputs(answer: Answer) -> list[str]:
+def _inputs(answer: Predictions) -> list[str]:
     """List the inputs of the predictions with their sources, and the error of the model."""
     base, data = answer.source.base, data_name(answer.source.base.dataset)
     return [f'Source: {base.name} ({base.source}), {plural(base.num_nodes, "node")}, '
@@ -138,21 +138,21 @@ def _inputs(answer: Answer) -> list[str]:
             _link_line(answer.source.link), _costs_line(answer), _error_line(answer)]
 
 
-def answer_heading(answer: Answer) -> str:
+def answer_heading(answer: Predictions) -> str:
     """Return the source, target and data of a prediction."""
     base, targets = answer.source.base, {r.layout.recipe.target_accuracy for r in answer.predicted} - {None}
     goal = f': Top-1 {100 * (targets.pop() or 0.0):.2f} %' if len(targets) == 1 else ''
     return f'Prediction from {base.name}{goal} on {data_name(base.dataset)}'
 
 
-def _notes(answer: Answer) -> list[str]:
+def _notes(answer: Predictions) -> list[str]:
     """Return the warnings about the numbers."""
     is_assumed = answer.source.link.gbit_s is None and answer.source.base.has_accelerators
     return [*answer.source.notes, *[_ASSUMED] * is_assumed,
             *_group((doubt, row) for row in answer.rows for doubt in row.doubts)]
 
 
-def render_prediction(answer: Answer, style: Style = TERMINAL) -> str:
+def render_prediction(answer: Predictions, style: Style = TERMINAL) -> str:
     """Return the prediction as text: the answer, tables, and their sources."""
     notes = {'speed-up': f'Speed-up and efficiency are relative to {answer.source.base.layout.name}.',
              'error': 'Error: predicted / measured - 1.', 'cost': f'Cost: {answer.request.price or 0:g} per node-hour.'}
@@ -165,7 +165,7 @@ def render_prediction(answer: Answer, style: Style = TERMINAL) -> str:
         render_section('Sources', _inputs(answer), [steps] if answer.predicted else [], _notes(answer), style)])
 
 
-def render_prediction_json(answer: Answer) -> str:
+def render_prediction_json(answer: Predictions) -> str:
     """Return the prediction as JSON, whose keys docs/predict.md explains."""
     base, what_if = answer.source.base, answer.request.what_if
     own = validate_published().errors['own', 'round'] if base.has_accelerators else None

@@ -102,11 +102,11 @@ def _dates(studies: Sequence[Study]) -> str:
 
 
 def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder: Path, title: str | None = None,
-                note: str | None = None, source: str | None = None) -> str:
+                note: str | None = None, source: str | None = None, limit: str | None = None) -> str:
     """Return the page with the plots of draw_report. Links are relative to folder, where the page will be written."""
     sources: _Sources | None = None if is_large(studies) else {}
     overview, matrix = overview_table(studies), series_matrix(studies)
-    sentences = [[(c.text, _link(c, sources)) for c in sentence] for sentence in summarise(studies)]
+    sentences = [[(limit, None)]] * bool(limit) + [[(c.text, _link(c, sources)) for c in s] for s in summarise(studies)]
     return page_template('report/page.html').render(
         title=title or report_heading(studies), note=note, origin=', '.join(filter(None, (source, _dates(studies)))),
         sentences=sentences, matrix=_table(matrix, 'series', sources) if matrix else None,

@@ -17,6 +17,7 @@ import msgspec
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, MetricsHistory, text
 from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
+from mlperf_rn50.analysis.why.text import limit_sentence
 from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import regular_file
@@ -113,8 +114,11 @@ class Follower:
         is_new, records = self._tail.read()
         if is_new:
             self._history = MetricsHistory()
+        ranks = self._history.ranks
         for record in records:
             self._history.add(record)
+        if self._history.ranks is not ranks:
+            self._history.limit = limit_sentence(paths)[:MAX_TEXT]
         ages = {path: age for path in (paths.result, metrics) if (age := age_s(path, now_s)) is not None}
         state = replace(
             state, number=number, quiet_s=min(ages.values(), default=None), attempts=_attempts(self.folder, number),
@@ -162,7 +166,7 @@ def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: 
         epoch=epoch, step=last.step, loss=last.loss, learning_rate=last.learning_rate, images_per_s=last.images_per_s,
         time_s=seen_s + since_s if run.time_to_train_s is None else run.time_to_train_s, epoch_s=epoch_s,
         left_s=left_s(state.max_epochs), speeds=tuple(history.speeds), evaluations=evaluations, ranks=history.ranks,
-        reference_text=text(history.reference.text), num_reference=history.reference.num_reference,
+        limit=history.limit, reference_text=text(history.reference.text), num_reference=history.reference.num_reference,
         reference_epochs=ends, reference_left_s=None if first_s is None or last_s is None else (first_s, last_s),
         band=tuple(history.band[e] for e in sorted(history.band)))
     if standing:

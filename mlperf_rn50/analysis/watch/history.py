@@ -22,6 +22,7 @@ class MetricsHistory:
     evaluations: dict[int, LiveEvaluation] = field(default_factory=dict)
     ranks: tuple[RankTime, ...] = ()
     stragglers: tuple[str, ...] = ()
+    limit: str = ''  # what limits the run
     reference: records.ReferenceRecord = field(default_factory=records.ReferenceRecord)
     band: dict[int, BandPoint] = field(default_factory=dict)
     standings: dict[int, records.CourseRecord] = field(default_factory=dict)

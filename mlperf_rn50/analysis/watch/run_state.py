@@ -119,6 +119,7 @@ class LiveRun:
     speeds: tuple[tuple[float, float], ...] = ()  # (time_s, images_per_s)
     evaluations: tuple[LiveEvaluation, ...] = ()
     ranks: tuple[RankTime, ...] = ()
+    limit: str = ''  # sentence of mlperf-rn50 why
 
     reference_text: str = ''
     num_reference: int = 0

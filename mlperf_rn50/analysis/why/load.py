@@ -43,7 +43,7 @@ class WhyRun:
         return next((r for r in reversed(self.records) if isinstance(r, kind)), None)
 
 
-def find_run(path: Path) -> RunFolder:
+def run_folder_at(path: Path) -> RunFolder:
     """Return the newest run of a folder, or the run of a given log. Raise UserError if there is none."""
     number = run_number(path.name)
     if number is not None:

@@ -1,0 +1,223 @@
+"""What limits a run, from records with planted faults; each step of a healthy rank takes 100 ms."""
+import json
+import math
+import shutil
+from dataclasses import replace
+
+import pytest
+from helpers import ROOT
+
+from mlperf_rn50.analysis.why.limit import Limit, find_limit, times_of
+from mlperf_rn50.analysis.why.load import WhyRun, load_run, run_folder_at
+from mlperf_rn50.analysis.why.text import compare_times, explain_time
+from mlperf_rn50.cli import main, why
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.runfolder.jsonl import encode
+from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.records import NetworkRecord, RanksRecord, RankSteps
+
+STEPS = 100
+NETWORK = NetworkRecord(32, 1e9, 100_000_000, 8, 2e12)
+MS = {'data': 1, 'python': 1, 'compute': 90, 'wait': 4, 'update': 4}
+
+
+def rank_steps(rank: int = 0, **ms: float) -> RankSteps:
+    """Return a rank whose steps take a time per phase, in ms; unnamed phases are those of a healthy rank."""
+    times = {f'{name}_s': STEPS * value / 1000 for name, value in {**MS, **ms}.items()}
+    return RankSteps(rank=rank, host=f'h{rank}', cores=f'{rank}', num_steps=STEPS,
+                     spread_s={name: (v / 1000, v / 1000, v / 1000) for name, v in {**MS, **ms}.items()}, **times)
+
+
+def made_run(*ranks: RankSteps, epochs: int = 3, network: NetworkRecord | None = NETWORK, device: str = 'gpu',
+             changed: dict[int, list[RankSteps]] | None = None, **record: object) -> WhyRun:
+    """Return a run whose clock has no rest; changed: by epoch, other ranks."""
+    records, time_s = [], 0.0
+    for epoch in range(1, epochs + 1):
+        found = RanksRecord(epoch, 0.0, (changed or {}).get(epoch, list(ranks or two())), **record)
+        first = found.ranks[0]
+        time_s += first.data_s + first.python_s + first.compute_s + first.wait_s + first.update_s
+        found.time_s = time_s = time_s + found.eval_s + found.checkpoint_s
+        records.append(found)
+    return WhyRun(RunFolder(ROOT / 'no-such-folder', 0), None, [*filter(None, [network]), *records],
+                  {'train': {'device': device}})
+
+
+def two(**ms: float) -> list[RankSteps]:
+    return [rank_steps(0, **ms), rank_steps(1, **ms)]
+
+
+def limit_of(run: WhyRun) -> Limit:
+    return find_limit(times_of(run), run.config['train']['device'] == 'cpu')
+
+
+@pytest.mark.parametrize(('run', 'name', 'part', 'share'), [
+    (made_run(*two(data=41, read=35)), 'input', 'storage', 41 / 140),
+    (made_run(*two(data=41, decode=35)), 'input', 'decoding', 41 / 140),
+    (made_run(*two(data=41, decode=5)), 'input', 'python', 41 / 140),
+    (made_run(*two(python=41)), 'python', None, 41 / 140),
+    (made_run(*two(wait=64)), 'exchange', 'link', 64 / 160),
+    (made_run(*two(wait=64), latency_s=0.005), 'exchange', 'latency', 64 / 160),
+    (made_run(rank_steps(0, wait=34, slow_rank=30), rank_steps(1, compute=120)), 'slow_rank', None, 30 / 130),
+    (made_run(eval_s=6.0), 'evaluation', None, 6 / 16),
+    (made_run(checkpoint_s=2.0), 'checkpoints', None, 2 / 12),
+    (made_run(*two(compute=20, wait=20), network=NetworkRecord(2, 1e9, 100_000_000, 8, 2e12)), 'batch', None, 25 / 46),
+    (made_run(network=NetworkRecord(32, 1e9, 1, 8, 1e14)), 'computation', None, 0.9 * (1 - 96 / 0.09 / 1e5)),
+    (made_run(), 'healthy', None, 0.04)], ids=lambda x: x if isinstance(x, str) else '')
+def test_each_planted_limit_is_named_with_its_share(run, name, part, share):
+    found = limit_of(run)
+    assert (found.name, found.part) == (name, part)
+    assert found.share == pytest.approx(share, abs=0.001)
+    assert found.gain == pytest.approx(1 / (1 - share), rel=0.01)
+
+
+@pytest.mark.parametrize(('ms', 'name'), [(9, 'healthy'), (11, 'input')])
+def test_a_tenth_more_speed_is_the_least_gain_that_is_named(ms, name):
+    assert limit_of(made_run(*two(data=ms))).name == name
+
+
+@pytest.mark.parametrize(('eval_s', 'name'), [(2.4, 'healthy'), (2.6, 'evaluation')])
+def test_evaluation_of_a_fifth_of_the_time_is_named(eval_s, name):
+    assert limit_of(made_run(eval_s=eval_s)).name == name
+
+
+def test_exchange_on_the_cores_that_compute_is_healthy():
+    ranks = two(wait=44)
+    assert [limit_of(made_run(*ranks, device=device)).name for device in ('cpu', 'gpu')] == ['healthy', 'exchange']
+
+
+def test_slow_link_is_named_also_between_cpus():
+    ranks = two(wait=44)
+    slow = NetworkRecord(32, 1e9, 5_000_000, 8, 2e12)  # 5 MB in 44 ms: 114 MB/s
+    assert limit_of(made_run(*ranks, network=slow, device='cpu')).name == 'exchange'
+
+
+def test_slow_link_is_named_before_a_small_batch():
+    slow = NetworkRecord(2, 1e9, 4_000_000, 8, 2e12)
+    assert limit_of(made_run(*two(compute=20, wait=44), network=slow)).name == 'exchange'
+
+
+def test_python_is_named_before_a_small_batch():
+    few = NetworkRecord(2, 1e9, 100_000_000, 8, 2e12)
+    assert limit_of(made_run(*two(compute=20, python=60), network=few)).name == 'python'
+
+
+def test_slow_rank_is_named_with_its_epoch():
+    healthy, slow = two(), [rank_steps(0, wait=64, slow_rank=60), rank_steps(1, compute=150)]
+    found = limit_of(made_run(*slow, epochs=6, changed={1: healthy, 2: slow, 3: healthy}))
+    assert (found.name, found.rank.rank, found.since) == ('slow_rank', 1, 4)
+
+
+@pytest.mark.parametrize(('phase', 'name'), [('data', 'input'), ('python', 'python')])
+def test_phase_of_a_single_rank_is_named_with_this_rank(phase, name):
+    found = limit_of(made_run(rank_steps(0, wait=44, slow_rank=40), rank_steps(1, **{phase: 41})))
+    assert (found.name, found.rank.rank, found.since) == (name, 1, None)
+    assert found.share == pytest.approx(41 / 140)
+
+
+def test_phase_of_all_ranks_names_no_rank():
+    assert limit_of(made_run(rank_steps(0, data=40, wait=6, slow_rank=2), rank_steps(1, data=42))).rank is None
+
+
+def test_waiting_of_ranks_that_stall_in_turn_counts_as_the_stalling_phase():
+    histograms = {'python': [190] + [0] * 59 + [10], 'compute': [0] * 52 + [200]}
+    ranks = two(python=20, wait=24, slow_rank=20)
+    assert limit_of(made_run(*ranks, histograms=histograms)).share == pytest.approx(40 / 139, abs=0.01)
+
+
+def test_first_interval_that_was_slow_only_at_its_start_is_left_out():
+    first = [replace_spread(r, MS) for r in two(data=100)]
+    assert limit_of(made_run(changed={1: first})).name == 'healthy'
+
+
+def test_first_interval_that_was_slow_throughout_counts():
+    assert limit_of(made_run(changed={1: two(data=100)})).name == 'input'
+
+
+def replace_spread(rank: RankSteps, ms: dict[str, float]) -> RankSteps:
+    rank.spread_s = {name: (v / 1000, v / 1000, v / 1000) for name, v in ms.items()}
+    return rank
+
+
+def test_epochs_that_a_resume_repeats_count_once():
+    run = made_run(*two(data=41))
+    again = replace(run, records=[*run.records, *run.records[1:]])
+    assert times_of(again) == times_of(run)
+
+
+def test_rates_follow_from_the_network():
+    times = times_of(made_run())
+    assert times.bandwidth == pytest.approx(100e6 / 0.004)  # a ring of two ranks moves the gradients once
+    assert times.flops_per_s == pytest.approx(3 * 32e9 / 0.09)
+    assert times.peak_share == pytest.approx(3 * 32e9 / 0.09 / 2e12)
+
+
+@pytest.mark.parametrize('rank', [
+    RankSteps(rank=0, host='', num_steps=1, data_s=0.0, compute_s=0.0, wait_s=0.0),
+    RankSteps(rank=0, host='', num_steps=1, data_s=1e-300, read_s=1e9, decode_s=1e9, compute_s=0.0, wait_s=0.0,
+              slow_rank_s=1e9)])
+def test_impossible_times_give_a_verdict(rank):
+    record = RanksRecord(1, 0.0, [rank], histograms={'data': [10**12] * 5000})
+    answer = explain_time(WhyRun(RunFolder(ROOT, 0), records=[record]))
+    assert math.isfinite(answer.values['gain'])
+
+
+def test_run_without_times_of_ranks_is_refused():
+    with pytest.raises(UserError, match='wait for the first evaluation'):
+        explain_time(WhyRun(RunFolder(ROOT, 0), records=[NETWORK]))
+
+
+def test_answer_begins_with_cause_share_and_gain():
+    answer = explain_time(made_run(*two(data=41, read=35)))
+    assert answer.sentence == ('29 % of the time waits for input, mostly for reading record files; at most 1.41 times '
+                               'as fast without this.')
+    assert 'data.read_threads' in answer.next_step
+    assert ('input: reading record files', '25.0 %', '35.00', '41.00', '41.00') in answer.evidence
+
+
+def test_shares_of_the_evidence_add_up_to_the_clock():
+    rows = explain_time(made_run(*two(data=41, read=35), eval_s=3.0)).evidence
+    assert sum(float(row[1].removesuffix(' %')) for row in rows) == pytest.approx(100, abs=0.5)
+
+
+def test_comparison_names_the_phase_that_changed():
+    changed = {k: two(data=11 + 0.1 * k) for k in (1, 2, 3)}
+    answer = compare_times(times_of(made_run()), times_of(made_run(changed=changed)))
+    assert answer.sentence == ('A step takes 110 instead of 100 ms (+10 %); '
+                               'input: preparing in Python +10.2 ms per step.')
+
+
+def test_comparison_within_the_noise_names_no_phase():
+    noisy = {k: two(compute=90 + 10 * k) for k in (1, 2, 3)}
+    answer = compare_times(times_of(made_run()), times_of(made_run(changed=noisy)))
+    assert answer.sentence.endswith('no phase changed by more than its noise.')
+
+
+def test_old_run_gets_what_is_known(capsys):
+    assert main(['why', str(ROOT / 'logs/cifar10_five')]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith('Nothing limits this run: 96 % of the time is forward and backward')
+    assert 'an earlier version wrote this run' in text
+
+
+def test_command_prints_json_of_a_run_and_of_two(tmp_path, capsys):
+    for name, run in (('a', made_run()), ('b', made_run(*two(python=41)))):
+        (tmp_path / name).mkdir()
+        shutil.copy(ROOT / 'logs/digits_2ranks/result_0.txt', tmp_path / name)
+        (tmp_path / name / 'metrics.jsonl').write_text(''.join(encode(r) + '\n' for r in run.records))
+    assert why.run([str(tmp_path / 'b'), '--format', 'json']) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found['verdict'], found['part'], found['rank']) == ('python', None, None)
+    assert why.run([str(tmp_path / 'a'), str(tmp_path / 'b'), '--format', 'json']) == 0
+    assert 'Python +40 ms per step' in json.loads(capsys.readouterr().out)['sentence']
+
+
+def test_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match='expected a run folder'):
+        run_folder_at(tmp_path)
+
+
+def test_newest_run_of_a_folder_is_explained(tmp_path):
+    for name in ('result_0.txt', 'result_11.txt', 'result_2.txt', 'result_2_v0.6.txt'):
+        (tmp_path / name).touch()
+    assert run_folder_at(tmp_path).index == 11
+    assert load_run(run_folder_at(tmp_path)) == WhyRun(RunFolder(tmp_path, 11))
