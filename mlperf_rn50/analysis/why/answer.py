@@ -9,33 +9,23 @@ from mlperf_rn50.text import printable
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer to why a run takes its time or misses its accuracy.
+    """Answer to why a run takes its time or misses its accuracy."""
 
-    Args:
-        sentence: the cause, its size and the largest possible gain.
-        head: names of the columns of evidence.
-        evidence: rows of a table, as texts; the first column names the quantity.
-        next_step: what to try, with the option or the command.
-        notes: such as what the run does not record.
-        values: further keys of the JSON output, such as verdict and share.
-    """
-
-    sentence: str
-    head: tuple[str, ...] = ()
+    sentence: str  # the cause, its size and the largest possible gain
+    head: tuple[str, ...] = ()  # columns of the evidence
     evidence: tuple[tuple[str, ...], ...] = ()
-    next_step: str = ''
-    notes: tuple[str, ...] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
+    next_step: str = ''  # what to try, with the option or the command
+    notes: tuple[str, ...] = ()  # such as what the run does not record
+    values: Mapping[str, Any] = field(default_factory=dict)  # further keys of the JSON output, such as verdict
 
 
 def render_answer(answer: Answer, width: int | None = None) -> str:
     """Return an answer as text that fits a width; texts from the run are made printable."""
     rows = [[printable(text) for text in row] for row in answer.evidence]
-    parts = [wrap_line(printable(answer.sentence), width),
-             fit_columns(answer.head, rows, width, sides=['left'] * len(answer.head)) if rows else '',
-             *(wrap_line(printable(text), width) for text in (
-                 f'Next: {answer.next_step}' if answer.next_step else '', *answer.notes))]
-    return '\n\n'.join(filter(None, parts))
+    table = fit_columns(answer.head, rows, width, sides=['left'] * len(answer.head)) if rows else ''
+    lines = [wrap_line(printable(text), width) for text in (
+        answer.sentence, f'Next: {answer.next_step}' if answer.next_step else '', *answer.notes)]
+    return '\n\n'.join(filter(None, (lines[0], table, *lines[1:])))
 
 
 def answer_object(answer: Answer) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 The critical rank waits least for the others. Its phases follow each other, so each of them can be gained.
 """
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,27 +25,29 @@ _LEAST_FIXED = 1 / 3  # of a step that does not depend on the batch; twice the b
 _LOW_PEAK = 0.06  # of the peak; ResNet-50 reaches a fifth of it on GPUs and half of it on CPUs
 _SLOW_START = 1.5  # ratio of mean and median of a step in an interval that was slow only at its start
 _NUM_BINS = 128  # of a histogram; the last ones are above 10 hours
-Parts = dict[str, float]  # seconds by part
 
 
 @dataclass(frozen=True)
 class Times:
-    """Times of a run along the critical rank of each interval; unknown rates are None.
+    """Seconds of a run by part, and for each interval along its critical rank. The parts add up to the clock."""
 
-    Args:
-        total_s: time on the clock, the sum of the parts.
-        bandwidth: bytes/s of a rank in a ring all-reduce, while the backward pass does not hide it.
-        flops_per_s: of a rank in the forward pass and the backward pass, which has twice its operations.
-    """
-
-    total_s: float
-    num_steps: int
-    parts: Parts
-    intervals: Sequence[tuple[RanksRecord, RankSteps, Parts]]
+    parts: dict[str, float]
+    intervals: Sequence[tuple[RanksRecord, RankSteps, dict[str, float]]]
     network: NetworkRecord | None
-    bandwidth: float | None
-    flops_per_s: float | None
-    peak_share: float | None
+    is_cpu: bool
+
+    num_steps: int
+    bandwidth: float  # bytes/s in a ring all-reduce, while the backward pass does not hide it; 0 if unknown
+    flops_per_s: float  # of a rank in forward and backward, which has twice the operations of forward; 0 if unknown
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def peak_share(self) -> float:
+        peak = self.network and self.network.peak_flops_per_s
+        return self.flops_per_s / peak if peak else 0.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Limit:
         return 1 / max(1 - self.share, 1e-3)
 
 
-def _own_s(rank: RankSteps, names: Sequence[str] = _OWN) -> float:
+def _own_s(rank: RankSteps, *names: str) -> float:
     return sum(getattr(rank, f'{name}_s') for name in names)
 
 
@@ -74,15 +75,15 @@ def _difference(histogram: Sequence[int]) -> float:
     return sum(2 * n / total * (1 - n / total) * 2 ** (k / 4) for k, n in enumerate(accumulate(histogram)))
 
 
-def _parts_of(record: RanksRecord, rank: RankSteps, weights: Mapping[str, float]) -> Parts:
+def _parts_of(record: RanksRecord, rank: RankSteps, weights: Mapping[str, float]) -> dict[str, float]:
     """Return the parts of an interval along its critical rank, which also waits if ranks take turns in being slow.
 
     Ranks with equal means wait for each other in proportion to the mean difference between steps. Such waiting is
     therefore divided among the phases by these differences (weights).
     """
     slow_s = min(rank.slow_rank_s, rank.wait_s)
-    data_s, *others = (_own_s(rank, [name]) + slow_s * weights.get(name, 0.0) for name in _OWN)
-    all_s, read_s, decode_s = (sum(_own_s(r, [name]) for r in record.ranks) for name in ('data', 'read', 'decode'))
+    data_s, *others = (_own_s(rank, name) + slow_s * weights.get(name, 0.0) for name in _OWN)
+    all_s, read_s, decode_s = (sum(_own_s(r, name) for r in record.ranks) for name in ('data', 'read', 'decode'))
     read = min(read_s / all_s, 1.0) if all_s else 0.0
     decode = min(decode_s / all_s, 1 - read) if all_s else 0.0
     return {'read': data_s * read, 'decode': data_s * decode, 'prepare': data_s * (1 - read - decode),
@@ -94,9 +95,9 @@ def times_of(run: WhyRun) -> Times:
     """Return the times of a run, without a first interval that was slow only at its start."""
     records = [r for r in {r.epoch: r for r in run.all(RanksRecord)}.values() if r.ranks]  # a resume repeats epochs
     if not records:
-        raise UserError(f'{run.folder.metrics}: no times of ranks; wait for the first evaluation')
+        raise UserError(f'{run.folder.metrics}: got no times of ranks; wait for the first evaluation')
     critical, start_s = [min(r.ranks, key=lambda rank: rank.wait_s) for r in records], 0.0
-    means = [_own_s(rank, (*_OWN, 'wait')) / rank.num_steps for rank in critical]
+    means = [_own_s(rank, *_OWN, 'wait') / rank.num_steps for rank in critical]
     usual_s = sum(critical[0].spread_s.get(name, (0.0,))[0] for name in (*_OWN, 'wait'))
     if len(means) > 2 and 0 < _SLOW_START * usual_s < means[0] and usual_s < _SLOW_START * max(means[1:]):
         start_s, records, critical = records[0].time_s, records[1:], critical[1:]
@@ -105,47 +106,47 @@ def times_of(run: WhyRun) -> Times:
     intervals = [(record, rank, _parts_of(record, rank, weights)) for record, rank in zip(records, critical)]
     parts = {name: sum(p[name] for *_, p in intervals) for name in intervals[0][2]}
     if not parts['evaluation'] and run.log:  # earlier versions did not record it
-        parts['evaluation'] = sum(e.stop_s - e.start_s for e in run.log.evaluations
-                                  if e.start_s is not None and e.stop_s is not None and e.stop_s > e.start_s)
-    num_steps, num_ranks, net = sum(r.num_steps for r in critical), len(records[-1].ranks), run.last(NetworkRecord)
-
-    def rate(amount: float, part: str) -> float | None:
-        return amount * num_steps / parts[part] if amount and parts[part] else None
-    flops_per_s = rate(3 * net.flops_per_image * net.local_batch_size if net else 0.0, 'compute')
+        parts['evaluation'] = sum(max(e.stop_s - e.start_s, 0.0) for e in run.log.evaluations
+                                  if e.start_s is not None and e.stop_s is not None)
     parts['rest'] = max(records[-1].time_s - start_s - sum(parts.values()), 1e-9)
-    return Times(sum(parts.values()), num_steps, parts, intervals, net,
-                 rate(net.gradient_bytes * 2 * (num_ranks - 1) / num_ranks if net else 0.0, 'exchange'), flops_per_s,
-                 flops_per_s / net.peak_flops_per_s if net and net.peak_flops_per_s and flops_per_s else None)
+    num_steps, num_ranks = sum(rank.num_steps for rank in critical), len(records[-1].ranks)
+    net = run.last(NetworkRecord)
+    num_bytes, flops = (net.gradient_bytes, net.flops_per_image * net.local_batch_size) if net else (0, 0.0)
+    rates = [amount * num_steps / parts[part] if parts[part] > 1e-9 else 0.0 for part, amount in (
+        ('exchange', num_bytes * 2 * (num_ranks - 1) / num_ranks), ('compute', 3 * flops))]
+    return Times(parts, intervals, net, run.config.get('train', {}).get('device') == 'cpu', num_steps, *rates)
 
 
-def _excess_s(times: Times, rank: int, names: Sequence[str]) -> list[float]:
+def _excess_s(times: Times, rank: int, *names: str) -> list[float]:
     """Return, by interval, by how much a rank exceeds the median of the other ranks in some phases."""
-    by_rank = [{r.rank: _own_s(r, names) for r in record.ranks} for record, *_ in times.intervals]
+    by_rank = [{r.rank: _own_s(r, *names) for r in record.ranks} for record, *_ in times.intervals]
     return [own.pop(rank) - statistics.median(own.values()) if rank in own and len(own) > 1 else 0.0
             for own in by_rank]
 
 
-def find_limit(times: Times, is_cpu: bool) -> Limit:
+def find_limit(times: Times) -> Limit:
     """Return the largest part of the time that is above its threshold, or else whether the computation is slow."""
     parts, total_s, net = times.parts, times.total_s, times.network
     step_s = sum(s for name, s in parts.items() if name not in OUTSIDE)
-    ranks = {rank.rank: rank for _, rank, _ in times.intervals}
-    slow = max(ranks.values(), key=lambda r: sum(_excess_s(times, r.rank, _OWN)))
-    slower_s, since = _excess_s(times, slow.rank, ('compute', 'update')), None
-    for (record, rank, _), s in zip(reversed(times.intervals), reversed(slower_s)):
-        if s < _LEAST_SHARE * rank.num_steps * step_s / times.num_steps:
+    slow = max((r for *_, r, _ in times.intervals), key=lambda r: sum(_excess_s(times, r.rank, *_OWN)))
+    excess_s, since = _excess_s(times, slow.rank, 'compute', 'update'), None
+    for (record, rank, _), s in zip(reversed(times.intervals), reversed(excess_s)):
+        if s < _LEAST_SHARE * _own_s(rank, *_OWN, 'wait'):
             break
         since = record.epoch
-    fixed_s, is_thin = parts['update'] + parts['python'] + parts['exchange'], (times.bandwidth or math.inf) < _SLOW_LINK
+    # A slow rank also evaluates slowly and, on CPUs, exchanges slowly.
+    slowed_s = parts['compute'] + parts['update'] + parts['evaluation'] + parts['exchange'] * times.is_cpu
+    slow_s = max(sum(excess_s), 0.0) / max(parts['compute'] + parts['update'], 1e-9) * slowed_s
+    fixed_s, is_thin = parts['update'] + parts['python'] + parts['exchange'], 0 < times.bandwidth < _SLOW_LINK
     has_few = net is not None and net.local_batch_size < _FEW_IMAGES and not is_thin and 2 * parts['python'] < fixed_s
     shares = {name: s / total_s for name, s, least in (
         ('input', sum(parts[name] for name in INPUT), _LEAST_SHARE), ('python', parts['python'], _LEAST_SHARE),
-        ('slow_rank', sum(slower_s), _LEAST_SHARE), ('checkpoints', parts['checkpoints'], _LEAST_SHARE),
+        ('slow_rank', slow_s, _LEAST_SHARE), ('checkpoints', parts['checkpoints'], _LEAST_SHARE),
         ('evaluation', parts['evaluation'], _LEAST_EVALUATION),
-        ('exchange', parts['exchange'], _LEAST_CPU_EXCHANGE if is_cpu and not is_thin else _LEAST_SHARE),
+        ('exchange', parts['exchange'], _LEAST_CPU_EXCHANGE if times.is_cpu and not is_thin else _LEAST_SHARE),
         ('batch', fixed_s * (has_few and fixed_s > _LEAST_FIXED * step_s), _LEAST_SHARE)) if s > least * total_s}
     if not shares:
-        if times.peak_share is not None and times.peak_share < _LOW_PEAK and 2 * parts['compute'] > total_s:
+        if 0 < times.peak_share < _LOW_PEAK and 2 * parts['compute'] > total_s:
             return Limit('computation', parts['compute'] / total_s * (1 - times.peak_share))
         return Limit('healthy', max(s for name, s in parts.items() if name != 'compute') / total_s)
     name = max(shares, key=lambda key: shares[key])
@@ -153,7 +154,7 @@ def find_limit(times: Times, is_cpu: bool) -> Limit:
     part = {'input': INPUT[max(INPUT, key=lambda key: parts[key])] if net else None, 'exchange':
             'latency' if net and 2 * net.num_buckets * latency_s > parts['exchange'] else 'link'}.get(name)
     # Input or Python is the fault of one rank if the others have less than half of its time.
-    phase = {'input': 'data', 'python': 'python'}.get(name, '')
-    is_alone = name == 'slow_rank' or phase and 2 * sum(_excess_s(times, slow.rank, [phase])) > sum(
-        _own_s(r, [phase]) for record, *_ in times.intervals for r in record.ranks if r.rank == slow.rank)
+    phase = {'input': 'data', 'python': 'python'}.get(name)
+    is_alone = name == 'slow_rank' or phase and 2 * sum(_excess_s(times, slow.rank, phase)) > sum(
+        _own_s(r, phase) for record, *_ in times.intervals for r in record.ranks if r.rank == slow.rank)
     return Limit(name, shares[name], part, slow if is_alone else None, since if name == 'slow_rank' else None)
