@@ -49,7 +49,7 @@ class Options:
 
 
 def announce(command: str, text: str) -> None:
-    """Print a message of a launcher, such as 'launch mpirun', to stderr."""
+    """Print a message of a command, such as 'launch mpirun', to stderr."""
     with suppress(OSError):  # the terminal may be closed
         print_stderr(f'mlperf-rn50 {command}: {printable(text)}')
 

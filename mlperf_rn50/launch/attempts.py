@@ -1,6 +1,6 @@
 """Results of attempts (starts of the ranks) from the files in the run folder, and the decision on the next attempt.
 
-The last record of metrics.jsonl determines the exit code of a run. That of the ranks counts only without an EndRecord.
+If metrics.jsonl ends with an EndRecord, its status determines the exit code of the run, not the exit code of the ranks.
 """
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from mlperf_rn50.runfolder.records import Attempt
 from mlperf_rn50.system.launcher_env import resume_command
 
 MAX_STUCK = 3  # failed attempts without a newer checkpoint, after which the launcher gives up
-# After this many failures of a host in such attempts, --elastic excludes it. Only values below MAX_STUCK matter.
+# --elastic excludes a host that failed in this many attempts since the newest checkpoint.
 MAX_FAILURES = 2
 _FIRST_PAUSE_S = 5.0  # before the restart after the first such attempt; doubled after each further one
 _PHASES = {'eval_start': 'evaluation', 'epoch_start': 'training', 'eval_stop': 'training'}
@@ -30,7 +30,7 @@ ProgressRecord = (records.TrainRecord | records.LossScaleRecord | records.EvalRe
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Newest run of a folder: its number, line count of metrics.jsonl, and step of newest checkpoint; -1 if none."""
+    """Newest run of a folder (-1: none), its number of ProgressRecords and its newest checkpoint's step (-1: none)."""
 
     newest: int
     lines: int
@@ -38,25 +38,25 @@ class RunProgress:
 
 
 def read_metrics(run: RunFolder) -> list[ProgressRecord]:
-    """Return the complete lines of metrics.jsonl; skip those truncated by a kill or a full disk."""
+    """Return the ProgressRecords of metrics.jsonl; skip other records, and lines truncated by a kill or a full disk."""
     kind: Any = ProgressRecord
     return [line for _, line in read_lines(run.metrics, kind)]
 
 
 def newest_run(folder: Path) -> RunFolder | None:
-    """Return the newest run in a folder."""
+    """Return the newest run in a folder; None if it has no run."""
     numbers = run_numbers(folder)
     return RunFolder(folder, max(numbers)) if numbers else None
 
 
 def end_of(lines: Sequence[ProgressRecord]) -> str | None:
-    """Return the final status of a run from its last line; None if that line is not an end event."""
+    """Return the final status of a run; None if its last record is not an EndRecord with a known status."""
     last = lines[-1] if lines else None
     return last.status if isinstance(last, records.EndRecord) and last.status in EXIT_CODES else None
 
 
 def describe_unfinished(folder: Path) -> str:
-    """Return which run of a folder can be resumed, and the command; '' if all are over, train or lack a checkpoint."""
+    """Return a message with the command that resumes the newest resumable run of a folder; '' if there is none."""
     for run in (RunFolder(folder, number) for number in sorted(run_numbers(folder), reverse=True)):
         step = newest_step(run.checkpoints)
         if step >= 0 and end_of(read_metrics(run)) not in OVER and not is_locked(run.lock):
@@ -74,7 +74,7 @@ def read_progress(folder: Path) -> RunProgress:
 
 
 def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: bool) -> Attempt:
-    """Return the result of an attempt; is_resumed: whether it resumed the newest run instead of beginning one."""
+    """Return the result of an attempt; is_resumed: whether the attempt resumed the newest run, not began one."""
     run = newest_run(folder)
     if run is None or not is_resumed and run.index == before.newest:
         return Attempt(None, exit_code, None, False, False)
@@ -89,9 +89,9 @@ def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: 
 
 def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, past: Sequence[Attempt],
           can_exclude: bool = False) -> tuple[int | None, str]:
-    """Return the exit code after an attempt, None for a restart, and the reason for no restart if the run gives up.
+    """Return the launcher's exit code after an attempt, or None to restart the ranks, and a reason to print, or ''.
 
-    past: all attempts, can_exclude: whether a failing host can be excluded.
+    past: all attempts, this one included; can_exclude: whether a failing host can be excluded.
     """
     if attempt.end is not None:
         return EXIT_CODES[attempt.end], ''
@@ -105,7 +105,7 @@ def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, past: S
 
 
 def count_stuck(attempts: Sequence[Attempt]) -> int:
-    """Count the failed attempts since the newest checkpoint, except those that outside causes ended before a step."""
+    """Count the failed attempts since the newest checkpoint, except those ended from outside before a step."""
     recent = takewhile(lambda a: not (a.gained or a.end in OVER), reversed(attempts))
     return sum(a.has_stepped or a.origin != 'outside' for a in recent)
 
@@ -120,7 +120,7 @@ def give_up_reason(attempts: Sequence[Attempt]) -> str:
 
 
 def pause_s(num_stuck: int) -> float:
-    """Return the pause before the next attempt; 0 after an attempt that wrote a newer checkpoint."""
+    """Return the pause before the next attempt in seconds; num_stuck: result of count_stuck."""
     return _FIRST_PAUSE_S * 2 ** (num_stuck - 1) if num_stuck else 0.0
 
 

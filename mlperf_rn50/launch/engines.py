@@ -60,18 +60,18 @@ class Engine:
         return launch_parser(name, self.description, self.has_hosts, self.image_option)
 
     def script_for(self, image: str | None) -> str:
-        """Return the script that starts ranks in this image, or without one."""
+        """Return the script that starts the ranks in an image, or without a container if image is None."""
         return image and self.image_script or self.script
 
     def program(self, options: Options) -> list[str]:
-        """Return the command line of every rank; raise ConfigError if the image or a mount is missing."""
+        """Return the first words of a rank's command line; raise ConfigError for a missing image, mount or folder."""
         try:
             return self.get_program(options, os.getcwd())
         except FileNotFoundError as e:
             raise ConfigError('the current folder has been deleted; change to another one') from e
 
     def check_horovod(self, image: str | None, num_ranks: int) -> None:
-        """Raise ConfigError if several ranks, or horovodrun, lack Horovod; an image has its own."""
+        """Raise ConfigError if Horovod is missing but several ranks or horovodrun need it; an image has its own."""
         is_needed = num_ranks > 1 or self.script == 'horovodrun.sh'
         if is_needed and not image and find_spec('horovod') is None:
             user = f'{num_ranks} ranks need' if num_ranks > 1 else 'horovodrun needs'
@@ -126,5 +126,5 @@ def environment(options: Options, env: Mapping[str, str], job: str, device: str)
 
 
 def plain_output(stream: TextIO, env: Mapping[str, str]) -> dict[str, str]:
-    """Return NO_COLOR for the ranks unless the launcher writes to a terminal; mpirun always gives ranks one."""
+    """Return NO_COLOR for the ranks, which mpirun gives a terminal, unless stream is one or FORCE_COLOR is set."""
     return {} if stream.isatty() or env.get('FORCE_COLOR') else {'NO_COLOR': '1'}

@@ -43,7 +43,7 @@ def parse_host(name: str) -> str:
 
 
 def _parse_host_and_ranks(word: str) -> Host:
-    """Parse 'h1' or 'h1:4', which has exactly 4 ranks."""
+    """Parse 'h1', or 'h1:4' for a host with exactly 4 ranks."""
     m = re.fullmatch(r'([^:]+):([1-9][0-9]{0,5})', word)
     return Host(parse_host(m[1]), (n := int(m[2])), range(n, n + 1)) if m else Host(parse_host(word))
 
@@ -63,7 +63,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def parse_hostfile(text: str, where: str) -> list[Host]:
-    """Parse one host per line, optionally with slots=N; the slots of repeated hosts add up, as with PBS."""
+    """Parse one host per line, optionally with slots=N; the slots of a host on several lines add up, as with PBS."""
     hosts: dict[str, list[Host]] = {}
     for line in text.splitlines():
         words = re.sub(r'\s*=\s*', '=', line.partition('#')[0]).split()

@@ -31,7 +31,7 @@ from mlperf_rn50.system.signals import SignalQueue
 from mlperf_rn50.text import plural
 
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1  # Linux's limit per argument, MAX_ARG_STRLEN, less the final zero byte
-_NUM_OPEN_FILES = 32  # of Open MPI, in addition to 4 per rank; with less, 1 and 4 ranks hung
+_NUM_OPEN_FILES = 32  # of Open MPI, in addition to 4 per rank; with fewer, runs of 1 rank and of 4 ranks hung
 _MIN_FREE_BYTES = 16 << 20  # free space that the files of Open MPI and DALI need on this machine
 # The launcher waits _GRACE_S longer than the start limit, which ranks that already run enforce themselves.
 _GRACE_S = 120.0
@@ -58,7 +58,7 @@ class Launcher:
         announce(f'launch {self.name}', text)
 
     def settle(self) -> tuple[Placement, Config]:
-        """Return the place of the ranks and the configuration, over which options take precedence."""
+        """Return the placement of the ranks and the configuration; options of the launcher override its values."""
         o = self.options
         if not o.config and not o.resume:
             raise ConfigError('--config: got nothing, expected a file from launch/configs')
@@ -84,7 +84,7 @@ class Launcher:
             command = [_GUARD, '--list', *dict.fromkeys(place.hosts), job]
             left = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.splitlines()
             self.say(f'{words[0]}: {text}; waiting for {", ".join(left) or "nothing"}; stopped')
-            note_failure(place.run_dir, Failure(job, '', f'{words[0]}: {text}'))  # counts for no host
+            note_failure(place.run_dir, Failure(job, '', f'{words[0]}: {text}'))  # '': no host is at fault
         limit_s, device = config.comm.start_limit_s, config.train.device
         code = self.start_ranks(place, job, [*self.engine.program(self.options), *words], device,
                                 limit_s + _GRACE_S if limit_s else 0.0, status, report)
@@ -93,7 +93,7 @@ class Launcher:
         return code
 
     def try_mpi(self, place: Placement, job: str, device: str) -> None:
-        """Report why Open MPI cannot start ranks, if so; raise ConfigError if settings of the user prevent it."""
+        """If Open MPI cannot start ranks, report why; raise ConfigError if settings of the user are the cause."""
         if self.engine.script_for(self.options.image) != 'openmpi.sh' or (
                 self.signals.is_requested or silent_hosts([h.name for h in self.options.hosts])):
             return
@@ -141,7 +141,7 @@ class Launcher:
 
     @contextmanager
     def _guards(self, place: Placement, job: str) -> Iterator[Sequence[subprocess.Popen]]:
-        """Start a guard per host, which ends the ranks if the launcher dies and reports a lost host to the launcher."""
+        """Run a guard per host of ssh or horovodrun; it ends the ranks if the launcher dies and reports a lost host."""
         hosts = place.hosts if self.options.hosts or not self.engine.forwards_stop else ()
         reader, writer = os.pipe()  # one pipe for all guards, because the number of open files is limited
         words = ['--launcher', str(os.getpid()), os.path.abspath(place.run_dir), job]
@@ -154,7 +154,7 @@ class Launcher:
             yield guards
         finally:
             for host, process in zip(hosts, guards):
-                if process.poll() is not None:  # it ends earlier if the connection to its host does
+                if process.poll() is not None:  # a guard ends earlier if it loses the connection to its host
                     note_failure(place.run_dir, Failure(job, host, 'lost its connection to the launcher',
                                                          is_outside=True))
                 process.terminate()
@@ -216,7 +216,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def check_room(engine: Engine, num_ranks: int) -> None:
-    """Raise ConfigError if TMPDIR is unusable, or Open MPI would hang on a full disk or for want of open files."""
+    """Raise ConfigError if TMPDIR is unusable, or if Open MPI would hang: on a full disk or with too few open files."""
     if not os.access(tmp_dir(), os.W_OK | os.X_OK):
         raise ConfigError(f'TMPDIR: {tmp_dir()} is not a writable folder; create it or set TMPDIR to another one')
     if engine.script != 'openmpi.sh':
@@ -240,7 +240,7 @@ def remove_leftovers(folders: Iterable[Path]) -> None:
 
 
 def requeue(code: int, run_dir: Path, report: Callable[[str], None]) -> int:
-    """Requeue a Slurm job whose run can be resumed, unless it was cancelled; return the exit code."""
+    """Requeue a Slurm job whose run can be resumed, unless it was cancelled or must give up; return the exit code."""
     if code != EXIT_RESUMABLE:
         return code
     job = os.environ['SLURM_JOB_ID']

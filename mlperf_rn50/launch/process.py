@@ -21,7 +21,7 @@ LAUNCHER_SIGNALS = (*STOP_SIGNALS, HOST_LOST, signal.SIGCHLD)
 STOP_LIMIT_S = 600.0  # time for a checkpoint after a stop request
 TERM_LIMIT_S = 10.0  # time for the engine to end after SIGTERM
 END_LIMITS_S = (120.0, 30.0)  # time to end after a run has logged its end, without and with a stop request
-_LOOK_S = 10.0  # time between two looks at the run
+_LOOK_S = 10.0  # time between two checks whether the run has ended
 
 
 class Stage(IntEnum):
@@ -37,14 +37,14 @@ _WAITING = {Stage.RUNNING: 'still starting', Stage.STOPPING: 'the stop request h
 
 
 def stage_of(number: int | None, is_forced: bool) -> Stage | None:
-    """Return the stage that a signal requires: a stop request, a second Ctrl-C or a lost host; None for any other."""
+    """Return the stage that a stop request, a later Ctrl-C or HOST_LOST requires; None for other signals and None."""
     if number == HOST_LOST or number in STOP_SIGNALS and is_forced:
         return Stage.TERMINATING
     return Stage.STOPPING if number in STOP_SIGNALS else None
 
 
 def next_stage(stage: Stage, required: Stage | None) -> Stage:
-    """Return the stage after a signal or, if none is required, after a timeout. Stages never go back."""
+    """Return the next stage after a signal that requires one, or after a timeout if required is None; never go back."""
     late = Stage.KILLING if stage >= Stage.TERMINATING else Stage.TERMINATING
     return late if required is None else max(stage, required)
 
@@ -64,13 +64,13 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQu
                output: int | None = None) -> int:
     """Run an engine to its end; return its exit code, 128 + N after signal N.
 
-    The exit code is EXIT_FAILED if a host was lost or if the engine exceeded limit_s.
+    The exit code is EXIT_FAILED if a host was lost, or if a time limit was exceeded before any stop request.
 
     Args:
         job: value of MLPERF_RN50_JOB in the environment of every process of the job.
-        limit_s: time limit for the start of the run; 0 for none. Once it has begun, its ranks enforce their own limits.
+        limit_s: limit for the start of the run; 0 for none. Once the run has begun, its ranks enforce their own limits.
         status: returns the status of a run that has ended, '' before the end, None if no run has begun.
-        report: called with a limit that was exceeded, before the engine is terminated.
+        report: called with a message about an exceeded limit, before the engine is terminated.
         messengers: processes that forward SIGUSR1 to the ranks as a stop request; if empty, the engine forwards it.
     """
     process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True,
@@ -131,7 +131,7 @@ def processes_of(job: str) -> list[int]:
 
 
 if __name__ == '__main__':
-    # Execute mpirun or orted of a Slurm job with SIGTERM blocked: scancel sends it to both too, and they would kill the
-    # ranks. Open MPI unblocks all signals in the ranks.
+    # Execute mpirun or orted of a Slurm job with SIGTERM blocked. scancel sends SIGTERM also to these programs, which
+    # would then kill the ranks. Open MPI unblocks all signals in the ranks.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     os.execv(sys.argv[1], sys.argv[1:])

@@ -24,7 +24,7 @@ _RETRY_S = 2.0  # pause between checks for silent hosts
 
 @dataclass(frozen=True)
 class Placement:
-    """Run folder, hosts and number of ranks on each; without ssh, hosts has localhost once per node."""
+    """Run folder, hosts and number of ranks on each; without ssh and Slurm, hosts has localhost once per node."""
 
     run_dir: Path
     hosts: tuple[str, ...]
@@ -33,7 +33,7 @@ class Placement:
 
 @dataclass
 class Supervisor:
-    """Supervisor of the runs of one launcher; it acts on hosts through the first functions."""
+    """Supervisor of the runs of one launcher; it reaches the hosts only through start and silent."""
 
     # Run a command on all ranks, under a job name; the given function returns the status of the run, see run_engine.
     start: Callable[[Placement, str, Sequence[str], Callable[[], str | None]], int]
@@ -45,12 +45,12 @@ class Supervisor:
     has_ssh: bool  # whether the hosts can be probed
     batch_job: str  # name that is the same for all starts of a requeued job
     token: str
-    _stuck: dict[str, Placement] = field(default_factory=dict)  # that of each job since the newest checkpoint
+    _stuck: dict[str, Placement] = field(default_factory=dict)  # placement of each job since the newest checkpoint
     _attempts: list[Attempt] = field(default_factory=list)  # including those before a requeue
     _num_jobs: int = 0
 
     def run_all(self) -> int:
-        """Make all runs in turn; return the worst exit code."""
+        """Make all runs in turn; return the largest exit code or, after a second Ctrl-C, EXIT_AT_ONCE."""
         worst = 0
         for is_resumed in plan_runs(self.place.run_dir, self.options):
             code = self.run_to_end(is_resumed)
@@ -86,7 +86,7 @@ class Supervisor:
             self._record(job, attempt)
             end_code, reason = attempts.judge(attempt, self.signals.is_requested, restarts_left, self._attempts,
                                               bool(self._bad_hosts()))
-            # A restart checks the hosts again unless they passed and the failure had nothing to do with them.
+            # A restart checks the hosts again unless they passed, the cause was outside the program and all answer.
             is_checked = is_fit and attempt.origin == 'outside' and not silent
             if reason:
                 self.say(reason)
@@ -122,7 +122,7 @@ class Supervisor:
         return ['--config', self.options.config, '--run.dir', str(self.place.run_dir)]
 
     def _status(self, before: attempts.RunProgress) -> str | None:
-        """Return the status of an ended run, '' once the ranks have written to the run folder, and before that None."""
+        """Return the status of a run that has ended, '' once the ranks have written to its folder, before that None."""
         has_begun = attempts.read_progress(self.place.run_dir) != before
         return (attempts.read_attempt(self.place.run_dir, before, 0, True).end or '') if has_begun else None
 
@@ -146,7 +146,7 @@ class Supervisor:
         self._stuck = {} if attempt.gained else {**self._stuck, job: self.place}
 
     def explain_failure(self, job: str, attempt: Attempt, silent: Sequence[str]) -> Attempt:
-        """Report where an attempt failed and which hosts did not answer; return it with the first recorded cause."""
+        """Report where an attempt failed and which hosts do not answer; return the attempt with the first cause."""
         place = self.place
         where = attempt.place if attempt.run is None else f'last recorded: {attempt.place}'
         if attempt.exit_code > _SIGNAL_CODES and not self._failures(job):
@@ -168,7 +168,7 @@ class Supervisor:
         return replace(attempt, cause=cause, origin=origin)
 
     def regroup(self) -> bool:
-        """Wait for silent hosts or exclude them before the next attempt; return whether an attempt is possible."""
+        """Exclude failing hosts; wait for silent hosts or exclude them; return whether another attempt is possible."""
         for host, cause in self._bad_hosts().items():
             self.say(f'excluding {host} after {attempts.MAX_FAILURES} failures in attempts without a newer '
                      f'checkpoint ({cause})')
@@ -189,7 +189,7 @@ class Supervisor:
         return True
 
     def _bad_hosts(self) -> dict[str, str]:
-        """Return the hosts to exclude, from the failures in attempts that wrote no newer checkpoint."""
+        """Return the hosts to exclude and their last causes, from the failures since the newest checkpoint."""
         # The host names are those that the user gave.
         failures = [replace(f, job=job, host=name_of(f, place.hosts, place.ranks_per_node))
                     for f in read_failures(self.place.run_dir)
@@ -201,7 +201,7 @@ class Supervisor:
 
 
 def plan_runs(folder: Path, options: Options) -> list[bool]:
-    """Return, for each run to make, whether it resumes the newest run; with --resume, --seeds counts finished runs."""
+    """Return for each run to make whether it resumes the newest run; with --resume, --seeds includes finished runs."""
     if not options.resume:
         return [False] * options.seeds
     if options.seeds == 1:
@@ -220,7 +220,7 @@ def name_of(failure: Failure, hosts: Sequence[str], ranks_per_node: int) -> str:
 
 
 def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
-    """Return the hosts that failed in MAX_FAILURES attempts, with the last cause; return none if all hosts did."""
+    """Return the hosts that failed in at least MAX_FAILURES attempts, with the last cause; none if all hosts did."""
     lost: dict[str, set[str]] = defaultdict(set)
     for failure in failures:
         if failure.rank is None:

@@ -20,9 +20,9 @@ class SweepLayout:
 
 
 def parse_layouts(text: str, per_node: int | None = None) -> list[tuple[int, int]]:
-    """Parse layouts such as '1x4,2x4 16' into (nodes, ranks per node), which are per_node if it is not None.
+    """Parse layouts such as '1x4,2x4 16' into (nodes, ranks per node); a word without ranks, such as 16, has per_node.
 
-    Raise ConfigError for other words and for no layout.
+    Raise ConfigError for other words, for no layout and, if per_node is None, for a word without ranks.
     """
     form = 'nodes x ranks, such as 2x4' if per_node is None else 'nodes, or nodes x accelerators, such as 16 or 2x8'
     result: list[tuple[int, int]] = []
@@ -60,7 +60,7 @@ def plan_layouts(splits: Sequence[tuple[int, int]], batch_size: int, is_local: b
     Args:
         splits: pairs of nodes and ranks per node; at least one.
         is_local: whether batch_size is per rank.
-        lr_table: (base_lr, warmup_epochs) by global batch size, instead of the scaled values.
+        lr_table: (base_lr, warmup_epochs) by global batch size, instead of the scaled values; None for these.
 
     Raises:
         ConfigError: the batch is not divisible by the number of ranks, or lr_table does not contain it.

@@ -31,7 +31,7 @@ def _quote(text: str, style: str = '"') -> str:
 
 
 def _block(text: str) -> str:
-    """Render lines as a YAML block, or quote them if an empty last line would end the document."""
+    """Return lines as a YAML block. Quote a single line, and lines whose empty last line would end the document."""
     return _quote(text, '|' if '\n' in text and not f'\n{text}'.endswith('\n\n') else '"')
 
 
