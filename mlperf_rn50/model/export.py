@@ -17,7 +17,7 @@ INPUT = 'data'
 
 @dataclass(frozen=True)
 class Difference:
-    """Largest difference between logits: absolute, and as a fraction of an image's largest logit."""
+    """Largest difference between logits: absolute, and as a fraction of the largest absolute logit of the image."""
 
     absolute: float
     relative: float
@@ -25,7 +25,7 @@ class Difference:
 
 
 def difference(expected: np.ndarray, got: np.ndarray) -> Difference:
-    """Compare the network's logits (expected) with its export's, both (images, classes). Other shapes give NaN."""
+    """Compare the logits of a network (expected) and its export (got): (images, classes). Different shapes give NaN."""
     if expected.shape != got.shape:
         return Difference(np.nan, np.nan, len(expected))
     errors = np.abs(expected.astype(np.float64) - got).max(axis=1)

@@ -69,7 +69,7 @@ def _suits_kernels(config: Config) -> bool:
 
 
 def fusion_of(config: Config) -> Fusion:
-    """Return a ResNet's fused layers (default: all on a GPU, none on a CPU).
+    """Return a ResNet's fused layers (default: on a GPU all that MXNet has for this configuration, on a CPU none).
 
     Raise ConfigError if the configuration requires one that MXNet lacks.
     """

@@ -165,7 +165,10 @@ def _with_shape(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def set_weights(net: Any, arrays: dict[str, np.ndarray], has_other_classes: bool = False) -> list[str]:
-    """Copy arrays of either layout to a network. Return notes. Raise UserError if more than the classes differ."""
+    """Copy arrays of either layout to a network. Return a note if its last layer is left out for other classes.
+
+    Raise UserError if more differs. has_other_classes: leave it out even if the numbers of classes are equal.
+    """
     import mxnet as mx
     params = dict(net.collect_params().items())
     arrays = {n: _with_shape(a, params[n].shape) if n in params else a for n, a in arrays.items()}

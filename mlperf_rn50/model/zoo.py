@@ -146,7 +146,7 @@ def image_shape(config: Config) -> tuple[int, int, int]:
 
 
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
-    """Return an initialised, hybridized network on a device. is_plain selects ordinary operators and any image size."""
+    """Return an initialised, hybridized network. is_plain: a ResNet has no fused operators and takes any image size."""
     if config.train.precision == 'bfloat16':
         from mxnet.contrib import amp
         # amp adds casts around operators; weights stay float32. No loss scaling is needed with bfloat16's range.
@@ -195,7 +195,7 @@ def count_parameters(net: nn.HybridBlock) -> int:
 
 
 def _nodes(net: nn.HybridBlock, shape: tuple[int, ...]) -> Iterator[tuple[str, str, tuple[int, ...], tuple[int, ...]]]:
-    """Yield operator, name of the last input, and shapes of second input and output of each node with inputs."""
+    """Yield operator, last input's name, second input's shape and output's shape of each node with several inputs."""
     symbol = net(mx.sym.var('data'))
     internals = symbol.get_internals()
     shape_of = dict(zip(internals.list_outputs(), internals.infer_shape(data=shape)[1]))
