@@ -105,7 +105,7 @@ def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, past: S
 
 
 def count_stuck(attempts: Sequence[Attempt]) -> int:
-    """Count the failed attempts since the newest checkpoint, except those ended from outside before a step."""
+    """Count failed attempts since the newest checkpoint. Those ended before a step by an outside cause do not count."""
     recent = takewhile(lambda a: not (a.gained or a.end in OVER), reversed(attempts))
     return sum(a.has_stepped or a.origin != 'outside' for a in recent)
 

@@ -126,5 +126,5 @@ def environment(options: Options, env: Mapping[str, str], job: str, device: str)
 
 
 def plain_output(stream: TextIO, env: Mapping[str, str]) -> dict[str, str]:
-    """Return NO_COLOR for the ranks, which mpirun gives a terminal, unless stream is one or FORCE_COLOR is set."""
+    """Return NO_COLOR for ranks unless stream is a terminal or FORCE_COLOR is set; mpirun gives them a terminal."""
     return {} if stream.isatty() or env.get('FORCE_COLOR') else {'NO_COLOR': '1'}

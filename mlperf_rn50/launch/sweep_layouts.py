@@ -20,7 +20,7 @@ class SweepLayout:
 
 
 def parse_layouts(text: str, per_node: int | None = None) -> list[tuple[int, int]]:
-    """Parse layouts such as '1x4,2x4 16' into (nodes, ranks per node); a word without ranks, such as 16, has per_node.
+    """Parse layouts such as '1x4,2x4 16' into (nodes, ranks per node). per_node: ranks for words such as 16.
 
     Raise ConfigError for other words, for no layout and, if per_node is None, for a word without ranks.
     """
