@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from mlperf_rn50.text import grouped
 
 ROOT = Path('/')
-_NO_LIMIT_BYTES = 1 << 60  # without a limit, version 1 reports the largest 64-bit multiple of the page size: more
+_NO_LIMIT_BYTES = 1 << 60  # without a limit, version 1 reports almost 1 << 63
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _folders(root: Path) -> Iterator[Path]:
             continue
         top, point = mount
         path = PurePosixPath(group)
-        # Without a cgroup namespace, a container sees a group path outside its mount, which is then its group.
+        # In a container without a cgroup namespace, the group's path is outside the mount, whose top is then the group.
         inside = path.relative_to(top) if path.is_relative_to(top) and '..' not in path.parts else PurePosixPath()
         yield from (root / point.lstrip('/') / p for p in (inside, *inside.parents))
 
@@ -92,7 +92,7 @@ def _memory(folder: Path) -> tuple[int, int] | None:
 
 
 def memory_cgroup(root: Path = ROOT) -> Path | None:
-    """Return the folder of this process's innermost group that counts out-of-memory kills."""
+    """Return the folder of this process's innermost group that counts out-of-memory kills, or None."""
     return next((f for f in _folders(root)
                  if any((f / name).exists() for name in ('memory.events', 'memory.oom_control'))), None)
 

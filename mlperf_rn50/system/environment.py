@@ -125,7 +125,7 @@ def _mxnet_version() -> str | None:
 
 
 def output_of(*command: str, timeout_s: float = 10) -> str:
-    """Return the output of a command in English, because lscpu translates. A command that fails gives ''."""
+    """Return the output of a command in English, because lscpu translates its output; '' if the command fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors='replace', timeout=timeout_s,
                               env={**os.environ, 'LC_ALL': 'C'})

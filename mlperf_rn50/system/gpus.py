@@ -24,7 +24,7 @@ _NVIDIA, _DISPLAY_CLASS = '0x10de', '0x03'
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device, a card or an instance of a card (MIG). bus_id is the PCI address of the card, '' if unknown."""
+    """A CUDA device: a card, or a MIG instance of a card. bus_id is the PCI address of the card, '' if unknown."""
 
     uuid: str
     name: str

@@ -56,7 +56,7 @@ def launched_local() -> tuple[int, int]:
 
 
 def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
-    """Return the command line that resumes a run; launchers resume only the newest run of a folder."""
+    """Return the command line that resumes a run. A launcher can resume only the newest run of a folder (is_newest)."""
     num_ranks = os.environ.get('OMPI_COMM_WORLD_SIZE')  # of mpirun without a launcher
     typed = shlex.join(['mlperf-rn50', 'train', *sys.argv[2:]])
     words = shlex.split(os.environ.get(COMMAND) or f'mpirun -np {num_ranks} ' * bool(num_ranks) + typed)
@@ -69,7 +69,7 @@ def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
     start = words[:place] or ['launch/ranks.sh', *ranks, 'mlperf-rn50', 'train']
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument('--resume')
-    given, changes = parser.parse_known_args(words[place or len(words):])  # the run folder keeps no changes of a resume
+    given, changes = parser.parse_known_args(words[place or len(words):])  # the run folder lacks a resume's options
     return shlex.join([*start, '--resume', str(checkpoints), *(changes if given.resume else [])])
 
 

@@ -15,7 +15,7 @@ from mlperf_rn50.errors import ConfigError
 SHARED_MEMORY = Path('/dev/shm')
 SESSION_BYTES = 10 << 20
 SETTING_FILES = 'OMPI_MCA_mca_base_param_files'
-_SETTING = re.compile(r'^[ \t]*(\w+)[ \t]*=[ \t]*([^#\n]*)', re.MULTILINE)  # line of such a file
+_SETTING = re.compile(r'^[ \t]*(\w+)[ \t]*=[ \t]*([^#\n]*)', re.MULTILINE)  # line of a file with settings
 _NOISE = re.compile(r'ORTE_ERROR_LOG|PMIX ERROR|\*\*\*|more process|Set MCA parameter')
 _GENERIC = ('It looks like', 'MPI_INIT has failed', 'Sorry! You were')  # starts of messages without a cause
 
@@ -39,7 +39,7 @@ def no_room(name: str, folder: Path, free: int, needed: int) -> str:
 
 
 def check_session(env: Mapping[str, str]) -> None:
-    """Raise ConfigError if the disk is too full for the rest of Open MPI's session files, which would hang it."""
+    """Raise ConfigError if the disk is too full for the rest of Open MPI's session files, because MPI would hang."""
     base = Path(env.get('OMPI_MCA_orte_tmpdir_base', ''))
     free = free_bytes(base.parent) if base.name else None
     with suppress(OSError):  # a file was removed in the meantime, so the job already runs
@@ -49,7 +49,7 @@ def check_session(env: Mapping[str, str]) -> None:
 
 
 def session_problem(folder: Path) -> str:
-    """Return why a folder cannot hold Open MPI's session files, on which mpirun hangs, or '' if it can."""
+    """Return why a folder cannot hold Open MPI's session files, so that mpirun would hang; '' if it can."""
     try:
         with tempfile.TemporaryFile(dir=folder) as f:
             os.posix_fallocate(f.fileno(), 0, SESSION_BYTES)
@@ -59,7 +59,7 @@ def session_problem(folder: Path) -> str:
 
 
 def mpi_settings(env: Mapping[str, str], prefix: Path) -> dict[str, str]:
-    """Return the settings of Open MPI in files and, with precedence, in the environment, by variable."""
+    """Return the user's settings of Open MPI and UCX by variable; the environment overrides Open MPI's files."""
     home = os.path.expanduser('~')  # unlike Path.home(), works for a user without a home folder
     files = env.get(SETTING_FILES) or f'{home}/.openmpi/mca-params.conf:{prefix}/etc/openmpi-mca-params.conf'
     found: dict[str, str] = {}

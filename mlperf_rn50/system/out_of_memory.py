@@ -26,7 +26,7 @@ def oom_kills(folder: Path) -> int | None:
 
 @dataclass(frozen=True)
 class MemorySample:
-    """Peak resident and mapped bytes of a process (0 if unknown), and out-of-memory kills in its cgroup or host."""
+    """Peak resident memory and address space of a process, in bytes, and out-of-memory kills in its cgroup or host."""
 
     peak: int = 0
     peak_address_space: int = 0

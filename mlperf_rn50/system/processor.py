@@ -78,7 +78,7 @@ def check_precision(option: str, precision: str, processor: Processor) -> None:
 
 
 def omp_threads(text: str) -> int | None:
-    """Parse the first level of OMP_NUM_THREADS. Return None if there is no number. Source: OpenMP 5.2, 21.1.2."""
+    """Return OMP_NUM_THREADS of the outermost parallel region; None without a number. Source: OpenMP 5.2, 21.1.2."""
     first = text.partition(',')[0].strip()
     return int(first) if re.fullmatch(r'[1-9]\d{0,8}', first, re.ASCII) else None
 
@@ -89,7 +89,7 @@ def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
 
 
 def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits) -> int:
-    """Return a rank's number of threads without launch/bind.sh. The ranks share cpus if these are all of the node's."""
+    """Return a rank's number of threads without launch/bind.sh. If cpus are all of the node's, ranks divide them."""
     is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
     return quota_threads(max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits)
 

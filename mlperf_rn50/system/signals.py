@@ -40,7 +40,7 @@ class StopRequests:
 
 
 class SignalQueue(StopRequests):
-    """Signals with given numbers in order of arrival, with no other effect than a notice at the first stop request."""
+    """Queue of received signals, in order of arrival. They only print a notice, and that at the first stop request."""
 
     def __init__(self, numbers: Sequence[signal.Signals], notice: str = '') -> None:
         # Python writes the number of each signal into the pipe. sigtimedwait would need less code, but
@@ -104,7 +104,7 @@ def end_with_parent(number: signal.Signals) -> None:
 
 @contextmanager
 def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None]:
-    """Handle the signals of a process without a watcher in a thread, because native calls delay Python's handlers."""
+    """Handle signals in a thread if no watcher process does, because native calls delay Python's handlers."""
     signals = SignalQueue(STOP_SIGNALS if request_stop else (), STOPPING if launched_size() is None else '')
 
     def read_signals() -> None:

@@ -59,8 +59,8 @@ def choose_devices(visible: Sequence[str], installed: Sequence[str],
                    num_devices: int) -> tuple[Sequence[str], int | None]:
     """Return the GPUs to divide among a node's ranks, and the index of this rank's GPU, or None to use local_rank.
 
-    If enough GPUs are visible, all ranks see the same ones. A rank that sees a single GPU takes that GPU's index
-    among all installed ones, if there are enough. GPUs are given as PCI addresses of cards; visible is in CUDA's order.
+    If a node needs several GPUs, a rank that sees a single one uses its index among the installed GPUs, if they are
+    enough. Otherwise, the ranks divide the visible GPUs. GPUs are PCI addresses of cards; visible is in CUDA's order.
     """
     if len(visible) == 1 < num_devices <= len(installed) and visible[0] in installed:
         return installed, installed.index(visible[0])
