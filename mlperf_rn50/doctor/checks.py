@@ -35,7 +35,7 @@ def _packages(rows: Sequence[Facts]) -> Check:
 
 
 def _processor(rows: Sequence[Facts], precision: str) -> Check:
-    """Check that the processor supports the precision. Warn if processors differ, because the slowest sets the pace."""
+    """Check that processors support the precision. Warn if they differ, because each step waits for the slowest."""
     cpus = [Processor(**r['processor']) for r in rows]
     for row, processor in zip(rows, cpus):
         try:
@@ -94,7 +94,7 @@ def _disk(rows: Sequence[Facts], needed_bytes: int) -> Check:
 
 
 def _run_folder(rows: Sequence[Facts]) -> Check:
-    """Check that all hosts see the files of rank 0, because only rank 0 writes and reads checkpoints."""
+    """Check that rank 0 can write to the run folder. Warn if hosts do not see it, because --resume needs it."""
     name, problem = 'run folder', rows[0]['run_folder_problem']
     if problem is None:
         return Check(name, 'not needed', 'one host')

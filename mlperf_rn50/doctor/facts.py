@@ -63,7 +63,7 @@ def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
 
 
 def _data_facts(config: Config, rank: int) -> dict:
-    """Describe the data set that this rank reads, and check a sample of its records, which depends on the rank."""
+    """Describe the data set that this rank reads, and check some of its records, different ones on each rank."""
     folder = Path(config.data.dir)
     try:
         manifest = load_manifest(folder)

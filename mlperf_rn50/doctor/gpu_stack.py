@@ -22,8 +22,8 @@ _LIBRARIES = {
          'libcusolver.so.11', 'libnvrtc.so.11.2', 'libcuda.so.1', 'libcuda.so'),
     12: ('libcudart.so.12', 'libcublas.so.12', 'libcudnn.so.9', 'libnccl.so.2', 'libcufft.so.11', 'libcurand.so.10',
          'libcusolver.so.11', 'libnvrtc.so.12', 'libcuda.so.1')}
-# To compile an engine, cuDNN 8.9.6 opens libnvrtc.so.11.2, which MXNet has loaded, and this name, with no alternative
-# (nvrtcHelper::load in libcudnn_ops_infer.so.8). Some installations of drivers lack it.
+# To compile an engine, cuDNN 8.9.6 opens libnvrtc.so.11.2, which MXNet has loaded, and libcuda.so by this name only
+# (nvrtcHelper::load in libcudnn_ops_infer.so.8). Some installations of drivers lack this name.
 _COMPILING = 'libcuda.so'
 _OLDEST_DRIVERS = {11: 450, 12: 525}  # by CUDA major version, for programs of all its minor versions on any Linux
 # NVIDIA's container needs the first driver or a newer one; on data centre cards, one of the others is enough if the
@@ -73,7 +73,7 @@ def _version_of(library: ctypes.CDLL, name: str) -> str:
 
 
 def cuda_libraries(major: int) -> dict[str, str | None]:
-    """Return the version of each library that a CUDA version needs, or '' if unknown, None if it cannot be loaded."""
+    """Return versions of the libraries that MXNet needs with CUDA 11 or 12: '' if unknown, None if not loadable."""
     result: dict[str, str | None] = {}
     for name in _LIBRARIES[major]:
         try:
@@ -105,7 +105,7 @@ def capability_problem(kind: str, capability: str) -> tuple[str, str] | None:
 
 def driver_problem(mxnet: Mapping[str, Any], packages: Mapping[str, str], name: str, version: str,
                    cuda_driver: str) -> tuple[str, str] | None:
-    """Return (problem, fix) if a driver cannot run MXNet and DALI.
+    """Return (problem, fix) if a driver cannot run MXNet and DALI, else None.
 
     Args:
         cuda_driver: libcuda's CUDA version, such as 12020; '' if unknown; newer with CUDA's compatibility package.

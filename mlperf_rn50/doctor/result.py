@@ -1,4 +1,4 @@
-"""Types and helpers of the doctor's checks: the facts about all ranks that a check reads, and its result."""
+"""Types and helpers of the doctor's checks: the facts about a rank, and the result of a check."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
