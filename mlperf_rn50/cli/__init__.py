@@ -79,7 +79,7 @@ class _MainParser(Parser):
 
 
 def whole_parser() -> ArgumentParser:
-    """Return a parser with all commands and their options, except for commands whose packages are missing."""
+    """Return a parser with all commands and their options; commands whose packages are missing have no options."""
     parser = _MainParser()
     commands = parser.add_subparsers(metavar='COMMAND', parser_class=ArgumentParser)
     for name in COMMANDS:
@@ -120,7 +120,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def explain_missing(error: ModuleNotFoundError) -> UserError | None:
-    """Return an error that explains how to install a package; None for a module not in EXTRAS: its absence is a bug."""
+    """Return an error that explains how to install a package; None for a module not in EXTRAS, which is a bug."""
     module = (error.name or '').partition('.')[0]
     for extra, packages in EXTRAS.items():
         if module in packages:
@@ -136,7 +136,7 @@ def _drop(stream: TextIO) -> None:
 
 
 def _print_error(error: UserError) -> None:
-    """Print an error on one line. Higher ranks wait longer, because the exit of the first rank ends the others."""
+    """Print an error on one line. Higher ranks wait longer, so that the lowest prints first; its exit ends them."""
     try:
         rank = launched_rank()
     except UserError:  # the rank itself may be invalid

@@ -13,7 +13,7 @@ SOURCE to set the interconnect speed.
 
 Each layout has the batch with the least time, and so the least cost, among published and interpolated recipes, unless
 an option fixes the batch. A layout that cannot be predicted is refused, with a reason. The knee is the layout with the
-smallest product of time and node-hours; faster layouts add a larger share of node-hours than they save of the time.
+smallest product of time and node-hours; a faster layout multiplies the node-hours by more than it divides the time.
 
 exit codes: 0 at least one layout was predicted, 1 all layouts were refused, 2 invalid arguments
 """

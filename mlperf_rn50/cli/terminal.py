@@ -17,7 +17,7 @@ def has_colour(stream: TextIO | None) -> bool:
 
 
 def width_of(stream: TextIO | None, is_wide: bool = False) -> int | None:
-    """Return the columns of a terminal, or COLUMNS; None for other streams, and with --wide, does not limit tables."""
+    """Return the width of a terminal in columns (COLUMNS, if set); None, no limit, for other streams or with --wide."""
     return shutil.get_terminal_size().columns if stream is not None and stream.isatty() and not is_wide else None
 
 

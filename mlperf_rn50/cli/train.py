@@ -40,7 +40,7 @@ def add_options(parser: Any) -> None:
 
 
 def parse_command(argv: Sequence[str]) -> tuple[Namespace, cfg.Config, Any, Sequence[str]]:
-    """Return options, configuration, run folder and checkpoint for --resume, and keys that may differ."""
+    """Return options, configuration, (run folder, checkpoint) for --resume or else None, and keys that may differ."""
     from mlperf_rn50.cli.ranks import load_config
     from mlperf_rn50.config_file import parse_config_options
     from mlperf_rn50.train.checkpoint.changes import parse_allowed
@@ -75,7 +75,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _print_plan(config: cfg.Config, options: Namespace) -> int:
-    """Print changed keys, derived numbers, the expected time and the state of the data; raise DataError as a start."""
+    """Print changed keys, derived numbers, expected time and state of the data; raise DataError for unusable data."""
     from mlperf_rn50.analysis.recipe.differences import expected_time, find_deviations
     from mlperf_rn50.system.environment import query_gpus
     from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
@@ -98,7 +98,7 @@ def _print_lines(text: str, indent: int = 22) -> None:
 
 
 def _data_text(data: DataConfig) -> str:
-    """Return the state of the data; raise DataError for data that a start would refuse."""
+    """Return the state of the data; raise DataError for data with which a run would not start."""
     from mlperf_rn50.data.records import MANIFEST_NAME, find_split
     if data.synthetic:
         return 'synthetic images, no files'

@@ -6,7 +6,8 @@ examples:
   mlperf-rn50 watch logs/c4140 --html --price-per-node-hour 24.5
   mlperf-rn50 watch logs/c4140 --once --format json
 
-A folder selects its newest run, which may start later. Of a folder with runs only in its folders, all are shown, once.
+A folder selects its newest run, which may start later. If only folders below it have runs, the newest run of each is
+printed once, and watch ends.
 No file is locked, and only --html writes files, so a run on other machines can be followed through a shared folder.
 Output to a pipe has one line per event of a run.
 
