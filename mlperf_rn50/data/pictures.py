@@ -28,9 +28,10 @@ JPEG_QUALITY = 95
 
 
 def encode_image(encoded: bytes, test: DecoderTest, resize_shorter: int | None = None) -> bytes:
-    """Return an image unchanged if training can decode it, otherwise its first frame as PNG, or resized as JPEG.
+    """Return an image unchanged if training can decode it, otherwise its first frame as PNG.
 
-    May raise any exception, because Pillow's decoders raise many types.
+    An image whose shorter side is not resize_shorter (pixels; None: any) is resized and becomes a JPEG. May raise any
+    exception, because Pillow's decoders raise many types.
     """
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(encoded)) as image:

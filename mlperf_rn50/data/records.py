@@ -32,7 +32,7 @@ MAGIC = struct.pack('<I', 0xCED7230A)
 _FRAME = struct.Struct('<4sI')
 _HEADER = struct.Struct('<IfQQ')
 _LENGTH_BITS = 29
-_CHECK_PERIOD = 4  # one of so many records read is compared with its checksum; all would cost 1.16 % of decoding
+_CHECK_PERIOD = 4  # one in so many reads is compared with its checksum; all would take 1.16 % of the decoding time
 
 
 class _Split(msgspec.Struct):
@@ -237,7 +237,7 @@ def load_manifest(folder: Path) -> dict:
 
 
 def data_digest(data: DataConfig) -> str:
-    """Return a SHA-256 of the contents of a prepared folder, classes included, by its manifest, or '' if synthetic."""
+    """Return a SHA-256 of the classes and file digests in a prepared folder's manifest, or '' for synthetic images."""
     if data.synthetic:
         return ''
     manifest, keys = load_manifest(Path(data.dir)), ('num_images', 'rec_bytes', 'rec_sha256', 'idx_sha256')

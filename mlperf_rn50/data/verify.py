@@ -1,6 +1,7 @@
 """Verification of a prepared folder (manifest, indexes and image records), and the format of its checksums.
 
-manifest.json contains SHA-256 digests of itself and of every file; <split>.crc.npy contains the CRC-32 of each record.
+manifest.json contains SHA-256 digests of itself, and of the records, indexes and checksums of each split.
+<split>.crc.npy contains the CRC-32 of each record.
 Older folders have no record checksums; their whole-file SHA-256 detects a difference but does not locate it.
 """
 import hashlib
@@ -63,7 +64,7 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
 
 
 def is_edited(manifest: dict[str, Any]) -> bool:
-    """Return whether a manifest does not match its own digest, which older ones do not have."""
+    """Return whether a manifest does not match its own digest; False for older manifests, which have none."""
     return manifest.get('sha256', digest := manifest_digest(manifest)) != digest
 
 
@@ -89,7 +90,7 @@ def _file_problem(path: Path, sha256: str) -> str:
 
 
 def describe_records(rec_path: Path, names: list[str], checksums: list[int]) -> dict[str, Any]:
-    """Write the files that describe a .rec with its .idx. Return the manifest entry of the split."""
+    """Write index, checksums and names beside a .rec that has an .idx. Return the manifest entry of the split."""
     write_atomically(rec_path.with_suffix(NAMES), ''.join(f'{name}\n' for name in names))
     size = rec_path.stat().st_size
     for path, array in ((rec_path.with_suffix(INDEX), parse_index(rec_path.with_suffix('.idx'), size)),

@@ -76,7 +76,7 @@ def make_record(sample: Sample, sample_id: int, encode: Callable[[bytes], bytes]
 
 
 def _write_parts(rec_path: Path, samples: list[Sample], encode: Callable[[bytes], bytes], num_workers: int) -> _Part:
-    """Append the missing parts of a split to its .rec. Return all parts as one. A file beside the .rec lists each."""
+    """Append the missing parts of a split to its .rec, and a JSON file beside it for each. Return all parts as one."""
     starts = range(0, len(samples), PART_SIZE)
     paths = [rec_path.with_name(f'{rec_path.stem}_{i:05d}.json') for i in range(len(starts))]
     found = (decode(read_bytes(path), _Part) for path in takewhile(Path.exists, paths))

@@ -48,7 +48,7 @@ def scan(folder: Path) -> tuple[list[str], list[Sample], Counter[str]]:
 
 
 def by_role(paths: list[Path]) -> dict[str, Path]:
-    """Return the paths for train, validation and test, by names such as val or my_train.rec. Refuse several for one."""
+    """Return the paths for train, validation and test, by names such as val or my_train.rec; refuse several for one role."""
     found = {role: [path for path in paths if path.stem.lower().rpartition('_')[2] in names]
              for role, names in _ROLES.items()}
     for role, named in found.items():
@@ -88,7 +88,8 @@ def label(images: dict[str, list[Sample]], classes: Iterable[str]) -> list[Sampl
 def _split(images: dict[str, list[Sample]], fraction: float) -> list[dict[str, list[Sample]]]:
     """Return the training and the validation images of each class. The latter have hashes below the fraction.
 
-    Each part has an image. An image that is added to a class later does not move others, except to fill a part.
+    In each class, both parts have an image. An image that is added later does not move others to the other part, except
+    from or to a part that would otherwise be empty.
     """
     def place(image: Sample) -> float:
         name = os.fsencode('/'.join(image.name.split('/')[-2:]))
@@ -104,7 +105,7 @@ def _split(images: dict[str, list[Sample]], fraction: float) -> list[dict[str, l
 
 
 def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
-    """Read <source>/{train,val}/<class>/, or with a fraction split <source>/<class>/ or <source>/train/<class>/.
+    """Read <source>/{train,val}/<class>/; if fraction is given, split <source>/<class>/ or <source>/train/<class>/.
 
     Labels number the classes in order of name.
     """

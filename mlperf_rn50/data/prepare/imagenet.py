@@ -12,7 +12,7 @@ COUNTS = (1_281_167, 50_000, 1000)  # numbers of training images, validation ima
 
 
 def _members(path: Path, tar: tarfile.TarFile, start: int = 0) -> list[Sample]:
-    """Return the unlabelled images of a tar, which begins at a byte of the file, in order of name."""
+    """Return the unlabelled images of a tar in order of name. start: position of the tar in the file, in bytes."""
     samples = [Sample(-1, check_name(f'{path.name}/{Path(member.name).name}'), None, str(path),
                       start + member.offset_data, member.size) for member in filter(tarfile.TarInfo.isfile, tar)]
     return sorted(samples, key=lambda s: s.name)

@@ -20,7 +20,7 @@ _HEADER = """# {}
 
 
 def make_tree(out: Path, name: str, num_train: int, side: int) -> dict[str, dict]:
-    """Return a configuration for images whose shorter side is `side` pixels; with 1,000 steps in 30 to 90 epochs."""
+    """Return a configuration for images with a shorter side of `side` pixels: 1,000 steps, but 30 to 90 epochs."""
     image_size = min(224, max(32, side // 16 * 16))
     batch = 1 << min(8, max(4, (num_train // 16).bit_length() - 1))  # from 16 to 256
     epochs = min(90, max(30, 1000 * batch // num_train))
@@ -35,7 +35,7 @@ def make_tree(out: Path, name: str, num_train: int, side: int) -> dict[str, dict
 
 
 def write_train_yaml(out: Path, name: str) -> str:
-    """Write the configuration unless the file exists, which the user may have changed; return the next command."""
+    """Write train.yaml unless it exists, because the user may have changed it; return the command to train with it."""
     path = out / 'train.yaml'
     command = f'launch/local.sh --config {shlex.quote(str(path))} --ranks-per-node 2'
     if not path.exists():
