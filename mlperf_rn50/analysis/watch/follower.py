@@ -131,7 +131,8 @@ class Follower:
         state = replace(state, energy=self._used_energy(run), max_epochs=_max_epochs(paths.config))
         state = _live_run(state, run, self._history, ages.get(metrics))
         locks = (path for path in (paths.lock, self.folder / LAUNCHER_LOCK) if is_locked(path))
-        # The lock of a launcher that makes several runs, or of this run itself, was taken before the log's last line.
+        # Only a lock taken after the log's last line is of a new start. An older one is of this run, or of a launcher
+        # that makes several runs.
         if state.has_end and run.status != 'converged' and any(
                 (age_s(path, now_s) or 0.0) < ages.get(paths.result, 0.0) for path in locks):
             state = replace(state, status=STARTING, note='starting: this run resumes, or another one begins')
