@@ -5,8 +5,8 @@
 #                                           the host, forwards USR1, the stop request, to the ranks there, and sends
 #                                           USR2 to the launcher when the host is lost
 #        launch/guard.sh --here HOST RUN_FOLDER JOB
-#                                           on the host: ends the ranks when the launcher is gone or does not answer,
-#                                           and adds the latter to failures.jsonl in the run folder
+#                                           on the host: ends the ranks when the launcher is gone or does not answer;
+#                                           if it did not answer, adds a line to failures.jsonl in the run folder
 #        launch/guard.sh --list HOST... JOB
 #                                           prints the processes of the job on the hosts; on a host with stopped ones, only
 #                                           those

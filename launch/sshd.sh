@@ -20,7 +20,7 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 [[ $port =~ ^[1-9][0-9]{0,4}$ && $port -lt 65536 ]] || fail "--port: got ${port:-nothing}, expected 1 to 65535"
-# sshd would go on if only IPv4 or only IPv6 were free, and launchers would reach the other server.
+# sshd would start even if the port is free only for IPv4 or only for IPv6; launchers might reach the other server.
 printf -v hex %04X "$port"
 ! grep -qs ": [0-9A-F]*:$hex [0-9A-F:]* 0A " /proc/net/tcp /proc/net/tcp6 || # 0A: listening
     fail "--port: $port is in use on $(uname -n); stop its server or choose another port"
