@@ -64,9 +64,9 @@ def run(argv: Sequence[str]) -> int:
     paths = dict.fromkeys(map(Path, options.paths))
     logs, published = [p for p in paths if not sets_under(p)], [s for p in paths for s in sets_under(p)]
     run_sets = filter_sets([*(load_run_sets(logs) if logs else ()), *published], vars(options))
-    newest = run_sets[0].runs[-1].path if len(run_sets) == 1 and not run_sets[0].is_published else Path()
+    newest = [s.runs[-1] for s in run_sets if len(run_sets) == 1 and not s.is_published]
     texts = {'title': options.title, 'note': options.note, 'source': ' '.join(options.paths),
-             'limit': limit_sentence(run_of(newest))}
+             'limit': ''.join(limit_sentence(run_of(run.path)) for run in newest)}
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)
     if options.out:
         from mlperf_rn50.analysis.report.page import dump_report

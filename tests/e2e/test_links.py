@@ -12,7 +12,7 @@ from mlperf_rn50.launch.engines import ENGINES
 
 FIVE = ROOT / 'logs/digits_five'
 PRECIOUS = 'precious\n'
-ONLY_PRINTS = {'bench', 'check', 'classify', 'completion', 'doctor', 'evaluate'}
+ONLY_PRINTS = {'bench', 'check', 'classify', 'completion', 'doctor', 'evaluate', 'why'}
 # Words of each command that writes files, with {out} for the folder; {run} and {data} are made by a fixture.
 WRITES = {
     'export': '{run} --format=gluon --out {out} --data.dir {data}',

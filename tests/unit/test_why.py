@@ -171,7 +171,7 @@ def test_answer_begins_with_cause_share_and_gain():
     assert answer.sentence == ('29 % of the time waits for input, mostly for reading record files; at most 1.41 times '
                                'as fast without this.')
     assert 'data.read_threads' in answer.next_step
-    assert ('input: reading record files', '25.0 %', '35.00', '41.00', '41.00') in answer.evidence
+    assert ('input: reading record files', '25.0 %', '35.00', '35.00', '35.00') in answer.evidence
 
 
 def test_shares_of_the_evidence_add_up_to_the_clock():
@@ -209,6 +209,16 @@ def test_command_prints_json_of_a_run_and_of_two(tmp_path, capsys):
     assert (found['verdict'], found['part'], found['rank']) == ('python', None, None)
     assert why.run([str(tmp_path / 'a'), str(tmp_path / 'b'), '--format', 'json']) == 0
     assert 'Python +40 ms per step' in json.loads(capsys.readouterr().out)['sentence']
+
+
+def test_tiny_change_is_not_named():
+    answer = compare_times(times_of(made_run()), times_of(made_run(*two(data=1.5))))
+    assert answer.sentence.endswith('no phase changed by more than its noise.')
+
+
+def test_report_page_begins_with_what_limits_the_run(capsys):
+    assert main(['report', str(ROOT / 'logs/cifar10_five'), '--format', 'html']) == 0
+    assert '<ul class="answers"><li>Nothing limits this run: 96 %' in capsys.readouterr().out
 
 
 def test_folder_without_a_run_is_refused(tmp_path):

@@ -15,9 +15,7 @@ INPUT = {'read': 'storage', 'decode': 'decoding', 'prepare': 'python'}  # parts 
 OUTSIDE = ('evaluation', 'checkpoints', 'rest')  # parts outside the steps; rest: of the time on the clock
 _OWN = ('data', 'python', 'compute', 'update')  # phases in which a rank does not depend on the others
 _LEAST_SHARE = 1 - 1 / 1.1  # of the time; without a smaller part, a run is less than 1.1 times as fast
-# An evaluation has no backward pass. A validation set of a fifth of the training set, as of CIFAR-10 and digits, takes
-# 6 %, and 18 % at a third of the speed.
-_LEAST_EVALUATION = 0.2
+_LEAST_EVALUATION = 0.2  # a validation set of a fifth of the images takes 6 %, without backward, and 18 % at low speed
 # On CPUs, the cores that compute also move the gradients, so much exchange is normal. A link below 1 Gbit/s is not.
 _LEAST_CPU_EXCHANGE, _SLOW_LINK = 0.4, 1.25e8
 _FEW_IMAGES = 15  # per rank; the fewest per accelerator in a published run that converged
@@ -78,8 +76,7 @@ def _difference(histogram: Sequence[int]) -> float:
 def _parts_of(record: RanksRecord, rank: RankSteps, weights: Mapping[str, float]) -> dict[str, float]:
     """Return the parts of an interval along its critical rank, which also waits if ranks take turns in being slow.
 
-    Ranks with equal means wait for each other in proportion to the mean difference between steps. Such waiting is
-    therefore divided among the phases by these differences (weights).
+    Such waiting grows with the mean difference between steps, by which (weights) it is divided among the phases.
     """
     slow_s = min(rank.slow_rank_s, rank.wait_s)
     data_s, *others = (_own_s(rank, name) + slow_s * weights.get(name, 0.0) for name in _OWN)
@@ -130,14 +127,15 @@ def find_limit(times: Times) -> Limit:
     step_s = sum(s for name, s in parts.items() if name not in OUTSIDE)
     slow = max((r for *_, r, _ in times.intervals), key=lambda r: sum(_excess_s(times, r.rank, *_OWN)))
     excess_s, since = _excess_s(times, slow.rank, 'compute', 'update'), None
-    for (record, rank, _), s in zip(reversed(times.intervals), reversed(excess_s)):
-        if s < _LEAST_SHARE * _own_s(rank, *_OWN, 'wait'):
-            break
-        since = record.epoch
+    for (record, rank, _), s in zip(times.intervals, excess_s):
+        since = (record.epoch if since is None else since) if s > _LEAST_SHARE * _own_s(rank, *_OWN, 'wait') else None
     # A slow rank also evaluates slowly and, on CPUs, exchanges slowly.
     slowed_s = parts['compute'] + parts['update'] + parts['evaluation'] + parts['exchange'] * times.is_cpu
     slow_s = max(sum(excess_s), 0.0) / max(parts['compute'] + parts['update'], 1e-9) * slowed_s
-    fixed_s, is_thin = parts['update'] + parts['python'] + parts['exchange'], 0 < times.bandwidth < _SLOW_LINK
+    latency_s = sum((record.latency_s or 0.0) * rank.num_steps for record, rank, _ in times.intervals)
+    is_latency = net is not None and 2 * net.num_buckets * latency_s > parts['exchange']
+    is_thin = 0 < times.bandwidth < _SLOW_LINK and not is_latency
+    fixed_s = parts['update'] + parts['python'] + parts['exchange']
     has_few = net is not None and net.local_batch_size < _FEW_IMAGES and not is_thin and 2 * parts['python'] < fixed_s
     shares = {name: s / total_s for name, s, least in (
         ('input', sum(parts[name] for name in INPUT), _LEAST_SHARE), ('python', parts['python'], _LEAST_SHARE),
@@ -150,9 +148,8 @@ def find_limit(times: Times) -> Limit:
             return Limit('computation', parts['compute'] / total_s * (1 - times.peak_share))
         return Limit('healthy', max(s for name, s in parts.items() if name != 'compute') / total_s)
     name = max(shares, key=lambda key: shares[key])
-    latency_s = sum((record.latency_s or 0.0) * rank.num_steps for record, rank, _ in times.intervals)
-    part = {'input': INPUT[max(INPUT, key=lambda key: parts[key])] if net else None, 'exchange':
-            'latency' if net and 2 * net.num_buckets * latency_s > parts['exchange'] else 'link'}.get(name)
+    part = {'input': INPUT[max(INPUT, key=lambda key: parts[key])] if net else None,
+            'exchange': 'latency' if is_latency else 'link'}.get(name)
     # Input or Python is the fault of one rank if the others have less than half of its time.
     phase = {'input': 'data', 'python': 'python'}.get(name)
     is_alone = name == 'slow_rank' or phase and 2 * sum(_excess_s(times, slow.rank, phase)) > sum(

@@ -22,18 +22,12 @@ T = TypeVar('T')
 
 @dataclass(frozen=True)
 class WhyRun:
-    """A run to explain.
-
-    Args:
-        log: None if the log is missing or unreadable.
-        records: lines of metrics.jsonl in their order; a resume may repeat epochs.
-        config: sections of config.yaml with their values, which are untrusted; empty if unreadable.
-    """
+    """A run to explain; what is missing or unreadable is None or empty."""
 
     folder: RunFolder
     log: Run | None = None
-    records: Sequence[MetricsRecord] = ()
-    config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    records: Sequence[MetricsRecord] = ()  # lines of metrics.jsonl in their order; a resume may repeat epochs
+    config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # untrusted values of config.yaml
 
     def all(self, kind: type[T]) -> list[T]:
         """Return the records of a kind in their order."""
@@ -45,8 +39,7 @@ class WhyRun:
 
 def run_folder_at(path: Path) -> RunFolder:
     """Return the newest run of a folder, or the run of a given log. Raise UserError if there is none."""
-    number = run_number(path.name)
-    if number is not None:
+    if (number := run_number(path.name)) is not None:
         return RunFolder(path.parent, number)
     numbers = run_numbers(path) if path.is_dir() else []
     if not numbers:

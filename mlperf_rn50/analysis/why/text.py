@@ -4,40 +4,36 @@ import statistics
 from contextlib import suppress
 
 from mlperf_rn50.analysis.why.answer import Answer
-from mlperf_rn50.analysis.why.limit import INPUT, OUTSIDE, Limit, Times, find_limit, times_of
+from mlperf_rn50.analysis.why.limit import OUTSIDE, Limit, Times, find_limit, times_of
 from mlperf_rn50.analysis.why.load import WhyRun, load_run
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.text import percent, plural, printable
 
-_ERRORS = 4.0  # standard errors of a change that is more than noise; 3 are frequent with few evaluations
+_LEAST_CHANGE = 0.01  # of a step; smaller ones are not named, however certain
 NAMES = {'read': 'input: reading record files', 'decode': 'input: decoding', 'prepare': 'input: preparing in Python',
          'python': 'Python', 'compute': 'forward and backward', 'slow_rank': 'waiting for the slowest rank',
          'exchange': 'exchange', 'update': 'update', 'evaluation': 'evaluation', 'checkpoints': 'checkpoints',
          'rest': 'rest'}
-_BENCH, _DOCTOR = 'measure it with mlperf-rn50 bench', 'run mlperf-rn50 doctor'
 _TEXTS = {  # by verdict and part: what takes the share of the time, and the next thing to try
-    'input': ('waits for input', f'{_BENCH} data'),
-    'input storage': ('waits for input, mostly for reading record files',
-                      f'raise data.read_threads or data.record_cache_mib, or use a local disk; {_BENCH} data'),
-    'input decoding': ('waits for input, mostly for decoding',
-                       f'raise data.num_threads up to the cores of a rank, or prepare smaller images; {_BENCH} data'),
-    'input python': ('waits for input, mostly for preparing it in Python',
-                     f'raise data.prefetch_depth or data.input_batch_multiplier; {_BENCH} data'),
-    'python': ('is Python: the device waits for the training loop',
-               f'raise run.metrics_period_steps; {_DOCTOR}, which finds shared cores; run.trace shows single steps'),
-    'exchange link': ('is exchange that the backward pass does not hide',
-                      f'set comm.compression to fp16, or raise train.local_batch_size; {_BENCH} allreduce'),
-    'exchange latency': ('is exchange, mostly its latency', f'lower comm.num_buckets; {_BENCH} allreduce'),
-    'slow_rank': ('is waiting for the slowest rank',
-                  f'{_DOCTOR} on all hosts, and look for other programs, throttling and shared cores on this one'),
-    'computation': ('is forward and backward below the measured peak',
-                    f'try train.precision, data.pad_to_4_channels and model.fused_bn_relu; {_BENCH} train'),
-    'evaluation': ('is evaluation', 'raise train.eval_period or train.eval_batch_size, and check data.num_val'),
-    'checkpoints': ('is waiting for checkpoints', 'raise checkpoint.period_epochs, checkpoint.period_steps or '
-                    'checkpoint.period_s, or move run.dir to a faster disk'),
+    'input': ('waits for input', 'run mlperf-rn50 bench data'),
+    'input storage': ('waits for input, mostly for reading record files', 'raise data.read_threads or '
+                      'data.record_cache_mib, or use a local disk; run mlperf-rn50 bench data'),
+    'input decoding': ('waits for input, mostly for decoding', 'raise data.num_threads; run mlperf-rn50 bench data'),
+    'input python': ('waits for input, mostly for preparing it in Python', 'raise data.prefetch_depth or '
+                     'data.input_batch_multiplier; run mlperf-rn50 bench data'),
+    'python': ('waits for Python, the training loop', 'raise run.metrics_period_steps; run mlperf-rn50 doctor'),
+    'exchange link': ('is exchange that the backward pass does not hide', 'set comm.compression to fp16, or raise '
+                      'train.local_batch_size; run mlperf-rn50 bench allreduce'),
+    'exchange latency': ('is latency of the exchange', 'lower comm.num_buckets; run mlperf-rn50 bench allreduce'),
+    'slow_rank': ('is due to the slowest rank', 'run mlperf-rn50 doctor; look for other programs and throttling there'),
+    'computation': ('is forward and backward below the measured peak', 'try train.precision and '
+                    'data.pad_to_4_channels with mlperf-rn50 bench train'),
+    'evaluation': ('is evaluation', 'raise train.eval_period or train.eval_batch_size, or check data.num_val'),
+    'checkpoints': ('waits for checkpoints', 'raise checkpoint.period_epochs, checkpoint.period_steps or '
+                    'checkpoint.period_s, or use a faster disk for run.dir'),
     'batch': ('is update, Python and exchange, which do not grow with the batch', 'raise train.local_batch_size, or '
-              'use fewer ranks; mlperf-rn50 recipe shows the hyper-parameters of other batches'),
+              'use fewer ranks; mlperf-rn50 recipe shows hyper-parameters'),
     'healthy': ('', 'mlperf-rn50 predict shows the time on more nodes')}
 
 
@@ -62,22 +58,21 @@ def explain_time(run: WhyRun) -> Answer:
     limit, (record, last, _) = find_limit(times), times.intervals[-1]
     text, next_step = _TEXTS[f'{limit.name} {limit.part or ""}'.strip()]
     for name, s in times.parts.items():
-        spread = last.spread_s.get('data' if name in INPUT else 'wait' if name == 'exchange' else name, ())[:2]
+        spread = last.spread_s.get('wait' if name == 'exchange' else name, ())[:2]
         columns = [s / times.num_steps, *spread] if name not in OUTSIDE else []
         cells = [f'{1000 * x:.2f}' for x in columns]
         rows += [(NAMES[name], percent(s / times.total_s, '.1f'), *cells, *['-'] * (3 - len(cells)))]
-    facts = {f'critical rank {last.rank} on {last.host}': 1,
-             f'{1000 * last.hidden_s / last.num_steps:.2f} ms of exchange per step under backward': last.hidden_s,
-             f'the rest of the exchange at {times.bandwidth / 1e9:.3g} GB/s': times.bandwidth,
-             f'latency {1000 * (record.latency_s or 0):.3g} ms': record.latency_s,
-             f'{times.flops_per_s / 1e9:.3g} GFLOP/s per rank': times.flops_per_s,
-             f'{percent(times.peak_share, ".0f")} of the measured peak': times.peak_share}
+    facts = [f'critical rank {last.rank} on {last.host}', *(f'{text} {value:.3g} {unit}' for text, value, unit in (
+        ('exchange under backward', 1000 * last.hidden_s / last.num_steps, 'ms per step'),
+        ('rest of the exchange', times.bandwidth / 1e9, 'GB/s'), ('latency', 1000 * (record.latency_s or 0), 'ms'),
+        ('each rank', times.flops_per_s / 1e9, 'GFLOP/s'), ('share of the measured peak', 100 * times.peak_share, '%')
+        ) if value)]
     missing = () if times.network and last.spread_s else (
         'Not recorded by the earlier version that wrote this run: parts of the input, Python, waiting for the slowest '
         'rank, update, checkpoints, bandwidth, peak.',)
     return Answer(
         _sentence(times, limit, text), ('part', 'share', 'ms per step', 'median', '99th percentile'), tuple(rows),
-        f'{next_step}.', (f'Also: {", ".join(text for text, is_known in facts.items() if is_known)}.', *missing),
+        f'{next_step}.', (f'Also: {", ".join(facts)}.', *missing),
         {'verdict': limit.name, 'part': limit.part, 'share': limit.share, 'gain': limit.gain,
          'since_epoch': limit.since, 'rank': limit.rank and limit.rank.rank, 'host': limit.rank and limit.rank.host,
          'bandwidth_bytes_per_s': times.bandwidth, 'peak_share': times.peak_share, 'parts_s': times.parts})
@@ -98,13 +93,14 @@ def compare_times(first: Times, second: Times) -> Answer:
         samples = [[1000 * sum(parts.get(n, 0.0) for n in names) / (1 if is_rare else rank.num_steps)
                     for _, rank, parts in times.intervals] for times in (first, second)]
         (before, now), unit = map(statistics.fmean, samples), 'per evaluation' if is_rare else 'per step'
-        noise = math.inf if min(map(len, samples)) < 2 else _ERRORS * math.sqrt(
+        freedom = sum(map(len, samples)) - 2  # Student's t at 1 % is about 3 * (1 + 9 / freedom ** 2)
+        noise = math.inf if min(map(len, samples)) < 2 else 3 * (1 + 9 / freedom ** 2) * math.sqrt(
             sum(statistics.variance(s) / len(s) for s in samples))
         if name == 'step':
+            least = _LEAST_CHANGE * before
             sentence = f'A step takes {now:.3g} instead of {before:.3g} ms ({percent(now / (before or 1) - 1, "+.0f")})'
-        elif abs(now - before) > noise:
-            text = f'{NAMES[name]} {now - before:+.3g} ms {unit}'
-            changes.append((-abs(now - before) * (1 if is_rare else steps), text))
+        elif abs(now - before) > max(noise, least * (scale := steps if is_rare else 1)):
+            changes.append((-abs(now - before) / scale, f'{NAMES[name]} {now - before:+.3g} ms {unit}'))
         rows += [(f'{NAMES.get(name, "whole step")}, ms {unit}', f'{before:.2f}', f'{now:.2f}',
                   f'{now - before:+.2f}', f'{noise:.2f}'.replace('inf', 'unknown'))] if before or now else []
     texts = ', '.join(text for _, text in sorted(changes)[:3]) or 'no phase changed by more than its noise'
