@@ -99,7 +99,7 @@ def render_yaml(config: Config, only_changed: bool = False) -> str:
 
 
 def render_value(value: Any) -> str:
-    """Return a value as in a configuration file, numbers with at most six digits, and lists without brackets."""
+    """Return a value as text like YAML, but a float with at most six significant digits and a list without brackets."""
     if isinstance(value, (tuple, list)):
         return ' '.join(map(render_value, value))
     if value is None or isinstance(value, bool):

@@ -48,8 +48,8 @@ def check_keys(tree: Any, where: str = '') -> None:
 class _Loader(yaml.SafeLoader):
     """Loader of plain values, which refuses everything that could need much time or memory.
 
-    In YAML 1.1, 010 is 8, 1:30 is 90, and no is false. A text that this loader takes for a number is one in YAML 1.1,
-    too, so that PyYAML quotes it when it writes a file.
+    In YAML 1.1, 010 is 8, 1:30 is 90, and no is false; here, these three are texts. Whatever is a number here is one in
+    YAML 1.1, too, so that PyYAML quotes texts of this form when it writes a file.
     """
 
     yaml_implicit_resolvers: dict[str, list] = {}  # without dates, merge keys and the rest of YAML 1.1

@@ -61,7 +61,7 @@ def nearest(word: str, known: Sequence[str]) -> str:
 
 
 def option_error(message: str, parser: ArgumentParser, more: Iterable[str] = ()) -> ConfigError:
-    """Convert a parser's message to a one-line error with the nearest option, also of `more`, or missing arguments."""
+    """Convert a parser's message to a one-line error with the nearest option, also of `more`, or an example."""
     text, help_ = ' '.join(message.split()), f'; see {parser.prog} --help'
     if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
         known = [*parser._option_string_actions, *more]

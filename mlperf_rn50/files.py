@@ -31,7 +31,7 @@ def temporaries_in(folder: Path, name: str = '*') -> list[Path]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that replaces a file, or a link but never its target, at the end of a block without an error."""
+    """Open a new file. After a block without error, it replaces the file or link at path, never the link's target."""
     temporary = temporary_of(path)
     try:
         temporary.unlink(missing_ok=True)
@@ -69,7 +69,7 @@ def regular_file(path: str, flags: int) -> int:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a file, as the opener of open(). Raise ELOOP or EMLINK for a link, which could lead out of a run folder."""
+    """Open a file, as the opener of open(). Raise OSError for a link, which could lead out of a run folder."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o666)
     if os.fstat(descriptor).st_nlink > 1:
         os.close(descriptor)
@@ -78,7 +78,7 @@ def no_link(path: str, flags: int) -> int:
 
 
 def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a folder, then linked ones, like os.walk, but to any depth; that of Python 3.11 recurses."""
+    """Walk a folder like os.walk, then linked folders outside it once each. Works at any depth, without recursion."""
     left, links, walked = [os.fspath(folder)], list[str](), [Path(os.path.realpath(folder))]
     while left or links:
         if not left:
@@ -108,7 +108,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) for each line of a regular file, cut off after MAX_LINE_BYTES. Raise OSError."""
+    """Yield (number, line) for each line of a regular file, cut off after MAX_LINE_BYTES. Raise OSError as open()."""
     with open(path, 'rb', opener=regular_file) as f:
         for number in itertools.count(1):
             line = part = f.readline(MAX_LINE_BYTES)

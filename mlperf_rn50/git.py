@@ -7,8 +7,8 @@ from pathlib import Path
 def git(folder: Path, *arguments: str) -> bytes:
     """Return the output of a git command in a folder. Raise ValueError with the reason if there is none.
 
-    Git refuses the checkout of another user, because its configuration may name programs. GIT_DIR permits it. Here, it
-    must belong to the owner of the folder, whose code is what runs or is copied, or to this user or root.
+    Git refuses the checkout of another user, because its configuration may name programs; with GIT_DIR, git accepts it.
+    Here, .git must belong to this user, to root or to the owner of the folder, whose code runs or is copied anyway.
     """
     top = next((p for p in (folder, *folder.parents) if (p / '.git').exists()), None)
     if not top:
@@ -19,7 +19,7 @@ def git(folder: Path, *arguments: str) -> bytes:
     env |= {'GIT_DIR': str(top / '.git'), 'GIT_WORK_TREE': str(top), 'GIT_OPTIONAL_LOCKS': '0'}
     command = ['git', '-C', str(folder), '-c', 'core.fsmonitor=false', '-c', 'core.hooksPath=/dev/null',
                '-c', 'protocol.allow=never', '-c', 'core.autocrlf=false', *arguments]
-    # These settings exclude programs and networks of the checkout, and line ends of another system in an archive.
+    # With these settings, git runs no programs of the checkout, uses no network, and converts no line ends.
     try:
         done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as e:

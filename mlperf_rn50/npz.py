@@ -1,4 +1,4 @@
-"""Reader of untrusted .npz files, which accepts only numbers and never reads more than the file size."""
+"""Reader of untrusted .npz files. It accepts only numbers and never reads more than the file size."""
 import io
 import math
 import tokenize
@@ -29,12 +29,12 @@ def read_arrays(data: bytes) -> dict[str, np.ndarray]:
 
 
 def find_non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
-    """Return the name of the first array with a NaN or an infinity."""
+    """Return the name of the first array with a NaN or an infinity, or None."""
     return next((n for n, a in arrays.items() if a.dtype.kind == 'f' and not np.isfinite(a).all()), None)
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Return the array of a member. Raise ValueError unless its header states numbers of the member's size."""
+    """Return the array of a member. Raise ValueError unless its header describes numbers of exactly its size."""
     name = member.filename
     with archive.open(member) as f:
         version = np.lib.format.read_magic(f)

@@ -10,9 +10,9 @@ from mlperf_rn50.errors import ConfigError, option_error
 
 
 def expand(text: str, name: str = '') -> str:
-    """Expand ~ at the start of a value or of --option=value. Raise ConfigError for a variable, which a shell replaces.
+    """Expand ~ at the start of a word or of the value in --option=value. Refuse a variable such as $HOME (ConfigError).
 
-    Files that exist under the given name are used. name: start of the message.
+    A value that is the path of an existing file remains unchanged. name: start of the message.
     """
     head, value = re.fullmatch(r'(--[^=]*=)?(.*)', text, re.DOTALL).groups('')  # type: ignore[union-attr]
     if os.path.lexists(value):

@@ -93,6 +93,6 @@ def fit_columns(head: Sequence[str], rows: Sequence[Sequence[str]], width: int |
 
 
 def wrap_line(text: str, width: int | None, indent: str = '') -> str:
-    """Wrap a line to the width of a terminal, or return it unchanged if this is None. indent begins further lines."""
+    """Wrap a line to a width in characters, or return it unchanged if width is None. indent begins further lines."""
     return text if width is None else textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False,
                                                     break_on_hyphens=False)
