@@ -26,7 +26,7 @@ def oom_kills(folder: Path) -> int | None:
 
 @dataclass(frozen=True)
 class MemorySample:
-    """Peak resident memory and address space of a process, in bytes, and out-of-memory kills in its cgroup or host."""
+    """Peak memory and address space of a process in bytes (0: unknown), out-of-memory kills in its cgroup or host."""
 
     peak: int = 0
     peak_address_space: int = 0

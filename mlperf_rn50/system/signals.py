@@ -40,7 +40,7 @@ class StopRequests:
 
 
 class SignalQueue(StopRequests):
-    """Queue of received signals, in order of arrival. They only print a notice, and that at the first stop request."""
+    """Queue of received signals, in order of arrival. Their only effect is a notice at the first stop request."""
 
     def __init__(self, numbers: Sequence[signal.Signals], notice: str = '') -> None:
         # Python writes the number of each signal into the pipe. sigtimedwait would need less code, but

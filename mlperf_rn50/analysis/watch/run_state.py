@@ -40,7 +40,7 @@ class RankTime:
 
     @property
     def own_s(self) -> float:
-        """Seconds per step before the gradient exchange; the other ranks wait for the rank with the largest value."""
+        """Seconds per step of waiting for images and of computing; the other ranks wait for the largest value."""
         return self.data_s + self.compute_s
 
 

@@ -48,7 +48,7 @@ def scan(folder: Path) -> tuple[list[str], list[Sample], Counter[str]]:
 
 
 def by_role(paths: list[Path]) -> dict[str, Path]:
-    """Return the paths for train, validation and test, by names such as val or my_train.rec; refuse several for one role."""
+    """Return the paths for train, validation and test, by names such as val or my_train.rec; refuse two for a role."""
     found = {role: [path for path in paths if path.stem.lower().rpartition('_')[2] in names]
              for role, names in _ROLES.items()}
     for role, named in found.items():
