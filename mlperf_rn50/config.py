@@ -37,6 +37,8 @@ class RunConfig:
         log_v06: also write a log in the v0.6 format, result_<k>_v0.6.txt.
         metrics_period_steps: number of steps between two lines of metrics.jsonl.
         telemetry: write the load of every node once a second to telemetry_<k>_<host>.jsonl; short: --telemetry true.
+        trace: steps of which every rank writes the times of all phases and gradient buckets to
+            trace_<k>_<rank>.jsonl, as their number and the first one, such as 20@100; null means none.
         tensorboard: also write losses, learning rates, norms and times for TensorBoard, in tensorboard/.
         reference: run folders or published trees whose evaluations the run is compared with; [] selects published
             run sets with the same recipe, on ImageNet only.
@@ -57,6 +59,7 @@ class RunConfig:
     log_v06: bool = free_option(False)
     metrics_period_steps: int = free_option(20, ABOVE_0, 'steps')
     telemetry: bool = free_option(False)
+    trace: str | None = free_option(None)
     tensorboard: bool = free_option(False)
     reference: tuple[str, ...] = free_option(())
     stop_when_behind: bool = free_option(False)
@@ -128,6 +131,7 @@ def check_values(c: Config) -> None:
         for key in dataclasses.fields(values):
             _check_key(f'{section}.{key.name}', key, getattr(values, key.name))
     check_data(c.data)
+    train_options.parse_trace(c.run.trace)
     train_options.check_training(c.train, c.schedule, c.optimizer)
     check_model(c.model, c.train.device, c.train.precision)
     _check_together(c)

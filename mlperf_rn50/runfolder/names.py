@@ -52,6 +52,11 @@ class RunFolder:
         safe = re.sub(r'[^\w.-]', '_', host)
         return self.dir / f'telemetry_{self.index}_{safe}.jsonl'
 
+    @property
+    def trace_request(self) -> Path:
+        """Path of a file that requests a trace of a running job; it contains the number of steps or nothing."""
+        return self.dir / 'trace'
+
     def trace(self, rank: int) -> Path:
         """Return the path of a rank's traced steps."""
         return self.dir / f'trace_{self.index}_{rank}.jsonl'

@@ -24,6 +24,7 @@ from mlperf_rn50.train.comm.rank_checks import WallClock
 from mlperf_rn50.train.comm.rank_times import RankTimes
 from mlperf_rn50.train.compare import reference_event
 from mlperf_rn50.train.loop import TrainingRun
+from mlperf_rn50.train.options import parse_trace
 from mlperf_rn50.train.resume import report_resumption, restore
 from mlperf_rn50.train.trainer import Trainer
 
@@ -41,9 +42,11 @@ def build(run: TrainingRun) -> None:
     run.emit(events.Noted('building the network'))
     device_id = device_id_of(config, comm)
     leave_openmp_to_engine()
-    run.trainer = trainer = Trainer(plan, comm, progress.seed, device_id, run.heartbeat.mark_exchange)
+    run.trainer = trainer = Trainer(plan, comm, progress.seed, device_id, run.heartbeat.mark_exchange,
+                                    run.heartbeat.record_step)
     place = run.hosts[comm.rank]
-    run.times = RankTimes(comm, trainer.timer, {'rank': comm.rank, 'host': place.name, 'cores': place.cores})
+    run.times = RankTimes(comm, trainer.timer, {'rank': comm.rank, 'host': place.name, 'cores': place.cores},
+                          run.folder)
     source, notes = _initial_weights(run) if not run.resumption else ('', [])
     trainer.broadcast()
     train_shard, eval_shard = plan.train_shard(comm.rank), plan.eval_shard(comm.rank)
@@ -55,6 +58,8 @@ def build(run: TrainingRun) -> None:
     trainer.warm_up(synthetic_batches(config, train_shard, device_id),
                     next(synthetic_batches(config, eval_shard, device_id)), config.train.num_warmup_steps)
     flops = count_flops(trainer.net, image_shape(config))
+    traced = parse_trace(config.run.trace)
+    trainer.timer.start_trace(len(traced), traced.start)  # after the warm-up, which also counts steps
     if run.resumption:
         restore(run, run.resumption)
     else:

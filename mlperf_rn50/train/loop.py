@@ -80,7 +80,7 @@ class TrainingRun:
         """Return what this rank requests now; the clocks of ranks may differ."""
         period_s = self.plan.config.checkpoint.period_s
         return Flags(self.heartbeat.is_stop_requested,
-                     bool(period_s) and self.now_s() - self.progress.clock_s >= period_s)
+                     bool(period_s) and self.now_s() - self.progress.clock_s >= period_s, self.times.request)
 
 
 def run_to_end(run: TrainingRun) -> events.Ended:
@@ -137,10 +137,11 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
         # Push a step to the device without waiting for it.
         pending.append(trainer.step(run.train_data, step % plan.steps_per_epoch, plan.learning_rate(step),
                                     run.requests(), reporter.has_norms(step + 1)))
-        progress.step = step + 1
+        progress.step, run.times.request = step + 1, 0
         # Wait for the loss of an earlier step and for what any rank requested then; at the end, for all steps.
         num_ahead = STEPS_AHEAD if progress.step < last else 0
         requests = [reporter.read(pending.popleft()) for _ in range(len(pending) - num_ahead)]
+        run.times.trace(sum(r.trace for r in requests))
         # Take a checkpoint, which contains only steps with a checked loss. After the last step, run_epochs does it.
         if progress.step < last and (any(r.stop or r.checkpoint for r in requests) or is_due(period_steps, step + 1)):
             requests += [reporter.read(pending.popleft()) for _ in range(len(pending))]
@@ -232,6 +233,7 @@ def end(run: TrainingRun, status: str, epochs_to_converge: int | None = None,
     with ExitStack() as cleanup:  # calls these in reverse order, even if one fails
         cleanup.callback(write_networks, run, status)
         cleanup.callback(run.writer.finish)
+        run.times.trace(is_end=True)
         report_clock_steps(run)
         run.emit(ended)
     return ended
@@ -285,6 +287,7 @@ class StepReporter:
             sum(self._losses) / len(self._losses), norm, ratios))
         if is_reported:
             self._losses.clear()
+            run.times.find_request()
         return requests
 
 

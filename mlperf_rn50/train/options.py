@@ -1,4 +1,5 @@
 """Options of training: optimizer, schedule, steps, exchange and checkpoints."""
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -130,6 +131,20 @@ class CheckpointConfig:
     period_steps: int = free_option(0, FROM_0, 'steps')
     period_s: float = free_option(600.0, FROM_0, 's')
     keep: int = free_option(2, ABOVE_0, 'checkpoints')
+
+
+MAX_TRACED_STEPS = 10_000
+
+
+def parse_trace(text: str | None) -> range:
+    """Return the steps, counted from 1, of a value of run.trace, such as 20@100; none for None. Raise ConfigError."""
+    if text is None:
+        return range(0)
+    m = re.fullmatch('([0-9]{1,6})@([0-9]{1,12})', text)
+    num, first = map(int, m.groups()) if m else (0, 0)
+    require(1 <= num <= MAX_TRACED_STEPS and first >= 1, f'run.trace: got {text}, expected STEPS@FIRST, such as 20@100 '
+            f'for 20 steps from step 100 on, with 1 to {MAX_TRACED_STEPS:,} steps, and the first one above 0')
+    return range(first, first + num)
 
 
 def check_training(t: TrainConfig, s: ScheduleConfig, o: OptimizerConfig) -> None:

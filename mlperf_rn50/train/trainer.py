@@ -15,6 +15,7 @@ from mlperf_rn50.data.batches import Batch, device_context
 from mlperf_rn50.model.fused import runs_nvidias_kernels
 from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model, image_shape, variance_corrections
+from mlperf_rn50.runfolder.records import StepSpans
 from mlperf_rn50.train.checkpoint.progress import TrainerState
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import device_digests
@@ -51,10 +52,11 @@ class Norms:
 
 @dataclass(frozen=True)
 class Flags:
-    """Requests to stop and to take a checkpoint: those of a rank, or after an exchange those of any rank."""
+    """Requests of a rank, or after an exchange those of any rank; trace: number of steps to trace."""
 
     stop: bool = False
     checkpoint: bool = False
+    trace: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Trainer:
     """
 
     def __init__(self, plan: Plan, comm: Comm, seed: int, device_id: int | None,
-                 on_exchange: Callable[[bool], None] = lambda is_exchanging: None):
+                 on_exchange: Callable[[bool], None] = lambda is_exchanging: None,
+                 on_step: Callable[[StepSpans], None] = lambda spans: None):
         config = plan.config
         self._plan, self._comm = plan, comm
         self.context = device_context(device_id)
@@ -107,7 +110,7 @@ class Trainer:
         self.loss_scale = LossScale(config.train.loss_scale if is_float16 else 1.0)
         self.optimizer = Optimizer(trained, config.optimizer, config.comm.num_buckets, self._can_skip)
         self._positions = mx.nd.arange(plan.local_batch_size, ctx=self.context)
-        self.timer = StepTimer(on_exchange)
+        self.timer = StepTimer(on_exchange, on_step)
         self._num_bytes = self._num_new_bytes = 0
         self._flag_arrays: dict[Flags, mx.nd.NDArray] = {}
         self._marks: tuple = ()
@@ -152,19 +155,19 @@ class Trainer:
             return self._loss(logits, batch.labels, weights)
 
     def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, requests: Flags = Flags()) -> mx.nd.NDArray:
-        """Average gradients over ranks; return mean loss, and numbers of ranks that request a stop or a checkpoint."""
-        last = self.optimizer.tensors[-1].grad
-        computed = last.copy()
+        """Average gradients over ranks; return mean loss, and the sums of the requests, in the order of Flags."""
+        last, mark = self.optimizer.tensors[-1].grad, self.timer.mark
+        computed = mark(last)
         # The loss is summed first because it is ready before the gradients.
         mean = loss * (self._rescale(step_in_epoch) / self._comm.world_size)
         if requests not in self._flag_arrays:
             self._flag_arrays[requests] = mx.nd.array(astuple(requests), self.context)
         sums = self._comm.sum_in_background(mx.nd.concat(mean, self._flag_arrays[requests], dim=0))
         is_sampled, buckets = self.timer.is_sampling, self.optimizer.buckets
-        ready = [b.last.copy() for b in buckets if self._comm.world_size > 1] if is_sampled else None
+        ready = [mark(b.last) for b in buckets if self._comm.world_size > 1] if is_sampled else None
         for number, bucket in enumerate(buckets):
             self._comm.average_gradients(bucket.grads, number)
-        self._marks = computed, last.copy(), ready, [b.grads[-1].copy() for b in buckets] if ready else ()
+        self._marks = computed, mark(last), ready, [mark(b.grads[-1]) for b in buckets] if ready else ()
         return sums
 
     def update(self, sums: mx.nd.NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> PendingStep:
@@ -172,7 +175,7 @@ class Trainer:
         is_finite = self.optimizer.all_finite() if self._can_skip else None
         applied = self.optimizer.step(lr, self._plan.fraction(step_in_epoch), rescale, is_finite)
         norms = Norms(rescale, self.optimizer.squared_norms(), self.optimizer.trust_ratios()) if with_norms else None
-        self.timer.mark_step(*self._marks, self.optimizer.buckets[-1].tensors[-1].weight.copy())
+        self.timer.mark_step(*self._marks, self.timer.mark(self.optimizer.buckets[-1].tensors[-1].weight))
         if self._num_micro > 1:
             for tensor in self.optimizer.tensors:
                 tensor.grad[:] = 0
@@ -184,11 +187,11 @@ class Trainer:
 
     def read(self, pending: PendingStep) -> tuple[float, Flags]:
         """Wait for a step; return its mean loss and the requests of all ranks, or raise MXNetError if it failed."""
-        loss, num_stops, num_due = (float(v) for v in pending.sums.asnumpy())
+        loss, num_stops, num_due, num_traced = (float(v) for v in pending.sums.asnumpy())
         self.timer.check()
         if pending.is_finite is not None:
             self.loss_scale.read(pending.loss_scale, bool(pending.is_finite.asscalar()))
-        return loss, Flags(num_stops > 0, num_due > 0)
+        return loss, Flags(num_stops > 0, num_due > 0, int(num_traced))
 
     def average_statistics(self) -> None:
         """Average running statistics over ranks in place, which is valid after any step because updates are linear."""

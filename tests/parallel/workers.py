@@ -167,9 +167,10 @@ def statistics(comm, data_dir):
 
 
 def times(comm, data_dir, micro):
-    """Return the time of three steps in readings of the clock, the sum of their phases, and times of buckets.
+    """Return the time of three steps in readings of the clock, the sum of their phases, and their hidden exchange.
 
-    The second half comes after a resumption.
+    The first two are traced, and their buckets returned, but not the last, because the clock may be read for a bucket
+    after the end of its step. The second half comes after a resumption.
     """
     plan = make_plan(_config(data_dir, 'sgd', int(micro)), comm.world_size)
     trainer = Trainer(plan, comm, 0, None)
@@ -181,10 +182,12 @@ def times(comm, data_dir, micro):
         for first in (0, 3):
             trainer.load_state(trainer.state())
             trainer.timer.start(first)
+            trainer.timer.start_trace(2, first + 1)
             start = trainer.timer._thread.last_end
             _run_steps(trainer, batches, 3)
             whole, rows = next(readings) - 1 - start, trainer.timer.take()
-            halves.append([whole, rows[:, :5].sum(), rows[:, -1].tolist(), trainer.timer._thread.step])
+            traced = [s.buckets for s in trainer.timer.take_trace()]
+            halves.append([whole, rows[:, :5].sum(), rows[:, -1].tolist(), traced])
     return halves
 
 

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock, Mock
 
 import pytest
 
-from mlperf_rn50.config import Config
+from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.train import events, loop
@@ -20,6 +20,20 @@ from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.options import CheckpointConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.schedule import LossScale
+
+
+class MadeUpTimes:
+    """Times of a rank that gets a request for a trace of 5 steps with a report; it lists the calls of trace()."""
+
+    def __init__(self, requested_at):
+        self.request, self._requested_at, self._num_reports, self.traces = 0, requested_at, 0, []
+
+    def find_request(self):
+        self._num_reports += 1
+        self.request = 5 if self._num_reports == self._requested_at else 0
+
+    def trace(self, num_steps):
+        self.traces.append(num_steps)
 
 
 class MadeUpTrainer:
@@ -44,16 +58,19 @@ class MadeUpTrainer:
         pass
 
 
-def train_epoch(monkeypatch, stops_at, period_steps=0, period_s=0.0, overflows_at=None, last_batch='weight'):
+def train_epoch(monkeypatch, stops_at, period_steps=0, period_s=0.0, overflows_at=None, last_batch='weight',
+                requested_at=None):
     """Train an epoch of ten steps of 1 s and 8 images, the last with 4; return its result, the run and steps saved."""
     config = Config(data=DataConfig(num_train=76, last_batch=last_batch), train=TrainConfig(local_batch_size=8),
-                    checkpoint=CheckpointConfig(period_steps=period_steps, period_s=period_s))
+                    checkpoint=CheckpointConfig(period_steps=period_steps, period_s=period_s),
+                    run=RunConfig(metrics_period_steps=2))
     progress = Progress(step=0, seed=1, world_size=1, best_top1=0.0, clock_s=0.0, global_batch_size=8, lr_batch_size=8,
                         num_train=76, result_index=0, nodes=[0])
     handled: list[events.Event] = []
     run: Any = SimpleNamespace(
         plan=make_plan(config, 1), progress=progress, trainer=MadeUpTrainer(stops_at, overflows_at), train_data=None,
-        emit=handled.append, handled=handled, comm=Comm(), writer=SimpleNamespace(check=lambda: None),
+        emit=handled.append, handled=handled, comm=Comm(),
+        times=MadeUpTimes(requested_at), writer=SimpleNamespace(check=lambda: None),
         heartbeat=SimpleNamespace(is_stop_requested=False), now_s=lambda: float(progress.step))
     run.requests = partial(loop.TrainingRun.requests, run)
     saved: list[tuple[int, int]] = []
@@ -74,6 +91,12 @@ def test_stop_within_an_epoch_saves_once_and_its_images_count(monkeypatch, stops
     is_stopped, run, saved = train_epoch(monkeypatch, stops_at, period_steps)
     assert is_stopped and saved == [(step, step) for step in expected]
     assert run.progress.images == 8 * expected[-1] and run.progress.train_s > 0
+
+
+def test_requested_trace_starts_once_on_all_ranks(monkeypatch):
+    """The request is found when step 4 is read, after the push of step 6, and is in the exchange of step 7."""
+    _, run, _ = train_epoch(monkeypatch, 99, requested_at=2)
+    assert run.times.traces == [0] * 8 + [5] + [0]
 
 
 @pytest.mark.parametrize('last_batch, images', [('weight', 76), ('wrap', 80)])

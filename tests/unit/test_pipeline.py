@@ -4,8 +4,10 @@ import threading
 import weakref
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
@@ -80,6 +82,25 @@ def test_batches_count_the_bytes_read(numbered, nodes):
             known[node] |= set(labels)
     batch = next(eval_batches(config, Shard(21, 0, 1, 5), None)())
     assert (batch.num_bytes, batch.num_new_bytes) == (records.num_bytes(batch.labels.asnumpy()), 0)
+
+
+def test_wait_for_a_batch_is_split_into_files_dali_and_python(numbered, monkeypatch):
+    """On a clock that only these functions advance, in seconds, and with one thread."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+
+    def slow(function, seconds):
+        def call(*arguments):
+            clock.now += seconds
+            return function(*arguments)
+        return call
+    lazy = SimpleNamespace(submit=lambda *call: SimpleNamespace(result=partial(*call)), shutdown=lambda **_: None)
+    monkeypatch.setattr(batches, 'time', clock)
+    monkeypatch.setattr(batches, 'ThreadPoolExecutor', lambda *_: lazy)
+    monkeypatch.setattr(batches, '_fill', slow(batches._fill, 1))
+    monkeypatch.setattr(RecordFile, 'read', slow(RecordFile.read, 0.5))
+    monkeypatch.setattr(pipeline, 'run_pipeline', slow(pipeline.run_pipeline, 10))
+    got = islice(train_batches(numbered[21], Shard(21, 0, 1, 4), 9, 0, None), 4)
+    assert [(b.read_s, b.decode_s) for b in got][1:] == [(2, 10)] * 3
 
 
 @pytest.mark.parametrize('micro, first_step', [(1, 0), (2, 3)])

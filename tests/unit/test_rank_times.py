@@ -1,8 +1,12 @@
-"""Sums, spreads and histograms of given times of steps. Columns: those of step_timer.COLUMNS."""
+"""Sums, spreads and histograms of given times of steps; requests and files of traces. Columns: step_timer.COLUMNS."""
+import os
+
 import numpy as np
 import pytest
 
-from mlperf_rn50.train.comm.rank_times import count_bins, sum_times
+from mlperf_rn50.runfolder.jsonl import read_lines
+from mlperf_rn50.runfolder.records import StepSpans
+from mlperf_rn50.train.comm.rank_times import count_bins, sum_times, take_request, write_trace
 
 
 def test_summary_of_steps():
@@ -19,3 +23,29 @@ def test_summary_of_steps():
 def test_bin_of_a_time(seconds, number):
     [[python, *others]] = [count_bins(np.array([[seconds, 1e-5, 1e-5, 1e-5, 1e-5, 7, 7, 7]]))]
     assert np.flatnonzero(python).tolist() == [number] and all(h[0] == 1 == h.sum() for h in others)
+
+
+@pytest.mark.parametrize('text, number', [('', 20), ('5\n', 5), ('99999', 10_000), ('-3', 20), ('many', 20)])
+def test_request_of_a_trace_is_taken_once(tmp_path, text, number):
+    path = tmp_path / 'trace'
+    path.write_text(text)
+    assert (take_request(path), take_request(path)) == (number, 0)
+
+
+@pytest.mark.parametrize('make', [os.mkfifo, os.mkdir, lambda p: p.write_bytes(b'1' * 101)])
+def test_other_files_request_no_trace(tmp_path, make):
+    make(tmp_path / 'trace')
+    assert take_request(tmp_path / 'trace') == 0
+
+
+def test_trace_is_read_back(tmp_path):
+    path, spans = tmp_path / 'new' / 'trace_0_1.jsonl', [StepSpans(s, 1, 2, 3, 4, 5, 6, [(2.5, 3)]) for s in (7, 8)]
+    write_trace(path, spans[:1])
+    write_trace(path, spans)
+    assert [s for _, s in read_lines(path, StepSpans)] == spans
+
+
+def test_trace_that_cannot_be_written_is_reported_on_one_line(tmp_path, capsys):
+    (tmp_path / 'file').touch()
+    write_trace(tmp_path / 'file' / 'trace_0_0.jsonl', [])
+    assert capsys.readouterr().err.endswith('File exists; the trace is not written\n')

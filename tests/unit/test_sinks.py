@@ -15,7 +15,9 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.mllog.read.reader import read_events, read_run
 from mlperf_rn50.mllog.writer import RunLog
+from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.records import MetricsRecord, NetworkRecord, RanksRecord, RankSteps
 from mlperf_rn50.system import telemetry
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import events
@@ -53,6 +55,17 @@ def test_metrics_and_terminal_log_on_a_full_disk(capsys):
     assert_named(Terminal(SimpleNamespace(train_log=FULL, result=Path('r')), PLAN.config), events.Warned('x'), FULL)
     output = capsys.readouterr().err
     assert output.count('\n') == 1 and 'Traceback' not in output
+
+
+def test_times_of_ranks_and_facts_of_the_network_are_read_back(tmp_path):
+    sink, network = Metrics(RunFolder(tmp_path, 0), ''), NetworkRecord(8, 1e9, 2 * 10**7, 8, 3e10)
+    rank = {'rank': 1, 'host': 'h', 'num_steps': 3, 'data_s': 1.0, 'read_s': 0.5, 'compute_s': 4.0, 'wait_s': 2.0,
+            'slow_rank_s': 1.5, 'spread_s': {'wait': [1.0, 2.0, 2.0]}}
+    sink.handle(events.NetworkMeasured(network))
+    sink.handle(events.RanksTimed(4, 60.0, [rank], ['rank 1 is slow'], 5.0, 2.0, 0.001, {'wait': [0, 3]}))
+    times = RanksRecord(5, 60.0, [RankSteps(**rank | {'spread_s': {'wait': (1.0, 2.0, 2.0)}})], ['rank 1 is slow'], 5.0,
+                        2.0, 0.001, {'wait': [0, 3]})
+    assert [r for _, r in read_lines(tmp_path / 'metrics.jsonl', MetricsRecord)] == [network, times]
 
 
 def test_terminal_shows_a_bar_with_the_time_left(monkeypatch, capsys):

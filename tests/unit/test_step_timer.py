@@ -1,4 +1,5 @@
 """Parts of the step time from given clock readings; stragglers and diverging ranks."""
+from itertools import pairwise
 from types import SimpleNamespace
 
 import mxnet as mx
@@ -42,13 +43,40 @@ def test_hidden_exchange_is_the_union_of_buckets_before_the_end_of_backward():
 
 def test_timer_samples_the_buckets_of_some_steps_after_the_first():
     timer = StepTimer()
+    assert push_steps(timer, 20) == [1, 17] == np.flatnonzero(~np.isnan(timer.take()[:, -1])).tolist()
+
+
+def push_steps(timer, number):
+    """Push steps with two buckets, which are marked if the timer samples them; return which ones it samples."""
     sampled = []
-    for step in range(20):
-        if timer.is_sampling:
-            sampled.append(step)
-        ones = mx.nd.ones((2,))
-        timer.mark_step(ones, ones, [ones] if timer.is_sampling else None, [ones] if timer.is_sampling else (), ones)
-    assert sampled == [1, 17] == np.flatnonzero(~np.isnan(timer.take()[:, -1])).tolist()
+    for step in range(number):
+        is_sampled, one = timer.is_sampling, mx.nd.ones((1,))
+        timer.mark_step(one, timer.mark(one), [one, one] if is_sampled else None, [one, one], one)
+        sampled += [step] * is_sampled
+    timer.drain()
+    return sampled
+
+
+def test_trace_contains_the_buckets_of_every_step_and_ends_with_the_last():
+    seen = []
+    timer = StepTimer(on_step=seen.append)
+    timer.start(40)
+    timer.start_trace(3, 44)
+    push_steps(timer, 5)
+    assert timer.take_trace() == []
+    assert push_steps(timer, 5) == [0]
+    spans = timer.take_trace()
+    assert [(s.step, len(s.buckets)) for s in spans] == [(44, 2), (45, 2), (46, 2)] and spans == seen[3:6]
+    assert all(a.updated_s == b.start_s for a, b in pairwise(spans)) and timer.take_trace(is_end=True) == []
+
+
+def test_trace_of_the_next_steps_is_incomplete_at_the_end_of_a_run():
+    timer = StepTimer()
+    timer.start(40)
+    push_steps(timer, 2)
+    timer.start_trace(9)
+    push_steps(timer, 2)
+    assert timer.take_trace() == [] and [s.step for s in timer.take_trace(is_end=True)] == [43, 44]
 
 
 @pytest.mark.parametrize('place', range(5))

@@ -12,7 +12,8 @@ import psutil
 import pytest
 from helpers import HANG_LIMIT_S
 
-from mlperf_rn50.runfolder.records import Failure, read_failures
+from mlperf_rn50.runfolder.jsonl import read_lines
+from mlperf_rn50.runfolder.records import Failure, StepSpans, read_failures
 from mlperf_rn50.system import cgroup
 from mlperf_rn50.train.watchdog import stall_report
 from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat, RankState
@@ -162,6 +163,15 @@ def test_activity_of_rank():
     assert next(heartbeat.track_reading(heartbeat.state().doing for _ in range(1))) == 'reading data'
 
 
+def test_heartbeat_keeps_the_last_64_steps_in_order():
+    heartbeat = Heartbeat()
+    assert heartbeat.last_steps() == []
+    spans = [StepSpans(step, *(step + k / 8 for k in range(6))) for step in range(1, 71)]
+    for each in spans:
+        heartbeat.record_step(each)
+    assert heartbeat.last_steps() == spans[6:]
+
+
 def test_hanging_work_is_abandoned():
     assert stall_report.run_limited(60, lambda: 'done') == 'done'
     assert stall_report.run_limited(0.1, lambda: time.sleep(600) or '') is None
@@ -196,7 +206,9 @@ def test_exit_code_and_message_of_rank(status, code, message, capsys):  # status
 
 
 def test_stacks_and_state_of_stalled_rank_are_written(tmp_path):
-    body = 'import ctypes; list(heartbeat.track_reading(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))'
+    body = ('import ctypes; from mlperf_rn50.runfolder.records import StepSpans; '
+            'heartbeat.record_step(StepSpans(42, *range(6))); '
+            'list(heartbeat.track_reading(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))')
     process = start(body, '{"training": 0.5}', tmp_path / 'stalled/4-2', HOROVOD_RANK='2', HOROVOD_SIZE='4',
                     MLPERF_RN50_JOB='4-2')
     path = tmp_path / 'stalled/4-2/rank_2.txt'
@@ -207,6 +219,8 @@ def test_stacks_and_state_of_stalled_rank_are_written(tmp_path):
     assert text.startswith(f'rank 2 on {os.uname().nodename}, step 42, training, reading data; ')
     assert 'File "<string>", line 10 in rank' in text
     assert json.loads(path.with_suffix('.json').read_text())['doing'] == 'reading data'
+    steps = read_lines(path.with_name('rank_2_steps.jsonl'), StepSpans)
+    assert [s for _, s in steps] == [StepSpans(42, *range(6))]
     [failure] = map(json.loads, (tmp_path / 'failures.jsonl').read_text().splitlines())
     assert (failure['job'], failure['rank']) == ('4-2', 2)
 

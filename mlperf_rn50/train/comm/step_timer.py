@@ -71,13 +71,14 @@ class _Stamps(threading.Thread):
 class _TimerThread(threading.Thread):
     """Thread that waits for steps and keeps their times."""
 
-    def __init__(self, on_exchange: Callable[[bool], None]) -> None:
+    def __init__(self, on_exchange: Callable[[bool], None], on_step: Callable[[StepSpans], None]) -> None:
         super().__init__(name='timer', daemon=True)
-        self.on_exchange = on_exchange
+        self.on_exchange, self.on_step = on_exchange, on_step
         self.steps = queue.SimpleQueue[Marks | None]()
         self.num_done = self.step = 0
         self.last_end = time.monotonic()
         self.times = array('d')  # a row of COLUMNS for each step
+        self.traced, self.trace = range(0), list[StepSpans]()  # numbers of steps to trace, and those that are done
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -103,21 +104,17 @@ class _TimerThread(threading.Thread):
     def add(self, marks: Marks, computed_at: float, exchanged_at: float, updated_at: float,
             buckets: list[tuple[float, float]]) -> None:
         """Add a step, given the times at which its backward pass, exchange and update ended, and those of buckets."""
-        start, asked, arrived, computed, exchanged, updated = accumulate(
-            (self.last_end, marks.asked_at, marks.arrived_at, computed_at, exchanged_at, updated_at), max)
-        self.step += 1
-        spans = StepSpans(self.step, start, asked, arrived, computed, exchanged, updated, buckets)
-        self.last_end = spans.updated_s
+        ends = list(accumulate((self.last_end, marks.asked_at, marks.arrived_at, computed_at, exchanged_at, updated_at),
+                               max))
+        self.step, self.last_end = self.step + 1, ends[-1]
+        spans = StepSpans(self.step, *ends, buckets)  # type: ignore[call-arg,arg-type]  # there are six ends
+        self.on_step(spans)
+        if self.step in self.traced:
+            self.trace.append(spans)
         # The loop runs ahead, so the device may notice only the end of a wait for images.
         share = (spans.arrived_s - spans.asked_s) / max(marks.arrived_at - marks.asked_at, 1e-9)
         hidden_s = union_s((a, min(b, spans.computed_s)) for a, b in buckets) if marks.ready is not None else math.nan
-        self.times.extend((*durations(spans), share * marks.read_s, share * marks.decode_s, hidden_s))
-
-
-def durations(spans: StepSpans) -> list[float]:
-    """Return the seconds of each of PHASES."""
-    return [b - a for a, b in pairwise((spans.start_s, spans.asked_s, spans.arrived_s, spans.computed_s,
-                                        spans.exchanged_s, spans.updated_s))]
+        self.times.extend((*(b - a for a, b in pairwise(ends)), share * marks.read_s, share * marks.decode_s, hidden_s))
 
 
 def union_s(intervals: Iterable[tuple[float, float]]) -> float:
@@ -132,26 +129,31 @@ def union_s(intervals: Iterable[tuple[float, float]]) -> float:
 class StepTimer:
     """Timer of a rank's steps; with gradient accumulation, waiting for data of later passes counts as computing."""
 
-    def __init__(self, on_exchange: Callable[[bool], None] = lambda is_exchanging: None) -> None:
+    def __init__(self, on_exchange: Callable[[bool], None] = lambda is_exchanging: None,
+                 on_step: Callable[[StepSpans], None] = lambda spans: None) -> None:
         """on_exchange is called with True at the start of a gradient exchange and with False at its end."""
-        self._thread = _TimerThread(on_exchange)
+        self._thread = _TimerThread(on_exchange, on_step)
         self._data: tuple[float, float, float, float] = (0.0,) * 4
-        self._num_pushed = self._num_taken = 0
+        self._num_pushed = self._num_taken = self._step = 0
         self._thread.start()
         weakref.finalize(self, self._thread.steps.put, None)  # the thread ends with the timer
 
     @property
     def is_sampling(self) -> bool:
         """Whether the buckets of the next step are to be marked; not those of a first step, which is not typical."""
-        return (self._num_pushed - self._num_taken) % _SAMPLING_STEPS == 1
+        return (self._num_pushed - self._num_taken) % _SAMPLING_STEPS == 1 or self._step + 1 in self._thread.traced
 
     def mark_data(self, asked_at: float, read_s: float = 0.0, decode_s: float = 0.0) -> None:
         """Record that the images of a step's first pass, for which the loop asked at a time, have arrived."""
         self._data = asked_at, time.monotonic(), read_s, decode_s
 
+    def mark(self, written: mx.nd.NDArray) -> mx.nd.NDArray:
+        """Return an array for Marks that is ready when an array has been written."""
+        return written.copy()
+
     def mark_step(self, *arrays: Any) -> None:
         """Record a step queued in MXNet, given the arrays of Marks."""
-        self._num_pushed += 1
+        self._num_pushed, self._step = self._num_pushed + 1, self._step + 1
         self._thread.steps.put(Marks(*self._data, *arrays))
 
     def check(self) -> None:
@@ -168,7 +170,21 @@ class StepTimer:
     def start(self, step: int = 0) -> None:
         """Wait until all earlier steps are done, then start the clock of the step after `step`, the last completed."""
         self.drain()
-        self._thread.step, self._thread.last_end = step, time.monotonic()
+        self._step = self._thread.step = step
+        self._thread.last_end = time.monotonic()
+
+    def start_trace(self, num_steps: int, first: int | None = None) -> None:
+        """Keep the times of steps and all of their buckets; first: number of a step, None for the next one."""
+        first = self._step + 1 if first is None else first
+        self._thread.traced, self._thread.trace = range(first, first + num_steps), []
+
+    def take_trace(self, is_end: bool = False) -> list[StepSpans]:
+        """Return the traced steps once the last one is done, and at the end of the run those that are done."""
+        taken = self._thread.trace
+        if not taken or not is_end and taken[-1].step + 1 < self._thread.traced.stop:
+            return []
+        self.start_trace(0)
+        return taken
 
     def drain(self) -> None:
         """Wait until all steps are timed; raise the error of a failed step."""

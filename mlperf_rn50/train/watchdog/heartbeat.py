@@ -8,9 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
+from mlperf_rn50.runfolder.records import StepSpans
 from mlperf_rn50.system.launcher_env import launched_rank
 
 T = TypeVar('T')
+_NUM_STEPS = 64  # last steps whose times are kept
 WAITING = 'waiting'
 # Phases of a rank, each with the key in section comm that limits the time without a sign of life.
 PHASES = {'start-up': 'start_limit_s', 'training': 'stall_limit_s', 'evaluation': 'eval_limit_s',
@@ -34,7 +38,8 @@ class _Shared(ctypes.Structure):
     """Numbers shared by a rank and its watcher; each is written by a single thread."""
 
     _fields_ = [(name, ctypes.c_int64) for name in (
-        'beats', 'phase', 'step', 'reading', 'calling', 'calls', 'computed', 'exchanging', 'stop_requested')]
+        'beats', 'phase', 'step', 'reading', 'calling', 'calls', 'computed', 'exchanging', 'stop_requested')] + [
+            ('spans', ctypes.c_double * 7 * _NUM_STEPS)]
 
 
 class Heartbeat:
@@ -73,6 +78,13 @@ class Heartbeat:
         """Record the start (True) or end (False) of a gradient exchange; at its start, the step has been computed."""
         self._shared.computed += is_exchanging
         self._shared.exchanging = is_exchanging
+
+    def record_step(self, spans: StepSpans) -> None:
+        """Record the times of a step without its buckets, instead of those of an earlier step."""
+        self._shared.spans[spans.step % _NUM_STEPS] = msgspec.structs.astuple(spans)[:7]
+
+    def last_steps(self) -> list[StepSpans]:
+        return [StepSpans(int(step), *times) for step, *times in sorted(map(tuple, self._shared.spans)) if step]
 
     def request_stop(self, *_: object) -> None:
         """Ask this rank to stop, from its watcher or a signal handler. The loop passes the request on to all ranks."""

@@ -1,7 +1,8 @@
 """Report of a stalled rank: its stacks, and which ranks wait for which.
 
-The report is written to <run folder>/stalled/<job>/rank_<r>.txt and .json. The watchers of other ranks read it on a
-shared file system. Storage or the rank may hang, so a forked process with a time limit writes and reads the reports.
+The report is written to <run folder>/stalled/<job>/rank_<r>.txt and .json, and the times of the last steps to
+rank_<r>_steps.jsonl. The watchers of other ranks read it on a shared file system. Storage or the rank may hang, so a
+forked process with a time limit writes and reads the reports.
 """
 import os
 import platform
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.runfolder import jsonl
-from mlperf_rn50.runfolder.records import Failure, note_failure
+from mlperf_rn50.runfolder.records import Failure, StepSpans, note_failure
 from mlperf_rn50.system.launcher_env import launched_rank
 from mlperf_rn50.train.watchdog.heartbeat import WAITING, RankState
 
@@ -64,10 +65,11 @@ def note_failed(folder: Path | None, reason: str, is_outside: bool) -> str:
     return ''
 
 
-def record(folder: Path, state: RankState, pid: int, stacks: int) -> str:
-    """Write the state of a stalled rank and its stacks from the pipe `stacks`; return the path of the stacks."""
+def record(folder: Path, state: RankState, pid: int, stacks: int, steps: Sequence[StepSpans] = ()) -> str:
+    """Write state and last steps of a stalled rank, and its stacks from a pipe; return the path of the stacks."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f'rank_{state.rank}.json', jsonl.encode(state))
+    write_atomically(folder / f'rank_{state.rank}_steps.jsonl', ''.join(f'{jsonl.encode(s)}\n' for s in steps))
     path = folder / f'rank_{state.rank}.txt'
     when = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(state.time_s))
     write_atomically(path, f'rank {state.rank} on {state.host}, step {state.step}, {state.phase}, {state.doing}; {when}'

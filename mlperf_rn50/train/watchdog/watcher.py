@@ -166,7 +166,8 @@ class Watcher:
         if self._folder is None or self._health.is_stopped:
             return ''
         return stall_report.run_limited(_RECORD_LIMIT_S, partial(
-            stall_report.record, self._folder, self._heartbeat.state(), self._pid, self._stacks)) or ''
+            stall_report.record, self._folder, self._heartbeat.state(), self._pid, self._stacks,
+            self._heartbeat.last_steps())) or ''
 
     def _describe_stall(self) -> str:
         """Describe the cause of a stall, full folders if the rank is in start-up, and the path of the stacks."""
