@@ -65,6 +65,9 @@ class Launcher:
         if not o.config and not o.run_dir:
             raise ConfigError('--resume: got no --run-dir, expected the folder of the run to resume')
         run = None if o.config else newest_run(Path(o.run_dir or ''))
+        if not o.config and not run:
+            with folder_lock(Path(o.run_dir or '')):  # another launcher may be starting the run
+                raise ConfigError(f'--resume: got no run in {o.run_dir}, expected one; start it with --config')
         config = self.load(['--config', str(run.config), *o.train] if run else o.as_train)
         names = nodes_of_slurm_job(os.environ) if self.engine.in_slurm else [h.name for h in o.hosts]
         is_free = run and o.hosts  # a resumed run may have fewer hosts than before

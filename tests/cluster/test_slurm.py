@@ -237,7 +237,7 @@ def test_job_is_requeued_with_a_checkpoint_at_the_time_limit(submit):
                          ids=['requeue', 'node down'])
 def test_job_resumes_after_its_operator_requeued_it_or_took_a_node_down(submit, event):
     job = submit('--no-doctor', '--checkpoint.period_steps', 8, '--train.target_accuracy', '0.6')
-    job.wait_for_step(10)
+    job.wait_for(lambda: list(job.run_dir.glob('checkpoints/step_*8')), 'the checkpoint of step 8')
     job.slurm.call('scontrol', *(word.format(job=job.number) for word in event))
     job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
     job.wait_for_state('COMPLETED', 'FAILED')

@@ -73,7 +73,7 @@ exec "$@"''')
                 '--data.dir', digits, '--run-dir', tmp_path / 'run', '--ranks-per-node', 2, '--model.name', 'resnet18',
                 '--train.target_accuracy', 0.01])
     assert done.returncode == 0, done.stderr
-    lines = called(tmp_path)
+    lines = [line for line in called(tmp_path) if 'try_mpi.py' not in line]  # the trial of Open MPI's settings, if any
     assert len(lines) == 4  # two ranks of the doctor and two of the training
     assert all(f'apptainer exec --bind {os.getcwd()} --bind {ROOT} --pwd {os.getcwd()} {tmp_path}/rn50.sif '
                '/opt/mlperf_rn50/launch/bind.sh /opt/mlperf_rn50/.venv/bin/mlperf-rn50 ' in line for line in lines)

@@ -64,7 +64,7 @@ def test_programs_in_the_configuration_of_a_checkout_are_not_run(checkout, commi
 
 
 def test_checkout_around_the_code_of_a_different_owner_is_not_read(checkout, commit_in, monkeypatch):
-    monkeypatch.setattr(Path, 'lstat', lambda path: SimpleNamespace(st_uid=54321))
+    monkeypatch.setattr(Path, 'lstat', lambda path: SimpleNamespace(st_uid=os.getuid() + 1))
     assert 'belongs to a different user than' in commit_in(checkout)['git_commit_missing']
 
 

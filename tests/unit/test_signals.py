@@ -124,7 +124,7 @@ def test_stop_as_the_first_process_of_a_container():
 
 
 @pytest.mark.slow
-def test_preparation_is_interrupted_with_its_workers(tmp_path):
+def test_preparation_is_interrupted_between_two_images(tmp_path):
     from PIL import Image
     for split, count in (('train', 2500), ('val', 1)):
         folder = tmp_path / 'source' / split / 'a'
@@ -137,13 +137,9 @@ def test_preparation_is_interrupted_with_its_workers(tmp_path):
     process = subprocess.Popen([str(w) for w in [*CLI, *words]], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True, start_new_session=True)
     wait_for(lambda: list(tmp_path.glob('out/**/*.rec')), lambda: process.poll() is None, process.communicate)
-    workers = psutil.Process(process.pid).children(recursive=True)
-    assert len(workers) >= 2
     os.killpg(process.pid, INT)  # as a terminal does
     assert end(process)[0] == 130
     assert not list(tmp_path.glob('out/**/train_*.json'))  # no part was finished
-    psutil.wait_procs(workers, timeout=HANG_LIMIT_S)
-    assert not [w for w in workers if w.is_running()]
 
 
 def test_out_of_memory_error_is_one_line():
