@@ -4,6 +4,7 @@ examples:
   mlperf-rn50 why logs/digits_cpu
   mlperf-rn50 why logs/digits_cpu/result_3.txt --format json
   mlperf-rn50 why logs/before logs/after
+  mlperf-rn50 why logs/digits_cpu --out pictures --perfetto trace.json
 
 RUN is a run folder, of which the newest run is explained, or result_<k>.txt in one. The first line says what limits the
 run, its share of the time and the largest possible gain; then come the evidence and the next thing to try.
@@ -25,6 +26,8 @@ def make_parser() -> Parser:
     parser = command_parser('why', __doc__)
     parser.add_argument('runs', nargs='+', metavar='RUN', help='run folder, or result_<k>.txt in one; two to compare')
     parser.add_argument('--format', choices=['text', 'json'], default='text', help='output format (default: text)')
+    parser.add_argument('--out', metavar='DIR', help='folder for a picture (SVG, PNG) of the run and its traced steps')
+    parser.add_argument('--perfetto', metavar='FILE', help='file for the traced steps of all ranks, for Perfetto')
     return parser
 
 
@@ -32,12 +35,21 @@ def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     if len(options.runs) > 2:
         raise ConfigError(f'RUN: got {len(options.runs)} runs, expected one or two')
+    if len(options.runs) == 2 and (options.out or options.perfetto):
+        raise ConfigError('--out and --perfetto: got two runs, expected one')
     from mlperf_rn50.analysis.why.answer import answer_object, render_answer
     from mlperf_rn50.analysis.why.limit import times_of
     from mlperf_rn50.analysis.why.load import load_run, run_folder_at
     from mlperf_rn50.analysis.why.text import compare_times, explain_time
+    from mlperf_rn50.runfolder.records import RanksRecord
     runs = [load_run(run_folder_at(Path(path))) for path in options.runs]
     answer = compare_times(*map(times_of, runs)) if len(runs) > 1 else explain_time(runs[0])
     print(json.dumps(answer_object(answer), indent=2) if options.format == 'json' else
           render_answer(answer, width_of(sys.stdout)))
+    if options.out:
+        from mlperf_rn50.analysis.why.picture import dump_times
+        dump_times(runs[0], answer.sentence, Path(options.out))
+    if options.perfetto:
+        from mlperf_rn50.analysis.why.trace import write_perfetto
+        print(write_perfetto(runs[0].folder, runs[0].all(RanksRecord), Path(options.perfetto)), file=sys.stderr)
     return EXIT_OK

@@ -33,7 +33,7 @@ STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 
          'axes.spines.top': False, 'axes.spines.right': False,
          'legend.frameon': False, 'figure.facecolor': 'white', 'axes.facecolor': 'none',
          'text.parse_math': False}  # log text must not be parsed as a formula
-_LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # text above a plot: inches and characters per line, maximum lines
+_LINE_IN, _PER_IN, _MAX_LINES = 0.17, 12.7, 8  # text above a plot: inches per line, characters per inch, maximum lines
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Picture:
     @property
     def above(self) -> list[str]:
         return [line for text in (self.heading, self.caption)
-                for line in textwrap.wrap(printable(text), _LINE_LENGTH)][:_MAX_LINES]
+                for line in textwrap.wrap(printable(text), int(_PER_IN * self.figure.get_figwidth()))][:_MAX_LINES]
 
     @property
     def above_in(self) -> float:
@@ -171,8 +171,9 @@ def scale_up(axis: Axis, name: str, values: Sequence[float]) -> None:
 def legend(picture: Picture, handles: Sequence[Line2D | Patch]) -> None:
     if not handles:
         return
-    num_columns = max(1, min(len(handles), 58 // (max(len(str(h.get_label())) for h in handles) + 7)))
     width, height = picture.figure.get_size_inches()
+    longest = max(len(str(h.get_label())) for h in handles)
+    num_columns = max(1, min(len(handles), int(_PER_IN * width) // (longest + 7)))
     picture.figure.set_size_inches(width, height + 0.1 + 0.19 * -(-len(handles) // num_columns))
     picture.figure.legend(handles=handles, loc='outside lower center', ncols=num_columns, columnspacing=1.2,
                           handlelength=1.8)

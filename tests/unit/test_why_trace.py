@@ -1,0 +1,151 @@
+"""Traced steps: clocks of ranks, untrusted files, and the Chrome trace format."""
+import json
+import random
+
+import pytest
+from made_traces import dump, step, steps
+
+from mlperf_rn50.analysis.why import trace as why_trace
+from mlperf_rn50.analysis.why.trace import PHASES, align, read_traces, write_perfetto
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.records import RanksRecord, RankSteps
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder(tmp_path, 0)
+
+
+def test_planted_offsets_of_clocks_are_removed():
+    aligned, error_s = align({0: steps(at=7.0), 3: steps(at=1007.0), 4: steps(at=5.0)})
+    assert error_s == pytest.approx(0, abs=1e-9)
+    for rank in (3, 4):
+        assert [s.times for s in aligned[rank]] == [pytest.approx(s.times) for s in aligned[0]]
+
+
+def test_error_is_the_95th_percentile_of_the_worst_rank():
+    jitter = [0.0] * 81 + [1e-3, -1e-3] * 5 + [4e-3, -4e-3] * 4 + [9.0]  # 95 of 100 residuals are at most 4 ms
+    late = [step(k, 50.0 + k, exchanged_s=50.09 + k + j, updated_s=70.0 + k) for k, j in enumerate(jitter)]
+    _, error_s = align({0: [step(k, float(k)) for k in range(100)], 1: late, 2: [step(k, 9.0 + k) for k in range(100)]})
+    assert error_s == pytest.approx(4e-3, rel=1e-6)
+
+
+def test_random_jitter_moves_a_clock_by_less_than_itself():
+    rng = random.Random(1)
+    late = [step(k, 30.0 + k, exchanged_s=30.09 + k + rng.uniform(-1e-3, 1e-3)) for k in range(20)]
+    aligned, error_s = align({0: [step(k, float(k)) for k in range(20)], 1: late})
+    assert abs(aligned[1][0].times[0]) < 5e-4 and 5e-4 < error_s < 1.5e-3
+
+
+def test_rank_without_a_common_step_is_omitted():
+    assert list(align({0: steps(3), 1: [step(9)], 2: steps(3)})[0]) == [0, 2]
+
+
+def test_waiting_lasts_until_the_slowest_rank_has_computed():
+    aligned, _ = align({0: steps(2), 1: steps(2, at=400.0, slow=0.02)})
+    for rank, waiting, exchange in ((0, 0.02, 0.01), (1, 0.0, 0.01)):
+        times = aligned[rank][0].times
+        assert (times[4] - times[3], times[5] - times[4]) == (pytest.approx(waiting), pytest.approx(exchange))
+        assert len(times) == len(PHASES) + 1
+
+
+def test_bucket_is_sent_when_the_last_rank_has_it_ready_after_alignment():
+    aligned, _ = align({0: steps(2), 1: steps(2, at=400.0, slow=0.02)})
+    assert aligned[0][0].buckets == [pytest.approx((0.04, 0.06, 0.085)), pytest.approx((0.06, 0.08, 0.09))]
+
+
+def test_bucket_is_sent_before_its_exchange_ends_also_with_an_error_of_clocks():
+    aligned, _ = align({0: [step(1, buckets=[(0.04, 0.05)])], 1: [step(1, buckets=[(0.07, 0.08)])]})
+    assert aligned[0][0].buckets == [pytest.approx((0.04, 0.05, 0.05))]
+
+
+def test_file_is_read_as_it_was_written(run):
+    for rank in (0, 10, 2):
+        dump(run, rank, steps(3))
+    dump(RunFolder(run.dir, 1), 5, steps(3))  # of another run
+    aligned, _ = read_traces(run)
+    assert list(aligned) == [0, 2, 10]
+    assert [s.step for s in aligned[10]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize('changes', [
+    {'asked_s': 0.5}, {'updated_s': 0.05}, {'start_s': 1e9}, {'start_s': -1.0}, {'updated_s': float('nan')},
+    {'updated_s': 1e300}, {'step': -1}, {'step': 2.5}, {'buckets': [(0.3, 0.25)]}, {'buckets': [(0.0, 0.25)]},
+    {'buckets': [(0.25, 9.0)]}, {'buckets': [(0.24, 0.25)] * 1000}, {'buckets': [(0.25,)]}, {'start_s': '0'}])
+def test_step_with_impossible_values_is_skipped(run, changes):
+    dump(run, 0, [step(1), step(2, 0.1), step(3, 0.2, **{**changes}) if 'step' not in changes else
+                  step(changes['step'], 0.2), step(4, 0.3)])
+    assert [s.step for s in read_traces(run)[0][0]] == [1, 2, 4]
+
+
+def test_lines_that_are_no_steps_are_skipped(run):
+    run.trace(0).write_bytes(b'[' * 100_000 + b'\n\xff\n{}\nnull\n' + json.dumps(
+        {'step': 1}).encode() + b'\n' + b'x' * (1 << 22) + b'\n')
+    assert read_traces(run) == ({}, 0.0)
+    dump(run, 0, [step(1)])
+    assert [s.step for s in read_traces(run)[0][0]] == [1]
+
+
+@pytest.mark.parametrize('later', [step(3, 1000.0), step(40, 1000.0), step(6, 0.0)])
+def test_earlier_trace_in_the_same_file_is_omitted(run, later):
+    dump(run, 0, [*steps(5, at=10.0), later])
+    assert [s.step for s in read_traces(run)[0][0]] == [later.step]
+
+
+def test_reading_is_bounded(run, monkeypatch):
+    for rank in range(6):
+        dump(run, rank, steps(9))
+    monkeypatch.setattr(why_trace, '_MAX_STEPS', 4)
+    monkeypatch.setattr(why_trace, '_MAX_RANKS', 5)
+    monkeypatch.setattr(why_trace, '_MAX_BYTES', 3 * run.trace(0).stat().st_size + 5)
+    assert {rank: [s.step for s in spans] for rank, spans in read_traces(run)[0].items()} == {
+        rank: [6, 7, 8, 9] for rank in range(3)}
+
+
+def test_folders_and_links_in_the_place_of_traces_are_skipped(run):
+    run.trace(0).mkdir()
+    run.trace(1).symlink_to('/dev/zero')
+    (run.dir / 'trace_0_002.jsonl').write_text('')
+    dump(run, 3, steps(1))
+    assert list(read_traces(run)[0]) == [3]
+
+
+def test_perfetto_file_has_a_process_per_host_and_a_thread_per_rank_and_bucket(run):
+    records = [RanksRecord(ranks=[RankSteps(rank=r, host=h, num_steps=1, data_s=0, compute_s=0, wait_s=0) for r, h in
+                                  ((0, 'h1'), (1, 'h2\x1b'), (2, 'h2\x1b'))])]
+    for rank in range(3):
+        dump(run, rank, steps(2))
+    sentence = write_perfetto(run, records, run.dir / 'out.json')
+    events = json.loads((run.dir / 'out.json').read_text())['traceEvents']
+    names = [(e['name'], e['args']['name']) for e in events if e['ph'] == 'M']
+    assert {n for k, n in names if k == 'process_name'} == {'h1', 'h2?'}
+    assert [n for k, n in names if k == 'thread_name'] == [
+        name for r in range(3) for name in (f'rank {r}', f'rank {r} bucket 0', f'rank {r} bucket 1')]
+    assert {len({e['pid'] for e in events if e['tid'] == tid}) for tid in {e['tid'] for e in events}} == {1}
+    assert 'out.json: 2 steps of 3 ranks' in sentence and '0.00 ms' in sentence
+
+
+def test_perfetto_blocks_of_a_thread_follow_each_other_in_microseconds(run):
+    dump(run, 0, steps(3, at=5.0))
+    dump(run, 1, steps(3, at=905.0, slow=0.02))
+    write_perfetto(run, [], run.dir / 'out.json')
+    events = json.loads((run.dir / 'out.json').read_text())['traceEvents']
+    blocks = [e for e in events if e['ph'] == 'X']
+    assert [(e['ts'], e['dur']) for e in blocks if e['name'] == 'forward and backward'] == [
+        pytest.approx((5e6 + 1e5 * k + 3e4, length)) for length in (3e4, 5e4) for k in range(3)]
+    for tid in {e['tid'] for e in blocks}:
+        own = [e for e in blocks if e['tid'] == tid and not e['name'].startswith('step ')]
+        assert all(a['ts'] + a['dur'] <= b['ts'] + 1e-4 for a, b in zip(own, own[1:]))
+
+
+def test_perfetto_file_without_a_trace_is_refused_with_the_option_that_traces(run):
+    with pytest.raises(ConfigError, match='run.trace 20@100'):
+        write_perfetto(run, [], run.dir / 'out.json')
+    assert not list(run.dir.iterdir())
+
+
+def test_perfetto_file_in_a_missing_folder_is_a_user_error(run):
+    dump(run, 0, steps(1))
+    with pytest.raises(ConfigError, match='--perfetto'):
+        write_perfetto(run, [], run.dir / 'missing/out.json')
