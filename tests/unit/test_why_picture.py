@@ -6,7 +6,7 @@ import pytest
 from made_traces import dump, step
 
 from mlperf_rn50.analysis.report.picture import COLOURS, dump_picture, figure_of
-from mlperf_rn50.analysis.why.picture import choose_ranks, clock_parts, draw_times
+from mlperf_rn50.analysis.why.picture import bar_of, choose_ranks, draw_times
 from mlperf_rn50.analysis.why.trace import PHASES, align
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import RanksRecord, RankSteps
@@ -21,6 +21,8 @@ def record(*ranks, **keys):
 RECORDS = [record({'data_s': 1, 'python_s': 2, 'compute_s': 50, 'wait_s': 10, 'slow_rank_s': 8, 'update_s': 2},
                   {'data_s': 3, 'python_s': 2, 'compute_s': 58, 'wait_s': 2, 'update_s': 0}, eval_s=5, checkpoint_s=1),
            record({'data_s': 2, 'compute_s': 20, 'wait_s': 0}, eval_s=4)]
+BAR = bar_of({'read': 1, 'decode': 2, 'prepare': 1, 'python': 2, 'compute': 74, 'slow_rank': 4, 'exchange': 2,
+              'update': 1, 'evaluation': 9, 'checkpoints': 1, 'rest': 13})
 
 
 @pytest.fixture
@@ -41,14 +43,9 @@ def blocks_of(picture):
     return blocks
 
 
-def test_parts_are_means_over_ranks_summed_over_evaluations():
-    assert clock_parts(RECORDS, 110.0) == pytest.approx({
-        'Python': 2, 'input': 4, 'forward and backward': 74, 'waiting for the slowest rank': 4, 'exchange': 2,
-        'update': 1, 'evaluation': 9, 'checkpoints': 1, 'rest': 13})
-
-
-def test_rest_is_not_negative_for_a_clock_that_is_behind():
-    assert clock_parts(RECORDS, 1.0)['rest'] == 0
+def test_bar_joins_the_parts_of_input_and_keeps_the_others():
+    assert BAR == {'Python': 2, 'input': 4, 'forward and backward': 74, 'waiting for the slowest rank': 4,
+                   'exchange': 2, 'update': 1, 'evaluation': 9, 'checkpoints': 1, 'rest': 13}
 
 
 def test_beyond_16_ranks_the_slowest_and_the_fastest_are_chosen():
@@ -65,7 +62,7 @@ def test_rank_that_waits_longest_is_the_fastest():
 def test_phases_follow_each_other_with_widths_of_their_times_and_buckets_below(run):
     dump(run, 0, [step(1), step(2, 0.1)])
     dump(run, 1, [step(1, slow=0.02), step(2, 0.1, slow=0.02)])
-    blocks = blocks_of(draw_times(run, RECORDS, 110.0, 'made up'))
+    blocks = blocks_of(draw_times(run, RECORDS, BAR, 'made up'))
     own = {name: blocks[f'rank 0, h0, fastest: {name}'] for name in PHASES}
     ms = own['update'][0][2] / 10  # points per millisecond
     for name, width in zip(PHASES, (10, 20, 30, 20, 10, 10)):
@@ -80,26 +77,26 @@ def test_phases_follow_each_other_with_widths_of_their_times_and_buckets_below(r
 
 
 def test_bar_of_the_whole_run_has_the_colours_of_the_phases(run):
-    svg = draw_times(run, RECORDS, 110.0, 'made up').svg
-    widths = {name: b[0][2] for name, b in blocks_of(draw_times(run, RECORDS, 110.0, 'made up')).items()}
+    svg = draw_times(run, RECORDS, BAR, 'made up').svg
+    widths = {name: b[0][2] for name, b in blocks_of(draw_times(run, RECORDS, BAR, 'made up')).items()}
     assert list(widths) == [*PHASES, 'evaluation', 'checkpoints', 'rest']
     assert widths['forward and backward'] / sum(widths.values()) == pytest.approx(74 / 110, abs=1e-3)
     assert all(svg.count(f'fill: {colour}') >= 2 for colour in COLOURS)  # in the bar and in the legend
 
 
 def test_picture_without_a_trace_shows_the_option_that_traces(run):
-    picture = draw_times(run, RECORDS, 110.0, '9 % of the time is evaluation')
+    picture = draw_times(run, RECORDS, BAR, '9 % of the time is evaluation')
     assert '--run.trace 20@100' in picture.svg and '9 % of the time is evaluation' in picture.svg
     assert len(picture.figure.axes) == 1
 
 
 def test_picture_of_a_run_without_records_is_drawn(run):
-    assert list(blocks_of(draw_times(run, [], 0.0, 'nothing is known')))
+    assert list(blocks_of(draw_times(run, [], bar_of({}), 'nothing is known')))
 
 
 def test_only_the_last_steps_are_drawn(run):
     dump(run, 0, [step(k + 1, 0.1 * k, buckets=[]) for k in range(20)])
-    picture = draw_times(run, [], 0.0, 'made up')
+    picture = draw_times(run, [], bar_of({}), 'made up')
     assert len(blocks_of(picture)['rank 0, unknown host: update']) == 8
     assert 'ms since the start of step 13' in picture.svg
 
@@ -108,11 +105,11 @@ def test_hostile_names_and_times_are_drawn_as_text(run):
     records = [RanksRecord(ranks=[RankSteps(rank=0, host='<script>$x$\x1b' + 'y' * 9999, num_steps=1, data_s=1e9,
                                             compute_s=1e9, wait_s=0, slow_rank_s=1e9)], eval_s=1e9)]
     dump(run, 0, [step(10**12, start_s=0.0, updated_s=1e9, buckets=[(0.0, 1e9)])])
-    dump_picture(draw_times(run, records, 1e9, '<b>$\\frac'), run.dir, 'why')
+    dump_picture(draw_times(run, records, bar_of({'compute': 1e9}), '<b>$\\frac'), run.dir, 'why')
     assert '<script' not in (run.dir / 'why.svg').read_text()
     assert (run.dir / 'why.png').read_bytes()[16:20] == (1275).to_bytes(4, 'big')  # pixels
 
 
 def test_page_replaces_the_colours_of_text_and_paper(run):
-    svg = figure_of(draw_times(run, RECORDS, 110.0, 'made up'), 'why-')['svg']
+    svg = figure_of(draw_times(run, RECORDS, BAR, 'made up'), 'why-')['svg']
     assert '#1b1e23' not in svg and '#ffffff' not in svg and 'currentColor' in svg

@@ -1,5 +1,5 @@
 """Picture of where the time of a run goes: traced steps of its ranks above the whole run."""
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mlperf_rn50.analysis.report import picture as drawing
-from mlperf_rn50.analysis.why.limit import times_of
+from mlperf_rn50.analysis.why.limit import INPUT, times_of
 from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.analysis.why.trace import HOW_TO_TRACE, PHASES, Steps, host_names, read_traces
 from mlperf_rn50.files import writing_folder
@@ -20,19 +20,17 @@ from mlperf_rn50.text import duration, grouped, percent, plural, thin
 _MAX_ROWS, _MAX_STEPS, _MIN_LABELLED = 16, 8, 0.05  # ranks; steps of a rank; share of the run of a part with a label
 # Style of the blocks of each part. Those outside steps have only hatches, which light and dark pages show.
 _LOOKS = {
-    name: {'facecolor': face, 'hatch': hatch, 'edgecolor': drawing.GRID, 'linewidth': 0.3} for name, face, hatch in (
+    name: {'facecolor': face, 'hatch': hatch, 'edgecolor': drawing.INK if hatch else drawing.GRID, 'linewidth': 0.3}
+    for name, face, hatch in (
         *((name, drawing.COLOURS[k], '') for name, k in zip(PHASES, (5, 0, 2, 1, 3, 4))),
         ('evaluation', 'none', '////'), ('checkpoints', 'none', 'xxxx'), ('rest', 'none', ''))}
 
 
-def clock_parts(records: Sequence[RanksRecord], clock_s: float) -> dict[str, float]:
-    """Return the seconds of each part of the time on the clock; those of steps are means over ranks."""
-    python, data, compute, wait, slow_rank, update = (
-        sum(fmean(getattr(r, f'{name}_s') for r in record.ranks) for record in records if record.ranks)
-        for name in ('python', 'data', 'compute', 'wait', 'slow_rank', 'update'))
-    parts = (python, data, compute, min(slow_rank, wait), max(wait - slow_rank, 0.0), update,
-             sum(r.eval_s for r in records), sum(r.checkpoint_s for r in records))
-    return dict(zip(_LOOKS, (*parts, max(clock_s - sum(parts), 0.0))))
+def bar_of(parts: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each part of the bar, given Times.parts; the three parts of input are one."""
+    names = ('python', 'input', 'compute', 'slow_rank', 'exchange', 'update', 'evaluation', 'checkpoints', 'rest')
+    seconds = {**parts, 'input': sum(parts.get(name, 0.0) for name in INPUT)}
+    return {shown: seconds.get(name, 0.0) for shown, name in zip(_LOOKS, names)}
 
 
 def choose_ranks(steps: Steps) -> Sequence[int]:
@@ -61,21 +59,21 @@ def _draw_steps(picture: drawing.Picture, axes: Axes, steps: Steps, hosts: dict[
     axes.grid(axis='y', visible=False)
 
 
-def draw_times(run: RunFolder, records: Sequence[RanksRecord], clock_s: float, sentence: str) -> drawing.Picture:
+def draw_times(run: RunFolder, records: Sequence[RanksRecord], bar: Mapping[str, float],
+               sentence: str) -> drawing.Picture:
     """Draw the traced steps, if any, and the whole run. The sentence states what limits the run."""
     steps, error_s = read_traces(run)
-    parts, rows_in = clock_parts(records, clock_s), 0.36 * min(len(steps), _MAX_ROWS) + 0.4
-    left, total_s = 0.0, sum(parts.values()) or 1.0
+    rows_in, left, total_s = 0.36 * min(len(steps), _MAX_ROWS) + 0.4, 0.0, sum(bar.values()) or 1.0
     with matplotlib.rc_context(drawing.STYLE):
         figure = Figure(figsize=(8.5, 0.9 + rows_in * bool(steps)))  # 1,275 pixels wide as PNG
         *above, below = figure.subplots(1 + bool(steps), height_ratios=[rows_in, 0.5][not steps:], squeeze=False)[:, 0]
-        picture = drawing.Picture('why', sentence, f'{run.dir.name}/{run.result.name}', figure, [
+        picture = drawing.Picture('why', sentence.rstrip('.'), f'{run.dir.name}/{run.result.name}', figure, [
             f'Above, {min(len(steps), _MAX_ROWS)} of {plural(len(steps), "traced rank")}, clocks aligned within '
             f'{1e3 * error_s:.2f} ms, with the buckets of gradients under each' if steps else
-            f'No steps are traced; {HOW_TO_TRACE}', 'Below, the whole run, with means over ranks'])
+            f'No steps are traced; {HOW_TO_TRACE}', 'Below, the whole run along the rank that waits least'])
         for axes in above:
             _draw_steps(picture, axes, steps, host_names(records))
-        for name, part_s in parts.items():
+        for name, part_s in bar.items():
             share = part_s / total_s
             picture.tip(below.broken_barh([(100 * left, 100 * share)], (-0.4, 0.8), label=name, **_LOOKS[name]),
                         f'{name}: {part_s:,.1f} s, {percent(share)}')
@@ -91,5 +89,5 @@ def dump_times(run: WhyRun, sentence: str, folder: Path) -> None:
     """Write the picture of a run to a folder. Raise ConfigError on failure."""
     with writing_folder(folder, '--out'):
         folder.mkdir(parents=True, exist_ok=True)
-        picture = draw_times(run.folder, run.all(RanksRecord), times_of(run).total_s, sentence)
+        picture = draw_times(run.folder, run.all(RanksRecord), bar_of(times_of(run).parts), sentence)
         drawing.dump_picture(picture, folder, 'why')
