@@ -71,11 +71,12 @@ def build(run: TrainingRun) -> None:
         run.emit(events.Noted(f'the commit of the program is unknown: {reason}; keep a copy of the code'))
     for text in device_notes(config, os.environ):
         run.emit(events.Noted(text))
+    num_bytes = sum(t.grad.size * (2 if config.comm.compression == 'fp16' else t.grad.dtype().itemsize)
+                    for t in trainer.optimizer.tensors)
     comm.barrier()
     peak = measure_peak(config.train.precision, trainer.context, **_PEAK)
     run.emit(events.NetworkMeasured(NetworkRecord(
-        plan.global_batch_size // comm.world_size, flops, trainer.optimizer.exchanged_bytes(config.comm.compression),
-        len(trainer.optimizer.buckets), peak)))
+        plan.global_batch_size // comm.world_size, flops, num_bytes, len(trainer.optimizer.buckets), peak)))
     mx.nd.waitall()
     mx.random.seed(progress.seed)  # gives dropout the same masks with and without a warm-up
     if comm.rank == 0 and (event := reference_event(run.comparison, config, comm.world_size)):

@@ -80,7 +80,7 @@ class Bucket:
     """Tensors of one dtype whose gradients are exchanged together."""
 
     def __init__(self, tensors: Sequence[Tensor]):
-        self.last = tensors[-1].grad[:1]  # a part of the gradient that is computed last
+        self.last = tensors[-1].grad  # the gradient that is computed last
         # Weights come first, as the LARS operators require. Both parts are sorted by size, largest first.
         self.tensors = sorted(tensors, key=lambda t: (not t.is_adapted, -t.weight.size, t.name))
         self.grads = [t.grad for t in self.tensors]
@@ -133,11 +133,6 @@ class Optimizer:
         if self._flat:
             return {'state': self._flat.state, 'half': self._flat.half}
         return {**{t.name: t.weight for t in self.tensors}, **self.state()}
-
-    def exchanged_bytes(self, compression: str) -> int:
-        """Return the size of the gradients of a step as they are exchanged, with a compression of comm.compression."""
-        return sum(t.grad.size * (2 if compression == 'fp16' else np.dtype(t.grad.dtype).itemsize)
-                   for t in self.tensors)
 
     def reset_masters(self) -> None:
         for tensor in self.tensors:

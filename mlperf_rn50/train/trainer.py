@@ -113,7 +113,6 @@ class Trainer:
         self.timer = StepTimer(on_exchange, on_step)
         self._num_bytes = self._num_new_bytes = 0
         self._flag_arrays: dict[Flags, mx.nd.NDArray] = {}
-        self._marks: tuple = ()
 
     def broadcast(self) -> None:
         """Copy rank 0's weights, statistics and optimizer state to all ranks."""
@@ -164,10 +163,10 @@ class Trainer:
             self._flag_arrays[requests] = mx.nd.array(astuple(requests), self.context)
         sums = self._comm.sum_in_background(mx.nd.concat(mean, self._flag_arrays[requests], dim=0))
         is_sampled, buckets = self.timer.is_sampling, self.optimizer.buckets
-        ready = [mark(b.last) for b in buckets if self._comm.world_size > 1] if is_sampled else None
+        ready = [self.timer.stamp(b.last) for b in buckets if self._comm.world_size > 1] if is_sampled else None
         for number, bucket in enumerate(buckets):
             self._comm.average_gradients(bucket.grads, number)
-        self._marks = computed, mark(last), ready, [mark(b.grads[-1]) for b in buckets] if ready else ()
+        self._marks = computed, mark(last), ready, [self.timer.stamp(b.last) for b in buckets] if ready else ()
         return sums
 
     def update(self, sums: mx.nd.NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> PendingStep:

@@ -1,8 +1,11 @@
 """Times of a rank's steps: waiting for Python and for images, forward and backward pass, exchange, update.
 
-The training loop runs ahead of the device and cannot measure these times. Therefore threads wait for small copies that
-each step makes, such as at the end of backward and after the last exchange, and read the clock. This delays no step.
+The training loop runs ahead of the device and cannot measure these times. Therefore a thread waits for small copies
+that each step makes, such as at the end of backward and after the last exchange, and reads the clock. This delays no
+step. Copies of buckets would wait for the backward pass and delay the exchange, so for them an operation of MXNet's
+engine reads the clock, in one of the threads that start exchanges.
 """
+import ctypes
 import math
 import queue
 import threading
@@ -16,6 +19,7 @@ from typing import Any, NamedTuple
 import mxnet as mx
 import numpy as np
 
+from mlperf_rn50.data.pipeline import has_async_engine
 from mlperf_rn50.runfolder.records import StepSpans
 from mlperf_rn50.train.comm.device import wait_for
 
@@ -24,13 +28,14 @@ PHASES = ('python', 'data', 'compute', 'wait', 'update')
 COLUMNS = (*PHASES, 'read', 'decode', 'hidden')
 # One of so many steps has marks of its buckets, because each mark is an operation for MXNet's engine.
 _SAMPLING_STEPS = 16
-Arrays = Sequence[mx.nd.NDArray]
+_Function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_CPU, _PRIORITIZED = (ctypes.c_int * 2)(1, 0), ctypes.c_int(3)  # Context::CPU(), kCPUPrioritized of MXNet's engine.h
 
 
 class Marks(NamedTuple):
     """A step queued in MXNet, with arrays that are ready at the end of backward, of the exchange and of the update.
 
-    ready and done: arrays of each bucket that are ready when it is computed and exchanged; None if not sampled.
+    ready and done: numbers of the stamps of each bucket, before and after its exchange; None if not sampled.
     """
 
     asked_at: float
@@ -39,33 +44,9 @@ class Marks(NamedTuple):
     decode_s: float
     computed: mx.nd.NDArray
     exchanged: mx.nd.NDArray
-    ready: Arrays | None
-    done: Arrays
+    ready: Sequence[int] | None
+    done: Sequence[int]
     updated: mx.nd.NDArray
-
-
-class _Stamps(threading.Thread):
-    """Thread that waits for arrays in turn, and reads the clock after each."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        super().__init__(name='stamps', daemon=True)
-        self._arrays, self._times = arrays, list[float]()
-        self._error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            for mark in self._arrays:
-                wait_for(mark)
-                self._times.append(time.monotonic())
-        except Exception as e:  # any error must reach the training loop
-            self._error = e
-
-    def take(self) -> list[float]:
-        self.join()
-        if self._error:
-            raise self._error
-        return self._times
 
 
 class _TimerThread(threading.Thread):
@@ -78,13 +59,14 @@ class _TimerThread(threading.Thread):
         self.num_done = self.step = 0
         self.last_end = time.monotonic()
         self.times = array('d')  # a row of COLUMNS for each step
+        self.stamps: dict[int, float] = {}
+        self.function = _Function(self.stamp)
         self.traced, self.trace = range(0), list[StepSpans]()  # numbers of steps to trace, and those that are done
         self.error: Exception | None = None
 
     def run(self) -> None:
         while marks := self.steps.get():
             try:
-                ready, done = (_Stamps(a) if a else None for a in (marks.ready, marks.done))
                 wait_for(marks.computed)
                 computed_at = time.monotonic()
                 self.on_exchange(True)
@@ -93,13 +75,25 @@ class _TimerThread(threading.Thread):
                 self.on_exchange(False)
                 wait_for(marks.updated)
                 updated_at = time.monotonic()
-                buckets = list(zip(ready.take(), done.take())) if ready and done else []
-                self.add(marks, computed_at, exchanged_at, updated_at, buckets)
+                self.add(marks, computed_at, exchanged_at, updated_at,
+                         list(zip(self.take_stamps(marks.ready or ()), self.take_stamps(marks.done))))
             except Exception as e:  # any error must reach the training loop
                 self.error = e
             finally:
                 del marks
                 self.num_done += 1
+
+    def stamp(self, _: object, number: int) -> None:
+        """Read the clock, in a thread of MXNet's engine."""
+        self.stamps[number] = time.monotonic()
+
+    def take_stamps(self, numbers: Sequence[int]) -> list[float]:
+        """Return stamps, whose operations end at about the same time as the step; none if an operation failed."""
+        for _ in range(1000):
+            if all(n in self.stamps for n in numbers):
+                return [self.stamps.pop(n) for n in numbers]
+            time.sleep(0.001)
+        return []
 
     def add(self, marks: Marks, computed_at: float, exchanged_at: float, updated_at: float,
             buckets: list[tuple[float, float]]) -> None:
@@ -134,13 +128,15 @@ class StepTimer:
         """on_exchange is called with True at the start of a gradient exchange and with False at its end."""
         self._thread = _TimerThread(on_exchange, on_step)
         self._data: tuple[float, float, float, float] = (0.0,) * 4
-        self._num_pushed = self._num_taken = self._step = 0
+        self._num_pushed = self._num_taken = self._num_stamps = self._step = 0
         self._thread.start()
         weakref.finalize(self, self._thread.steps.put, None)  # the thread ends with the timer
 
     @property
     def is_sampling(self) -> bool:
         """Whether the buckets of the next step are to be marked; not those of a first step, which is not typical."""
+        if has_async_engine():  # an array then counts as written when the operation that writes it is launched
+            return False
         return (self._num_pushed - self._num_taken) % _SAMPLING_STEPS == 1 or self._step + 1 in self._thread.traced
 
     def mark_data(self, asked_at: float, read_s: float = 0.0, decode_s: float = 0.0) -> None:
@@ -151,8 +147,16 @@ class StepTimer:
         """Return an array for Marks that is ready when an array has been written."""
         return written.copy()
 
+    def stamp(self, written: mx.nd.NDArray) -> int:
+        """Let MXNet's engine read the clock when an array has been written; return the number of the stamp."""
+        self._num_stamps += 1
+        mx.base.check_call(mx.base._LIB.MXEnginePushSyncND(
+            self._thread.function, ctypes.c_void_p(self._num_stamps), None, ctypes.byref(_CPU),
+            ctypes.byref(written.handle), 1, None, 0, ctypes.byref(_PRIORITIZED), 0, b'stamp'))
+        return self._num_stamps
+
     def mark_step(self, *arrays: Any) -> None:
-        """Record a step queued in MXNet, given the arrays of Marks."""
+        """Record a step queued in MXNet, given the arrays and stamps of Marks."""
         self._num_pushed, self._step = self._num_pushed + 1, self._step + 1
         self._thread.steps.put(Marks(*self._data, *arrays))
 
