@@ -166,7 +166,8 @@ class Trainer:
         ready = [self.timer.stamp(b.last) for b in buckets if self._comm.world_size > 1] if is_sampled else None
         for number, bucket in enumerate(buckets):
             self._comm.average_gradients(bucket.grads, number)
-        self._marks = computed, mark(last), ready, [self.timer.stamp(b.last) for b in buckets] if ready else ()
+        done = [self.timer.stamp(b.last) for b in buckets] if ready else ()
+        self.timer.mark_exchange(computed, mark(last), ready, done)
         return sums
 
     def update(self, sums: mx.nd.NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> PendingStep:
@@ -174,7 +175,7 @@ class Trainer:
         is_finite = self.optimizer.all_finite() if self._can_skip else None
         applied = self.optimizer.step(lr, self._plan.fraction(step_in_epoch), rescale, is_finite)
         norms = Norms(rescale, self.optimizer.squared_norms(), self.optimizer.trust_ratios()) if with_norms else None
-        self.timer.mark_step(*self._marks, self.timer.mark(self.optimizer.buckets[-1].tensors[-1].weight))
+        self.timer.mark_update(self.timer.mark(self.optimizer.buckets[-1].tensors[-1].weight))
         if self._num_micro > 1:
             for tensor in self.optimizer.tensors:
                 tensor.grad[:] = 0

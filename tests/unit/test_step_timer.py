@@ -1,4 +1,5 @@
 """Parts of the step time from given clock readings; stragglers and diverging ranks."""
+import threading
 from functools import partial
 from itertools import count, pairwise
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from mlperf_rn50.train.comm.step_timer import Marks, StepTimer
 
 
 def add_step(timer, asked_at=0.0, arrived_at=0.0, ends=(), read_s=0.0, decode_s=0.0, buckets=(), ready=()):
-    timer._thread.add(Marks(asked_at, arrived_at, read_s, decode_s, None, None, ready, (), None), *ends, list(buckets))
+    timer._thread.add(Marks(asked_at, arrived_at, read_s, decode_s, None, None, ready, ()), *ends, list(buckets))
 
 
 def test_parts_of_a_step():
@@ -68,7 +69,8 @@ def push_steps(timer, number):
     for step in range(number):
         is_sampled, one = timer.is_sampling, mx.nd.ones((1,))
         ready, done = ([timer.stamp(one), timer.stamp(one + 1)] if is_sampled else [] for _ in range(2))
-        timer.mark_step(one, timer.mark(one), ready if is_sampled else None, done, one)
+        timer.mark_exchange(one, timer.mark(one), ready if is_sampled else None, done)
+        timer.mark_update(one)
         sampled += [step] * is_sampled
     timer.drain()
     return sampled
@@ -96,13 +98,23 @@ def test_trace_of_the_next_steps_is_incomplete_at_the_end_of_a_run():
     assert timer.take_trace() == [] and [s.step for s in timer.take_trace(is_end=True)] == [43, 44]
 
 
+def test_exchange_is_timed_before_the_loop_pushes_the_update():
+    ended = threading.Event()
+    timer = StepTimer(lambda is_exchanging: None if is_exchanging else ended.set())
+    timer.mark_exchange(mx.nd.ones((1,)), mx.nd.ones((1,)), None, ())
+    assert ended.wait(HANG_LIMIT_S)
+    timer.mark_update(mx.nd.ones((1,)))
+    assert len(timer.take()) == 1
+
+
 @pytest.mark.parametrize('place', [0, 1, 4])
 def test_failed_step_raises(place):
     timer = StepTimer()
     timer.mark_data(0.0)
     marks = [mx.nd.ones((1,)), mx.nd.ones((1,)), None, (), mx.nd.ones((1,))]
     marks[place] = mx.nd.random.normal(0, -1, shape=(2, 2))  # fails when it is computed
-    timer.mark_step(*marks)
+    timer.mark_exchange(*marks[:4])
+    timer.mark_update(marks[4])
     with pytest.raises(mx.MXNetError):
         timer.take()
     with pytest.raises(mx.MXNetError):

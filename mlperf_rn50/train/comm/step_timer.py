@@ -33,7 +33,7 @@ _CPU, _PRIORITIZED = (ctypes.c_int * 2)(1, 0), ctypes.c_int(3)  # Context::CPU()
 
 
 class Marks(NamedTuple):
-    """A step queued in MXNet, with arrays that are ready at the end of backward, of the exchange and of the update.
+    """A step queued in MXNet, with arrays that are ready at the end of backward and of the exchange.
 
     ready and done: numbers of the stamps of each bucket, before and after its exchange; None if not sampled.
     """
@@ -46,7 +46,6 @@ class Marks(NamedTuple):
     exchanged: mx.nd.NDArray
     ready: Sequence[int] | None
     done: Sequence[int]
-    updated: mx.nd.NDArray
 
 
 class _TimerThread(threading.Thread):
@@ -56,6 +55,7 @@ class _TimerThread(threading.Thread):
         super().__init__(name='timer', daemon=True)
         self.on_exchange, self.on_step = on_exchange, on_step
         self.steps = queue.SimpleQueue[Marks | None]()
+        self.updates = queue.SimpleQueue[mx.nd.NDArray]()  # an array for each step that is ready after its update
         self.num_done = self.step = 0
         self.last_end = time.monotonic()
         self.times = array('d')  # a row of COLUMNS for each step
@@ -73,7 +73,7 @@ class _TimerThread(threading.Thread):
                 wait_for(marks.exchanged)
                 exchanged_at = time.monotonic()
                 self.on_exchange(False)
-                wait_for(marks.updated)
+                wait_for(self.updates.get())
                 updated_at = time.monotonic()
                 self.add(marks, computed_at, exchanged_at, updated_at,
                          list(zip(self.take_stamps(marks.ready or ()), self.take_stamps(marks.done))))
@@ -155,10 +155,14 @@ class StepTimer:
             ctypes.byref(written.handle), 1, None, 0, ctypes.byref(_PRIORITIZED), 0, b'stamp'))
         return self._num_stamps
 
-    def mark_step(self, *arrays: Any) -> None:
-        """Record a step queued in MXNet, given the arrays and stamps of Marks."""
-        self._num_pushed, self._step = self._num_pushed + 1, self._step + 1
+    def mark_exchange(self, *arrays: Any) -> None:
+        """Record a step queued in MXNet up to its exchange, given the arrays and stamps of Marks."""
         self._thread.steps.put(Marks(*self._data, *arrays))
+
+    def mark_update(self, updated: mx.nd.NDArray) -> None:
+        """Record the end of the step, given an array that is ready after its update."""
+        self._num_pushed, self._step = self._num_pushed + 1, self._step + 1
+        self._thread.updates.put(updated)
 
     def check(self) -> None:
         """Raise the error of a failed step, which MXNet reports only to the first thread that waits for the step."""

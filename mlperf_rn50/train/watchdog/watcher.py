@@ -84,7 +84,7 @@ class Watcher:
         self._folder, self._stacks, self._parent = folder, stacks, parent  # getppid() may have changed since
         self._health = Health(launched_rank(), heartbeat.phase, limits_s[heartbeat.phase], time.monotonic())
         self._start_s = time.time()
-        self._stop_requests, self._is_ended = StopRequests(), False
+        self._stop_requests, self._is_ended, self._has_lost_engine = StopRequests(), False, False
         self._cgroup = cgroup.memory_cgroup()
         self._memory = out_of_memory.take_sample(pid, self._cgroup)
         self._kills = deque([self._memory.num_kills], _NUM_KILL_SAMPLES)
@@ -118,7 +118,8 @@ class Watcher:
     def _check_engine(self) -> None:
         if os.getppid() == self._parent or self._health.orphaned_at is not None:
             return
-        if not self._stop_requests.is_requested:  # otherwise the launcher has ended the ranks
+        # After a stop request, the launcher has ended the ranks.
+        if self._has_lost_engine or not self._stop_requests.is_requested:
             self._report('the engine (mpirun, horovodrun or srun) on this host has ended', is_outside=True)
         self._health = replace(self._health, orphaned_at=time.monotonic())
         self._heartbeat.request_stop()  # the rank takes a checkpoint if the other ranks are alive
@@ -129,6 +130,8 @@ class Watcher:
         self._memory = replace(sample, num_kills=self._kills[0])
 
     def _on_signal(self, number: int, _: object) -> None:
+        # If the engine dies, the launcher's guard stops the ranks, often before the watcher looks at the engine again.
+        self._has_lost_engine |= not self._stop_requests.is_requested and os.getppid() != self._parent
         self._heartbeat.request_stop()
         self._stop_requests.add(number, time.monotonic())
         if self._stop_requests.is_forced or not self._can_stop:
