@@ -41,7 +41,8 @@ def timers():
     from mlperf_rn50.train.comm.step_timer import StepTimer
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
     nothing = SimpleNamespace(is_sampling=False, mark=lambda array: array, mark_data=lambda *_: None,
-                              mark_exchange=lambda *_: None, mark_update=lambda _: None, check=lambda: None, drain=lambda: None)
+                              mark_exchange=lambda *_: None, mark_update=lambda _: None,
+                              check=lambda: None, drain=lambda: None)
     heartbeat = Heartbeat()
 
     def started(num_traced):
