@@ -22,7 +22,7 @@ from mlperf_rn50.data.pipeline import synthetic_inputs
 from mlperf_rn50.data.records import MANIFEST_NAME, Record, find_split, load_manifest
 from mlperf_rn50.data.verify import check_sample, is_edited
 from mlperf_rn50.doctor.checks import Check, Facts, check_facts
-from mlperf_rn50.doctor.gpu_stack import cuda_libraries, cuda_major, environment_facts, mxnet_facts, one_line
+from mlperf_rn50.doctor.gpu_stack import cuda_libraries, cuda_major, environment_facts, has_code, mxnet_facts, one_line
 from mlperf_rn50.doctor.machine import limit_facts
 from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.fused import layout_warnings, with_layout
@@ -181,18 +181,20 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
         device_id = device_id_of(config, comm)
     except ConfigError as e:
         device_problem = str(e)
-    context = device_context(device_id)
     run_folder_problem = _run_folder_problem(Path(config.run.dir), comm) if has_config else None
     mxnet = mxnet_facts(package_versions(), os.environ, Path('/proc/self/maps').read_text(),
                         mx.runtime.Features().is_enabled('CUDA'), hasattr(mx.nd, 'BatchNormAddRelu'))
-    facts = own_facts(Path(config.run.dir), mxnet) | {
-        'device': device_id, 'device_problem': device_problem,
+    facts = own_facts(Path(config.run.dir), mxnet) | {'device': device_id, 'device_problem': device_problem}
+    # An operator on a GPU for which MXNet has no code may end the process.
+    if comm.sum([not has_code(facts)])[0]:
+        device_id = None
+    facts |= {
         'trial': None if device_id is None else try_batches(config, comm.world_size, comm.rank, device_id),
         'rank': comm.rank, 'local_rank': comm.local_rank, 'local_size': comm.local_size, 'config': config_digest,
         'dali': nvidia.dali.__version__, 'horovod': _horovod_facts(config, comm),
         'run_folder_problem': run_folder_problem,
         'data': _data_facts(config, comm.rank) if has_config and not config.data.synthetic else None,
-        'clock_offset_s': _clock_offset_s(comm), 'all_reduce_s': _all_reduce_s(comm, context),
+        'clock_offset_s': _clock_offset_s(comm), 'all_reduce_s': _all_reduce_s(comm, device_context(device_id)),
         'all_reduce_bytes': 4 * _ALL_REDUCE_FLOATS}
     return comm.gather_object(facts, only_on_rank_0=True)
 

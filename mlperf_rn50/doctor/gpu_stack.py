@@ -137,6 +137,11 @@ def used_gpus(row: Facts) -> list[dict[str, Any]]:
     return row['gpus'] if device is None or device >= len(row['gpus']) else [row['gpus'][device]]
 
 
+def has_code(row: Facts) -> bool:
+    """Return whether a rank's MXNet has code for its GPU."""
+    return not any(capability_problem(row['mxnet']['kind'], gpu['compute_cap']) for gpu in used_gpus(row))
+
+
 def _gpu_problems(row: Facts) -> Iterator[tuple[str, str]]:
     """Yield (problem, fix) for each problem with a rank's GPU."""
     mxnet, host = row['mxnet'], row['host']
@@ -217,7 +222,7 @@ def check_trial(rows: Sequence[Facts]) -> Check:
                        'batch, to find the cause')
             return Check(name, 'failed', found, fix)
     if len(tried) < len(rows):
-        return Check(name, 'not needed', f'no GPU for a trial on {hosts_of([r for r in rows if not r["trial"]])}')
+        return Check(name, 'not needed', f'no usable GPU on {hosts_of([r for r in rows if not r["trial"]])}')
     if warnings := [text for r in tried for text in r['trial']['warnings']]:
         return Check(name, 'warning', warnings[0])
     seconds, used = (max(r['trial'][key] for r in tried) for key in ('seconds', 'used_bytes'))

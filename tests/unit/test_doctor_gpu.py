@@ -15,6 +15,7 @@ from mlperf_rn50.doctor import facts as doctor_facts
 from mlperf_rn50.doctor import gpu_stack
 from mlperf_rn50.doctor.gpu_stack import check_gpus, check_libraries, check_trial, cuda_major, mxnet_facts, one_line
 from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.system.gpus import Gpu
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.options import TrainConfig
 
@@ -225,6 +226,18 @@ def test_rank_with_a_gpu_tries_batches_on_it(monkeypatch):
         monkeypatch.setattr(doctor_facts, name, lambda *_, value=value: value)
     [facts] = doctor_facts.gather_facts(config(device='gpu'), False, Comm())
     assert (facts['device'], facts['device_problem'], facts['trial']) == (0, '', 'tried')
+
+
+@pytest.mark.parametrize('card, trial', [('8.6', 'tried'), ('9.0', None)])
+def test_nothing_is_tried_on_a_card_for_which_mxnet_has_no_code(card, trial, monkeypatch):
+    gpu = Gpu('GPU-1', 'card', '', card, '580.159', None)
+    for name, value in (('device_id_of', 0), ('find_visible_gpus', [gpu]), ('try_batches', 'tried'),
+                        ('mxnet_facts', {'kind': 'wheels', 'libraries': {}})):
+        monkeypatch.setattr(doctor_facts, name, lambda *_, value=value: value)
+    contexts: list[int | None] = []
+    monkeypatch.setattr(doctor_facts, 'device_context', lambda number: contexts.append(number) or mx.cpu())
+    [facts] = doctor_facts.gather_facts(config(device='gpu'), False, Comm())
+    assert (facts['device'], facts['trial'], contexts) == (0, trial, [0 if trial else None])
 
 
 def test_doctor_of_one_rank_does_not_need_horovod(monkeypatch):
