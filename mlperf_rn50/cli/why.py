@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.cli.terminal import width_of
-from mlperf_rn50.errors import EXIT_OK, ConfigError
+from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
 from mlperf_rn50.parser import Parser
 
 
@@ -37,18 +37,25 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f'RUN: got {len(options.runs)} runs, expected one or two')
     if len(options.runs) == 2 and (options.out or options.perfetto):
         raise ConfigError('--out and --perfetto: got two runs, expected one')
+    from mlperf_rn50.analysis.why.accuracy import explain_accuracy
     from mlperf_rn50.analysis.why.answer import answer_object, render_answer
     from mlperf_rn50.analysis.why.limit import times_of
     from mlperf_rn50.analysis.why.load import load_run, run_folder_at
     from mlperf_rn50.analysis.why.text import compare_times, explain_time
     from mlperf_rn50.runfolder.records import RanksRecord
     runs = [load_run(run_folder_at(Path(path))) for path in options.runs]
-    answer = compare_times(*map(times_of, runs)) if len(runs) > 1 else explain_time(runs[0])
-    print(json.dumps(answer_object(answer), indent=2) if options.format == 'json' else
-          render_answer(answer, width_of(sys.stdout)))
-    if options.out:
+    answer, accuracy = None, explain_accuracy(runs[0]) if len(runs) == 1 else None
+    try:
+        answer = compare_times(*map(times_of, runs)) if len(runs) > 1 else explain_time(runs[0])
+    except UserError:
+        if not accuracy:  # otherwise the run ended before it recorded times
+            raise
+    found = {**(answer_object(answer) if answer else {}), 'accuracy': accuracy and answer_object(accuracy)}
+    print(json.dumps(found, indent=2) if options.format == 'json' else
+          '\n\n'.join(render_answer(a, width_of(sys.stdout)) for a in (accuracy, answer) if a))
+    if options.out and (shown := answer or accuracy):
         from mlperf_rn50.analysis.why.picture import dump_times
-        dump_times(runs[0], answer.sentence, Path(options.out))
+        dump_times(runs[0], shown.sentence, Path(options.out))
     if options.perfetto:
         from mlperf_rn50.analysis.why.trace import write_perfetto
         print(write_perfetto(runs[0].folder, runs[0].all(RanksRecord), Path(options.perfetto)), file=sys.stderr)

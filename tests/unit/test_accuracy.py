@@ -1,0 +1,149 @@
+"""Causes of a missed accuracy from configuration, log and metrics, on made-up courses of runs."""
+import math
+from dataclasses import replace
+
+import pytest
+from sample_log import write_run
+
+from mlperf_rn50.analysis.why.accuracy import Cause, explain_accuracy, judge_course
+from mlperf_rn50.analysis.why.load import WhyRun, load_run
+from mlperf_rn50.config import Config, render_yaml
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.mllog.run import Evaluation, Run
+from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.records import CourseRecord, LossScaleRecord, TrainRecord
+from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
+
+DIGITS = Config(data=DataConfig(dataset='digits', num_train=1437, num_val=360, num_classes=10),
+                schedule=ScheduleConfig(base_lr=0.02, warmup_epochs=1, decay_epochs=12),
+                train=TrainConfig(global_batch_size=64, max_epochs=12))
+FALL = [2.3 * 0.96 ** k for k in range(60)]
+
+
+def changed(**sections):
+    return replace(DIGITS, **{name: replace(getattr(DIGITS, name), **keys) for name, keys in sections.items()})
+
+
+def rate(s, epoch):
+    progress = min(1, (epoch - s.warmup_epochs) / (s.decay_epochs - s.warmup_epochs))
+    return s.base_lr * (epoch / s.warmup_epochs if epoch < s.warmup_epochs else (1 - progress) ** 2)
+
+
+def course(tmp_path, config=DIGITS, losses=FALL, curve=(0.2, 0.5, 0.6, 0.6), halved=0):
+    """Return a run that reported each of these losses, evenly over its epochs."""
+    epochs = [(k + 1) * config.train.max_epochs / len(losses) for k in range(len(losses))]
+    steps = [TrainRecord(k, e, 1.0, loss, rate(config.schedule, e)) for k, (e, loss) in enumerate(zip(epochs, losses))]
+    log = Run(tmp_path / 'result_0.txt', 'v0.7+', 'aborted', target_accuracy=0.749, global_batch_size=64, num_ranks=1,
+              evaluations=[Evaluation(k + 1, a, 1, None, None, None) for k, a in enumerate(curve)])
+    return WhyRun(RunFolder(tmp_path, 0), log, [*steps, *[LossScaleRecord(1, 2.0, 1.0)] * halved])
+
+
+def accused(tmp_path, config=DIGITS, batch=64, num_ranks=1, **keys):
+    causes = judge_course(course(tmp_path, config, **keys), config, batch, num_ranks)
+    return {c.name for c in causes if c.strength > 1}
+
+
+def test_usual_course_accuses_nothing(tmp_path):
+    assert accused(tmp_path) == set()
+
+
+@pytest.mark.parametrize('cause, sections', [
+    ('learning_rate', {'schedule': {'base_lr': 0.6}}),
+    ('learning_rate', {'schedule': {'base_lr': 0.02 / 30}}),
+    ('learning_rate', {'optimizer': {'momentum': 0.0}}),
+    ('warmup', {'schedule': {'warmup_epochs': 7}}),
+    ('decay', {'schedule': {'decay_epochs': 4}}),
+    ('decay', {'schedule': {'decay_epochs': 40}}),
+    ('epochs', {'train': {'max_epochs': 2}, 'schedule': {'decay_epochs': 2}}),
+    ('weight_decay', {'optimizer': {'weight_decay': 0.1}}),
+    ('augmentation', {'data': {'max_area': 0.1}}),
+    ('augmentation', {'data': {'crop': 'padded', 'crop_padding': 100}}),
+    ('batch_norm', {'model': {'bn_momentum': 0.999}})])
+def test_mistake_in_the_configuration(tmp_path, cause, sections):
+    assert accused(tmp_path, changed(**sections)) == {cause}
+
+
+@pytest.mark.parametrize('batch, num_ranks', [(700, 1), (64, 16)])
+def test_batch_with_few_steps_or_few_images_per_rank(tmp_path, batch, num_ranks):
+    assert 'batch' in accused(tmp_path, changed(schedule={'base_lr': batch / 3200}), batch, num_ranks)
+
+
+def test_lars_has_other_learning_rates(tmp_path):
+    assert accused(tmp_path, changed(optimizer={'name': 'lars'}, schedule={'base_lr': 10.0})) == set()
+
+
+def test_skipped_steps(tmp_path):
+    assert accused(tmp_path, halved=12) == set()
+    assert accused(tmp_path, halved=20) == {'loss_scale'}
+
+
+def test_constant_loss_means_that_nothing_is_learned(tmp_path):
+    assert accused(tmp_path, losses=[math.log(10)] * 60, curve=(0.1, 0.1)) == {'frozen', 'gradient_scale'}
+
+
+def test_loss_above_that_of_equal_logits(tmp_path):
+    assert {'learning_rate', 'gradient_scale'} <= accused(tmp_path, losses=[2.3] * 20 + [9.0] * 40)
+
+
+def test_small_training_loss_with_a_low_accuracy(tmp_path):
+    assert accused(tmp_path, losses=[2.3 * 0.9 ** k for k in range(60)], curve=(0.1, 0.2)) == {'overfitting'}
+
+
+def test_label_smoothing_is_no_constant_loss(tmp_path):
+    config = changed(train={'label_smoothing': 0.8})
+    p, q = 1 - 0.8 * 0.9, 0.08
+    floor = -p * math.log(p) - 9 * q * math.log(q)  # 1.98, near log(10)
+    assert 'frozen' not in accused(tmp_path, config, losses=[floor + 0.05] * 60)
+
+
+def answer(tmp_path, config, accuracies=(0.3, 0.4), end='aborted'):
+    write_run(tmp_path / 'result_0.txt', config, accuracies, end)
+    (tmp_path / 'config.yaml').write_text(render_yaml(config))
+    return explain_accuracy(load_run(RunFolder(tmp_path, 0)))
+
+
+def test_answer_names_at_most_two_causes_and_what_to_change(tmp_path):
+    found = answer(tmp_path, changed(schedule={'base_lr': 30.0, 'warmup_epochs': 9}, model={'bn_momentum': 0.999}))
+    assert [c['cause'] for c in found.values['causes']] == ['learning_rate', 'batch_norm']
+    assert found.sentence.startswith('Top-1 40.00 %, target 74.90 %: the learning rate 30 is ')
+    assert found.next_step == 'change schedule.base_lr or model.bn_momentum'
+
+
+def test_probed_fault_of_a_converged_run_must_be_sure(tmp_path):
+    assert answer(tmp_path, DIGITS, (0.3, 0.8), 'converged') is None
+    run, causes = load_run(RunFolder(tmp_path, 0)), [Cause('overfitting', 2.0, 'a gap'), Cause('leak', 3.0, 'copies')]
+    assert [c['cause'] for c in explain_accuracy(run, causes).values['causes']] == ['leak']
+    assert explain_accuracy(run, causes[:1]).values['causes'] == []
+
+
+def test_converged_run_needs_no_explanation(tmp_path):
+    assert answer(tmp_path, changed(schedule={'base_lr': 3.0}), (0.3, 0.8), 'converged') is None
+
+
+def test_run_without_a_visible_cause_is_probed(tmp_path):
+    assert answer(tmp_path, DIGITS).next_step == f'mlperf-rn50 why {tmp_path} --probe'
+
+
+def test_running_run_is_explained_once_it_is_behind(tmp_path):
+    write_run(tmp_path / 'result_0.txt', DIGITS, (0.3, 0.4), None)
+    (tmp_path / 'config.yaml').write_text(render_yaml(changed(schedule={'base_lr': 3.0})))
+    run = load_run(RunFolder(tmp_path, 0))
+    assert explain_accuracy(run) is None
+    record = CourseRecord(4, below=True, behind=True, text='behind by 9 points')
+    found = explain_accuracy(replace(run, records=[record]))
+    assert found.values['causes'][0]['cause'] == 'learning_rate' and found.notes == ('behind by 9 points',)
+
+
+def test_configuration_is_compared_with_the_reference_runs(tmp_path):
+    reference = tmp_path / 'reference'
+    reference.mkdir()
+    write_run(reference / 'result_0.txt', DIGITS)
+    (reference / 'config.yaml').write_text(render_yaml(DIGITS))
+    found = answer(tmp_path, changed(run={'reference': (str(reference),)}, data={'min_area': 0.9}))
+    assert [c['text'] for c in found.values['causes']] == ['data.min_area is 0.9, in the reference runs 0.05']
+
+
+def test_damaged_configuration_has_no_answer(tmp_path):
+    write_run(tmp_path / 'result_0.txt', DIGITS, (0.3, 0.4), 'aborted')
+    (tmp_path / 'config.yaml').write_text('train: [1, 2')
+    assert explain_accuracy(load_run(RunFolder(tmp_path, 0))) is None
