@@ -204,13 +204,14 @@ class ClockStepRecord(Struct, tag_field='event', tag='clock_step'):
 
 
 class EndRecord(Struct, tag_field='event', tag='end', omit_defaults=True):
-    """End of the run; only the status of a failed run is known."""
+    """End of the run; only the status of a failed run is known. checkpoint_s: since the last evaluation."""
 
     status: str
     epochs_to_converge: Epoch | None | UnsetType = UNSET
     time_to_train_s: Number | None = None
     best_top1: Fraction | None = None
     images_per_s: Number | None = None
+    checkpoint_s: Number = 0.0
 
 
 # Any line of metrics.jsonl

@@ -179,13 +179,14 @@ class Warned(Event, frozen=True):
 
 
 class Ended(Event, frozen=True):
-    """End of the run; status: converged, aborted, interrupted or failed."""
+    """End of the run; status: converged, aborted, interrupted or failed. checkpoint_s: since the last evaluation."""
 
     status: str
     epochs_to_converge: int | None
     time_s: float
     best_top1: float
     images_per_s: float
+    checkpoint_s: float = 0.0
 
     @property
     def best_text(self) -> str:

@@ -229,7 +229,7 @@ def end(run: TrainingRun, status: str, epochs_to_converge: int | None = None,
         time_s: float | None = None) -> events.Ended:
     """Log the end of the run, then write the remaining files. time_s: when the clock stopped; None stops it now."""
     ended = events.Ended(status, epochs_to_converge, run.now_s() if time_s is None else time_s, run.progress.best_top1,
-                         run.progress.images_per_s)
+                         run.progress.images_per_s, run.times.checkpoint_s)
     with ExitStack() as cleanup:  # calls these in reverse order, even if one fails
         cleanup.callback(write_networks, run, status)
         cleanup.callback(run.writer.finish)

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.runfolder.records import NetworkRecord, RanksRecord, RankSteps
+from mlperf_rn50.runfolder.records import EndRecord, NetworkRecord, RanksRecord, RankSteps
 
 INPUT = {'read': 'storage', 'decode': 'decoding', 'prepare': 'python'}  # parts of waiting for images
 OUTSIDE = ('evaluation', 'checkpoints', 'rest')  # parts outside the steps; rest: of the time on the clock
@@ -105,7 +105,10 @@ def times_of(run: WhyRun) -> Times:
     if not parts['evaluation'] and run.log:  # earlier versions did not record it
         parts['evaluation'] = sum(max(e.stop_s - e.start_s, 0.0) for e in run.log.evaluations
                                   if e.start_s is not None and e.stop_s is not None)
-    parts['rest'] = max(records[-1].time_s - start_s - sum(parts.values()), 1e-9)
+    end = run.last(EndRecord) or EndRecord('')
+    parts['checkpoints'] += end.checkpoint_s  # after the last evaluation
+    end_s = max(records[-1].time_s, end.time_to_train_s or 0.0)
+    parts['rest'] = max(end_s - start_s - sum(parts.values()), 1e-9)
     num_steps, num_ranks = sum(rank.num_steps for rank in critical), len(records[-1].ranks)
     net = run.last(NetworkRecord)
     num_bytes, flops = (net.gradient_bytes, net.flops_per_image * net.local_batch_size) if net else (0, 0.0)
@@ -129,9 +132,6 @@ def find_limit(times: Times) -> Limit:
     excess_s, since = _excess_s(times, slow.rank, 'compute', 'update'), None
     for (record, rank, _), s in zip(times.intervals, excess_s):
         since = (record.epoch if since is None else since) if s > _LEAST_SHARE * _own_s(rank, *_OWN, 'wait') else None
-    # A slow rank also evaluates slowly and, on CPUs, exchanges slowly.
-    slowed_s = parts['compute'] + parts['update'] + parts['evaluation'] + parts['exchange'] * times.is_cpu
-    slow_s = max(sum(excess_s), 0.0) / max(parts['compute'] + parts['update'], 1e-9) * slowed_s
     latency_s = sum((record.latency_s or 0.0) * rank.num_steps for record, rank, _ in times.intervals)
     is_latency = net is not None and 2 * net.num_buckets * latency_s > parts['exchange']
     is_thin = 0 < times.bandwidth < _SLOW_LINK and not is_latency
@@ -139,7 +139,7 @@ def find_limit(times: Times) -> Limit:
     has_few = net is not None and net.local_batch_size < _FEW_IMAGES and not is_thin and 2 * parts['python'] < fixed_s
     shares = {name: s / total_s for name, s, least in (
         ('input', sum(parts[name] for name in INPUT), _LEAST_SHARE), ('python', parts['python'], _LEAST_SHARE),
-        ('slow_rank', slow_s, _LEAST_SHARE), ('checkpoints', parts['checkpoints'], _LEAST_SHARE),
+        ('slow_rank', sum(excess_s), _LEAST_SHARE), ('checkpoints', parts['checkpoints'], _LEAST_SHARE),
         ('evaluation', parts['evaluation'], _LEAST_EVALUATION),
         ('exchange', parts['exchange'], _LEAST_CPU_EXCHANGE if times.is_cpu and not is_thin else _LEAST_SHARE),
         ('batch', fixed_s * (has_few and fixed_s > _LEAST_FIXED * step_s), _LEAST_SHARE)) if s > least * total_s}

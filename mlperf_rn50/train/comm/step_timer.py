@@ -101,6 +101,7 @@ class _TimerThread(threading.Thread):
         ends = list(accumulate((self.last_end, marks.asked_at, marks.arrived_at, computed_at, exchanged_at, updated_at),
                                max))
         self.step, self.last_end = self.step + 1, ends[-1]
+        buckets = [(min(a, ends[-1]), min(b, ends[-1])) for a, b in buckets]  # their clock may be read later
         spans = StepSpans(self.step, *ends, buckets)  # type: ignore[call-arg,arg-type]  # there are six ends
         self.on_step(spans)
         if self.step in self.traced:

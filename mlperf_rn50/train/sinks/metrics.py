@@ -52,7 +52,7 @@ class Metrics:
                 write(records.EndRecord('failed', None))
             case events.Ended():
                 write(records.EndRecord(event.status, event.epochs_to_converge, event.time_s, event.best_top1,
-                                        event.images_per_s))
+                                        event.images_per_s, event.checkpoint_s))
 
     def close(self) -> None:
         self._file.close()
