@@ -30,7 +30,9 @@ from mlperf_rn50.model import resnet
 from mlperf_rn50.system.gpus import View, choose_gpus
 from mlperf_rn50.train.comm.horovod import open_comm
 from mlperf_rn50.train.comm.rank_checks import describe_divergence, find_stragglers
+from mlperf_rn50.train.comm.rank_times import sum_times
 from mlperf_rn50.train.comm.sharing import check_places, find_sets
+from mlperf_rn50.train.comm.step_timer import COLUMNS
 from mlperf_rn50.train.loop import RankPlace, report_reads
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
@@ -117,9 +119,9 @@ def many_ranks_ms() -> list[tuple[str, float]]:
     views = [View(f'n{node}', tuple(f'GPU-{node}-{i}' for i in range(RANKS_PER_NODE))) for node in node_of]
     places = [(f'n{node}', rank % RANKS_PER_NODE) for rank, node in enumerate(node_of)]
     names = ','.join(dict.fromkeys(name for name, _ in places))
-    times = {'num_steps': 156, 'data_s': 0.123456789, 'compute_s': 100.123456789, 'wait_s': 0.123456789}
-    texts = json.dumps([[times, rank] for rank in range(MANY_RANKS)])  # as HorovodComm.gather_object parses them
+    times = sum_times(np.random.default_rng(0).random((156, len(COLUMNS))), np.zeros(156))
     ranks = [{'rank': rank, 'host': h.name, 'cores': '0-15', **times} for rank, h in enumerate(hosts)]
+    texts = json.dumps(ranks)  # as HorovodComm.gather_object parses them
     digests = [{f'array{i}': i + (rank == i) for i in range(150)} for rank in range(MANY_RANKS)]
     shard = replace(shard_of(MANY_RANKS), rotation_epochs=10)
     rows = []

@@ -11,6 +11,7 @@ from live_runs import NOW_S, course, evaluation, rank, reference, train, write_l
 from mlperf_rn50.analysis.watch.facts import facts_of
 from mlperf_rn50.analysis.watch.follower import Follower
 from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, Node, to_json
+from mlperf_rn50.files import MAX_LINE_BYTES
 from mlperf_rn50.runfolder.jsonl import Tail
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.names import find_run_folders
@@ -184,9 +185,9 @@ def test_growing_file_is_read_incrementally_and_a_replaced_file_anew(tmp_path, i
 
 
 def test_invalid_and_too_long_lines_are_skipped(tmp_path):
-    path = tmp_path / 'm'
-    path.write_bytes(b'\xff\xfe{}\n[1]\nnot json\n' + b'[' * 200_000 + b'\n{"a": "' + b'x' * (3 << 20) + b'"}\n'
-                     + b'{"a": "\xff"}\n{"a": 1}\n' + b'x' * (2 << 20))
+    path, half = tmp_path / 'm', MAX_LINE_BYTES // 2
+    path.write_bytes(b'\xff\xfe{}\n[1]\nnot json\n' + b'[' * 200_000 + b'\n{"a": "' + b'x' * (3 * half) + b'"}\n'
+                     + b'{"a": "\xff"}\n{"a": 1}\n' + b'x' * (2 * half))
     tail = Tail(path, dict)
     assert tail.read() == (False, [{'a': 1}])
     with open(path, 'ab') as f:
