@@ -3,6 +3,7 @@
 examples:
   mlperf-rn50 why logs/digits_cpu
   mlperf-rn50 why logs/digits_cpu/result_3.txt --format json
+  mlperf-rn50 why logs/digits_cpu --probe
   mlperf-rn50 why logs/before logs/after
   mlperf-rn50 why logs/digits_cpu --out pictures --perfetto trace.json
 
@@ -25,6 +26,8 @@ from mlperf_rn50.parser import Parser
 def make_parser() -> Parser:
     parser = command_parser('why', __doc__)
     parser.add_argument('runs', nargs='+', metavar='RUN', help='run folder, or result_<k>.txt in one; two to compare')
+    parser.add_argument('--probe', action='store_true', help='look for causes of a missed accuracy in the weights '
+                        'and the images of a run, which takes minutes and needs MXNet')
     parser.add_argument('--format', choices=['text', 'json'], default='text', help='output format (default: text)')
     parser.add_argument('--out', metavar='DIR', help='folder for a picture (SVG, PNG) of the run and its traced steps')
     parser.add_argument('--perfetto', metavar='FILE', help='file for the traced steps of all ranks, for Perfetto')
@@ -33,10 +36,9 @@ def make_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
-    if len(options.runs) > 2:
-        raise ConfigError(f'RUN: got {len(options.runs)} runs, expected one or two')
-    if len(options.runs) == 2 and (options.out or options.perfetto):
-        raise ConfigError('--out and --perfetto: got two runs, expected one')
+    is_single = options.probe or options.out or options.perfetto
+    if len(options.runs) > (1 if is_single else 2):
+        raise ConfigError(f'RUN: got {len(options.runs)} runs, expected one{"" if is_single else " or two"}')
     from mlperf_rn50.analysis.why.accuracy import explain_accuracy
     from mlperf_rn50.analysis.why.answer import answer_object, render_answer
     from mlperf_rn50.analysis.why.limit import times_of
@@ -44,7 +46,11 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.why.text import compare_times, explain_time
     from mlperf_rn50.runfolder.records import RanksRecord
     runs = [load_run(run_folder_at(Path(path))) for path in options.runs]
-    answer, accuracy = None, explain_accuracy(runs[0]) if len(runs) == 1 else None
+    answer, probed = None, None
+    if options.probe:
+        from mlperf_rn50.bench.probe import probe
+        probed = probe(runs[0])
+    accuracy = explain_accuracy(runs[0], probed) if len(runs) == 1 else None
     try:
         answer = compare_times(*map(times_of, runs)) if len(runs) > 1 else explain_time(runs[0])
     except UserError:

@@ -153,14 +153,15 @@ def train_batches(config: Config, shard: Shard, seed: int, first_step: int, devi
     return _build_batches(open_records, requests, shard, config, True, device_id)(num_valid)
 
 
-def eval_batches(config: Config, shard: Shard, device_id: int | None) -> Callable[[], Iterator[Batch]]:
-    """Return a function that returns the batches of one pass over this rank's validation images."""
+def eval_batches(config: Config, shard: Shard, device_id: int | None,
+                 split: str = 'validation') -> Callable[[], Iterator[Batch]]:
+    """Return a function that returns the batches of one pass over this rank's images of a split, not augmented."""
     num_valid = [shard.num_valid(step) for step in range(shard.steps_per_epoch)]
     if config.data.synthetic:
         batches = _make_synthetic(config, shard, device_id)
     else:
         # One endless pipeline serves all evaluations, so that the first batches of each are decoded during training.
-        open_records = find_split(config.data, 'validation')
+        open_records = find_split(config.data, split)
         batches = _build_batches(open_records, eval_requests(shard), shard, config, False, device_id)
     return lambda: batches(num_valid)
 

@@ -1,0 +1,191 @@
+"""Causes of a missed accuracy from predictions, labels, weights and reads, on made-up figures."""
+import numpy as np
+import pytest
+
+from mlperf_rn50.analysis.why.accuracy import SURE
+from mlperf_rn50.bench import probe
+from mlperf_rn50.bench.probe import Images
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.shards import Shard, epoch_order
+
+NUM = 10
+LABELS = np.arange(400) % NUM
+
+
+def accused(causes):
+    return [c.name for c in causes if c.strength > 1]
+
+
+def predictions(random, right, num=2000):
+    """Return labels and logits: a share is right, most other images are taken for the next class; sure where right."""
+    labels = random.integers(0, NUM, num)
+    logits = random.standard_normal((num, NUM))
+    is_right = random.random(num) < right
+    logits[np.arange(num), labels] += np.where(is_right, 8, 4)
+    logits[np.arange(num), (labels + 1) % NUM] += np.where(is_right, 4, 5.5)
+    return labels, logits
+
+
+def part(is_right, num=400):
+    logits = np.zeros((num, 2))
+    logits[:round(is_right * num), 1] = 1
+    return Images(np.zeros(num), np.ones(num, int), logits)
+
+
+@pytest.mark.parametrize('shift', [1, 9, 4])
+def test_labels_that_are_shifted(shift):
+    cause, = probe.judge_labels(LABELS, (LABELS + shift) % NUM, NUM)
+    assert cause.name == 'labels_shifted'
+    assert f'the label {shift if shift < 6 else shift - NUM:+d},' in cause.text
+
+
+def test_classes_that_are_exchanged():
+    taken = np.choose(LABELS, [0, 1, 2, 8, 4, 5, 6, 7, 3, 9])
+    cause, = probe.judge_labels(LABELS, taken, NUM)
+    assert cause.name == 'labels_swapped'
+    assert cause.text.endswith('class 3 are taken for 8, 8 are taken for 3')
+
+
+@pytest.mark.parametrize('taken', [LABELS, np.full_like(LABELS, 7), np.where(LABELS == 3, 8, LABELS)],
+                         ids=['right', 'one class only', 'one class lost'])
+def test_predictions_that_no_permutation_explains(taken):
+    assert accused(probe.judge_labels(LABELS, taken, NUM)) == []
+
+
+def test_random_predictions_are_no_permutation():
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        assert accused(probe.judge_labels(LABELS, random.integers(0, NUM, len(LABELS)), NUM)) == []
+
+
+@pytest.mark.parametrize('share', [0.15, 0.4])
+def test_wrong_labels_are_any_class(share):
+    random = np.random.default_rng(1)
+    labels, logits = predictions(random, 0.9)
+    wrong = np.where(random.random(len(labels)) < share, random.integers(0, NUM, len(labels)), labels)
+    cause, = probe.judge_noise(wrong, logits, 'training')
+    assert cause.name == 'label_noise'
+    assert float(cause.text.split()[1]) / 100 == pytest.approx(share, rel=0.4)
+
+
+@pytest.mark.parametrize('right', [0.2, 0.5, 0.75, 0.95])
+def test_weak_network_has_no_wrong_labels(right):
+    for seed in range(30):
+        labels, logits = predictions(np.random.default_rng(seed), right)
+        assert accused(probe.judge_noise(labels, logits, 'training')) == []
+
+
+def test_network_without_knowledge_has_no_wrong_labels():
+    random = np.random.default_rng(2)
+    logits = random.standard_normal((2000, NUM))
+    assert accused(probe.judge_noise(random.integers(0, NUM, 2000), logits, 'training')) == []
+
+
+def images(labels, first=0):
+    return [(first + k, int(label)) for k, label in enumerate(labels)]
+
+
+def test_class_missing_in_a_split():
+    rest = LABELS[LABELS != 4]
+    for train, validation, split in ((rest, LABELS, 'training'), (LABELS, rest, 'validation')):
+        cause, = (c for c in probe.judge_records(images(train), images(validation, 1000), NUM) if c.strength > 1)
+        assert cause.name == 'classes_missing' and f'in the {split} images, such as class 4 with 0' in cause.text
+
+
+def test_classes_that_are_rare_in_both_splits():
+    labels = np.repeat(np.arange(NUM), [2, *[100] * 9])
+    assert accused(probe.judge_records(images(labels), images(labels, 5000), NUM)) == []
+
+
+@pytest.mark.parametrize('num_copies, expected', [(3, []), (5, ['leak'])])
+def test_images_in_both_splits(num_copies, expected):
+    assert accused(probe.judge_records(images(LABELS), images(LABELS, len(LABELS) - num_copies), NUM)) == expected
+
+
+def test_image_with_two_labels():
+    train = [*images(LABELS), *((k, (label + 1) % NUM) for k, label in images(LABELS[:9]))]
+    assert accused(probe.judge_records(train, images(LABELS, 5000), NUM)) == ['label_noise']
+
+
+def right_images(num, of=400):
+    return np.arange(of) < num
+
+
+@pytest.mark.parametrize('before, after, expected', [
+    (200, 300, ['channel_order']), (200, 215, []), (4, 60, [])], ids=['gain', 'small gain', 'chance'])
+def test_change_after_which_more_images_are_right(before, after, expected):
+    changes = {('channel_order', 'images with blue before red'): right_images(after)}
+    assert accused(probe.judge_changes(right_images(before), changes, NUM, 0.9, before / 400)) == expected
+
+
+def test_change_that_helps_all_images_is_not_sure():
+    changes = {(name, 'x'): right_images(350) for name in ('channel_order', 'batch_norm')}
+    for train_top1, expected in ((0.75, [False, False]), (0.95, [True, False])):
+        found = probe.judge_changes(right_images(300), changes, NUM, train_top1, 0.75)
+        assert [c.strength >= SURE for c in found] == expected
+
+
+def test_change_that_explains_the_logged_accuracy():
+    changes = {('batch_norm', 'fresh statistics'): right_images(50), ('value_range', 'x'): right_images(150)}
+    assert accused(probe.judge_changes(right_images(360), changes, NUM, 0.9, 0.12)) == ['batch_norm']
+
+
+def test_weights_that_only_decayed():
+    random = np.random.default_rng(3)
+    initial = {name: random.standard_normal((40, 30)).astype(np.float32) for name in 'ab'}
+    moved = {name: a + 1e-3 * random.standard_normal(a.shape).astype(np.float32) for name, a in initial.items()}
+    assert accused(probe.judge_weights(initial, moved)) == ['gradient_scale']
+    moved['a'] = moved['b'] = random.standard_normal((40, 30)).astype(np.float32)
+    assert accused(probe.judge_weights(initial, moved)) == []
+    cause, _ = probe.judge_weights(initial, {**moved, 'b': initial['b'] * np.float32(0.8)})
+    assert cause.text == '1 of 2 weight arrays never changed, such as b'
+
+
+class Records:
+    """Stand-in for a file of images of different sizes."""
+
+    sizes = np.random.default_rng(4).integers(100, 200, 401)
+
+    def num_bytes(self, samples):
+        return int(self.sizes[samples].sum())
+
+
+SHARD, SORTED = Shard(401, 0, 2, 16), np.sort(np.arange(401) % NUM)
+
+
+def order_causes(order=lambda epoch: epoch_order(SHARD, 7, epoch)):
+    read = {e + 1: Records().num_bytes(order(e)) for e in range(3)}
+    return accused(probe.judge_order(read, SHARD, 7, Records(), SORTED))
+
+
+def test_bytes_read_in_the_planned_order():
+    assert order_causes() == []
+
+
+def test_ranks_that_read_equal_images():
+    assert set(order_causes(lambda e: np.repeat(epoch_order(SHARD, 7, e)[::2], 2))) == {'equal_shards'}
+
+
+def test_ranks_that_read_images_in_stored_order():
+    assert set(order_causes(lambda e: np.resize(np.arange(401), SHARD.num_positions))) == {'shuffle'}
+
+
+def test_sorted_images_that_are_not_shuffled(monkeypatch):
+    monkeypatch.setattr(probe, 'epoch_order', lambda shard, seed, epoch: np.resize(np.arange(401), shard.num_positions))
+    assert accused(probe.judge_order({}, SHARD, 7, Records(), SORTED)) == ['shuffle']
+
+
+@pytest.mark.parametrize('train, augmented, validation, expected', [
+    (0.99, 0.98, 0.9, []), (1.0, 1.0, 0.5, ['overfitting']), (0.9, 0.4, 0.85, ['augmentation']),
+    (0.3, 0.9, 0.3, ['augmentation']), (0.6, 0.6, 0.8, ['label_noise'])])
+def test_gaps_between_accuracies(train, augmented, validation, expected):
+    assert accused(probe.judge_gaps(part(train), part(augmented), part(validation))) == expected
+
+
+def test_changed_images():
+    pixels = np.random.default_rng(5).integers(0, 256, (2, 3, 4, 4)).astype(np.float32)
+    data = DataConfig(mean=(100.0, 110.0, 120.0), std=(50.0, 60.0, 70.0))
+    mean, std = np.reshape(data.mean, (3, 1, 1)), np.reshape(data.std, (3, 1, 1))
+    changed = {text: images for (_, text), images in probe.change_images((pixels - mean) / std, data).items()}
+    np.testing.assert_allclose(changed['values from 0 to 255'], pixels, atol=1e-4)
+    np.testing.assert_allclose(changed['images with blue before red'], (pixels[:, ::-1] - mean) / std, atol=1e-4)
