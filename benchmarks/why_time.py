@@ -222,7 +222,8 @@ def train(cluster: Cluster, kind: str) -> Run:
              for key in ('run_start', 'run_stop', 'eval_start', 'eval_stop')}
     notes = {p.name: np.loadtxt(p.rename(folder / p.name), ndmin=1) for p in cluster.folder.glob('*s_[01]')}
     num_steps = 60 if kind == 'batch' else STEPS  # the first ones are those of the warm-up
-    clocks = np.array([notes[name][-num_steps:] for name in ('notes_0', 'notes_1') if name in notes] or np.zeros((2, 1, 5)))
+    clocks = np.array([notes[name][-num_steps:] for name in ('notes_0', 'notes_1') if name in notes]
+                      or np.zeros((2, 1, 5)))
     return Run(folder, times['run_stop'] - times['run_start'], times['eval_stop'] - times['eval_start'],
                notes.get('saves_0', np.zeros(1)).sum(), *np.moveaxis(clocks, 2, 0))
 
