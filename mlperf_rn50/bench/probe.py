@@ -26,6 +26,7 @@ _MOST, _MOST_LARGE, _LARGE_SIDE = 2000, 500, 65  # classified images per split, 
 _RENEWING = 40  # batches after which 1 % of the old statistics of BatchNorm are left with momentum 0.9
 # Distances between directions of weights: by rounding alone, and a fifth of that after a short run on digits.
 _ROUNDING, _SLIGHT = 1e-6, 0.02
+_SAME_PIXELS = 0.25  # difference between the splits, in deviations of pixels; digits have 0.004
 
 
 class Images(NamedTuple):
@@ -143,6 +144,11 @@ def judge_gaps(train: Images, augmented: Images, validation: Images) -> Iterator
     yield Cause('augmentation', min(2.5, abs(a - b) / max(0.25, error)), text)
     yield Cause('overfitting', min(2.0, (a - c) / max(0.15, error)), text)
     yield Cause('label_noise', SURE * (c - a) / max(0.1, error), f'training labels may be wrong, because {text}')
+    yield Cause('label_noise', 1.1 * (a < 2 / train.logits.shape[1]), f'training labels may be random, because {text}')
+    (m, s), (n, t) = ((part.images.mean((0, 2, 3)), part.images.std((0, 2, 3))) for part in (train, validation))
+    difference = max(np.abs(m - n).max() / s.min(), np.abs(np.log(s / t)).max())
+    yield Cause('normalisation', min(2.5, difference / _SAME_PIXELS), f'channels of training images have '
+                f'mean {m.round(2)} and deviation {s.round(2)}, of validation images {n.round(2)} and {t.round(2)}')
 
 
 def change_images(images: np.ndarray, data: DataConfig) -> dict[tuple[str, str], np.ndarray]:

@@ -58,6 +58,8 @@ def test_usual_course_accuses_nothing(tmp_path):
     ('weight_decay', {'optimizer': {'weight_decay': 0.1}}),
     ('augmentation', {'data': {'max_area': 0.1}}),
     ('augmentation', {'data': {'crop': 'padded', 'crop_padding': 100}}),
+    ('crop', {'data': {'resize_shorter': 300}}),
+    ('batch_norm', {'model': {'bn_epsilon': 1.0}}),
     ('batch_norm', {'model': {'bn_momentum': 0.999}})])
 def test_mistake_in_the_configuration(tmp_path, cause, sections):
     assert accused(tmp_path, changed(**sections)) == {cause}
@@ -114,6 +116,13 @@ def test_probed_fault_of_a_converged_run_must_be_sure(tmp_path):
     run, causes = load_run(RunFolder(tmp_path, 0)), [Cause('overfitting', 2.0, 'a gap'), Cause('leak', 3.0, 'copies')]
     assert [c['cause'] for c in explain_accuracy(run, causes).values['causes']] == ['leak']
     assert explain_accuracy(run, causes[:1]).values['causes'] == []
+
+
+def test_probe_decides_whether_weights_are_frozen(tmp_path):
+    run, config = course(tmp_path, losses=[math.log(10)] * 60, curve=(0.1, 0.1)), tmp_path / 'config.yaml'
+    config.write_text(render_yaml(DIGITS))
+    for probed, names in ((None, ['frozen', 'gradient_scale']), ([], ['gradient_scale'])):
+        assert [c['cause'] for c in explain_accuracy(run, probed).values['causes']] == names
 
 
 def test_converged_run_needs_no_explanation(tmp_path):

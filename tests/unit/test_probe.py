@@ -26,10 +26,11 @@ def predictions(random, right, num=2000):
     return labels, logits
 
 
-def part(is_right, num=400):
-    logits = np.zeros((num, 2))
+def part(is_right, num=400, brightness=1.0):
+    logits = np.zeros((num, 10))
     logits[:round(is_right * num), 1] = 1
-    return Images(np.zeros(num), np.ones(num, int), logits)
+    pixels = brightness * np.random.default_rng(6).standard_normal((num, 3, 4, 4))
+    return Images(pixels, np.ones(num, int), logits)
 
 
 @pytest.mark.parametrize('shift', [1, 9, 4])
@@ -177,9 +178,15 @@ def test_sorted_images_that_are_not_shuffled(monkeypatch):
 
 @pytest.mark.parametrize('train, augmented, validation, expected', [
     (0.99, 0.98, 0.9, []), (1.0, 1.0, 0.5, ['overfitting']), (0.9, 0.4, 0.85, ['augmentation']),
-    (0.3, 0.9, 0.3, ['augmentation']), (0.6, 0.6, 0.8, ['label_noise'])])
+    (0.3, 0.9, 0.3, ['augmentation']), (0.6, 0.6, 0.8, ['label_noise']),
+    (0.1, 0.1, 0.1, ['label_noise'])])
 def test_gaps_between_accuracies(train, augmented, validation, expected):
     assert accused(probe.judge_gaps(part(train), part(augmented), part(validation))) == expected
+
+
+def test_splits_with_other_pixels():
+    found = probe.judge_gaps(part(0.9), part(0.9), part(0.9, brightness=0.6))
+    assert accused(found) == ['normalisation']
 
 
 def test_changed_images():
