@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.analysis.why.accuracy import SIGMAS, SURE, Cause, read_config
+from mlperf_rn50.analysis.why.accuracy import SIGMAS, SURE, Cause, config_of
 from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.data.batches import Batch, eval_batches, train_batches
 from mlperf_rn50.data.options import DataConfig
@@ -175,14 +175,9 @@ def _images(net: mx.gluon.HybridBlock, batches: Iterable[Batch]) -> Images:
     return Images(images, labels, _classify(net, images))
 
 
-def _scan(records: RecordFile) -> list[tuple[int, int]]:
-    read = map(records.read, range(0, len(records), -(-len(records) // _MOST_RECORDS)))
-    return [(hash(r.image.tobytes()), r.label) for r in read]
-
-
 def probe(run: WhyRun) -> list[Cause]:
     """Return the causes that weights and images show, accused or not. Raise UserError if either is unusable."""
-    original, folder, log = read_config(run.folder.config), run.folder, run.log
+    original, folder, log = config_of(run), run.folder, run.log
     if not original or not log or not log.num_ranks:
         raise DataError(f'{folder.config}: expected a readable configuration, and a log with the number of ranks')
     if folder.weights.is_dir():
@@ -209,12 +204,13 @@ def probe(run: WhyRun) -> list[Cause]:
               for name, other in (('the last weights', renewed), ('a new network', fresh))}
     sound = after['batch_norm', 'BatchNorm statistics of the last weights']
     initial = build_model(config, mx.cpu(), seed, is_plain=True).collect_params()
-    records = find_split(data, 'train')()
-    scanned = _scan(records)
+    records = [find_split(data, split)() for split in ('train', 'validation')]
+    scanned, others = ([(hash(r.image.tobytes()), r.label) for r in map(part.read, range(0, len(part), -(
+        -len(part) // _MOST_RECORDS)))] for part in records)
     found = [*judge_labels(validation.labels, sound.argmax(1), num),
              *judge_noise(validation.labels, sound, 'validation'),
              *judge_noise(train.labels, _classify(renewed, train.images), 'training'),
-             *judge_records(scanned, _scan(find_split(data, 'validation')()), num),
+             *judge_records(scanned, others, num),
              *judge_changes(validation.is_right, {k: v.argmax(1) == validation.labels for k, v in after.items()}, num,
                             train.top1, validation.top1 if logged is None else logged),
              *judge_weights({n: p.data().asnumpy() for n, p in initial.items()}, arrays),
@@ -222,5 +218,5 @@ def probe(run: WhyRun) -> list[Cause]:
     if data.shuffle == 'global' and len(scanned) == data.num_train and not run.last(ResumedRecord):
         read = {r.epoch: sum(r.record_bytes.values()) for r in run.all(EpochRecord) if not data.record_cache_mib}
         shard = make_plan(original, log.num_ranks).train_shard()
-        found += judge_order(read, shard, seed, records, np.array([label for _, label in scanned]))
+        found += judge_order(read, shard, seed, records[0], np.array([label for _, label in scanned]))
     return found

@@ -7,7 +7,7 @@ from sample_log import write_run
 
 from mlperf_rn50.analysis.why.accuracy import Cause, explain_accuracy, judge_course
 from mlperf_rn50.analysis.why.load import WhyRun, load_run
-from mlperf_rn50.config import Config, render_yaml
+from mlperf_rn50.config import Config, render_yaml, to_tree
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.mllog.run import Evaluation, Run
 from mlperf_rn50.runfolder.names import RunFolder
@@ -119,8 +119,7 @@ def test_probed_fault_of_a_converged_run_must_be_sure(tmp_path):
 
 
 def test_probe_decides_whether_weights_are_frozen(tmp_path):
-    run, config = course(tmp_path, losses=[math.log(10)] * 60, curve=(0.1, 0.1)), tmp_path / 'config.yaml'
-    config.write_text(render_yaml(DIGITS))
+    run = replace(course(tmp_path, losses=[math.log(10)] * 60, curve=(0.1, 0.1)), config=to_tree(DIGITS))
     for probed, names in ((None, ['frozen', 'gradient_scale']), ([], ['gradient_scale'])):
         assert [c['cause'] for c in explain_accuracy(run, probed).values['causes']] == names
 

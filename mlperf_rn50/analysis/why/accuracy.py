@@ -15,10 +15,8 @@ import msgspec
 
 from mlperf_rn50.analysis.recipe.differences import find_deviations
 from mlperf_rn50.analysis.why.answer import Answer
-from mlperf_rn50.analysis.why.load import WhyRun
+from mlperf_rn50.analysis.why.load import WhyRun, load_run
 from mlperf_rn50.config import Config, render_value
-from mlperf_rn50.config_file import load_tree
-from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.runfolder.names import RunFolder, find_run_folders, run_numbers
 from mlperf_rn50.runfolder.records import CourseRecord, LossScaleRecord, TrainRecord
 from mlperf_rn50.text import percent
@@ -44,10 +42,10 @@ class Cause(NamedTuple):
     text: str
 
 
-def read_config(path: Path) -> Config | None:
+def config_of(run: WhyRun) -> Config | None:
     """Return the configuration of a run, without keys of other versions; None if it is missing or damaged."""
-    with suppress(ConfigError, msgspec.MsgspecError):
-        return msgspec.convert(load_tree(path), Config)
+    with suppress(msgspec.MsgspecError):
+        return msgspec.convert(run.config, Config) if run.config else None
     return None
 
 
@@ -113,7 +111,7 @@ def judge_recipe(config: Config, num_ranks: int) -> Iterator[Cause]:
     for line in find_deviations(config, num_ranks):
         yield Cause(_KEYS.get(line.partition(':')[0], 'batch'), 3.0, line)
     folders = [f for path in config.run.reference for f in find_run_folders(Path(path))[:20]]
-    others = [other for f in folders for k in run_numbers(f)[:1] if (other := read_config(RunFolder(f, k).config))]
+    others = [other for f in folders for k in run_numbers(f)[:1] if (other := config_of(load_run(RunFolder(f, k))))]
     for key, name in _KEYS.items() if others else ():
         got, values = attrgetter(key)(config), [attrgetter(key)(other) for other in others]
         yield Cause(name, min(_ratio(got, v) for v in values) / 1.25,
@@ -131,7 +129,7 @@ def explain_accuracy(run: WhyRun, probed: list[Cause] | None = None) -> Answer |
 
     At most two causes are named. Return None for a run that needs no explanation, or lacks its log or configuration.
     """
-    config, log, standing = read_config(run.folder.config), run.log, run.last(CourseRecord)
+    config, log, standing = config_of(run), run.log, run.last(CourseRecord)
     if not config or not log or not log.global_batch_size:
         return None
     has_missed = log.status in ('aborted', 'failed') or bool(standing and standing.behind and log.status != 'converged')
@@ -146,16 +144,11 @@ def explain_accuracy(run: WhyRun, probed: list[Cause] | None = None) -> Answer |
     named = [c for i, c in enumerate(ordered) if c.name not in [other.name for other in ordered[:i]]][:2]
     options = [next((key for key, name in _KEYS.items() if name == c.name), 'the data or the code') for c in named]
     where = 'log and configuration' if probed is None else 'weights and images'
-    steps, curve = [r for r in run.all(TrainRecord) if r.loss is not None and r.learning_rate is not None], log.curve
-    evidence = [(name, f'{first:.3g}', f'{most:.3g}', f'{last:.3g}') for name, values in (
-        ('Top-1', [a for _, a in curve]), ('training loss', [r.loss or 0.0 for r in steps]),
-        ('learning rate', [r.learning_rate or 0.0 for r in steps])) if values
-        for first, most, last in [(values[0], max(values), values[-1])]]
+    others = [c.text for c in ordered if c.name not in [cause.name for cause in named]]
     return Answer(
         f'Top-1 {percent(log.best_accuracy or 0.0)}, target {percent(log.target_accuracy or 0.0)}: '
         f'{" or ".join(c.text for c in named) or f"{where} show no cause"}.',
-        ('quantity', 'first', 'highest', 'last'), tuple(evidence),
-        f'change {" or ".join(options)}' if named else f'mlperf-rn50 why {run.folder.dir} --probe' * (probed is None),
-        tuple([standing.text] if standing else ()) + tuple(f'Less likely: {c.text}.' for c in ordered if c.name not in
-                                                           [other.name for other in named]),
-        {'causes': [{'cause': c.name, 'text': c.text} for c in named]})
+        next_step=f'change {" or ".join(options)}' if named else
+        f'mlperf-rn50 why {run.folder.dir} --probe' * (probed is None),
+        notes=(*([standing.text] if standing else []), *(f'Less likely: {text}.' for text in others)),
+        values={'causes': [{'cause': c.name, 'text': c.text} for c in named]})
