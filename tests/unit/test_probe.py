@@ -1,12 +1,22 @@
 """Causes of a missed accuracy from predictions, labels, weights and reads, on made-up figures."""
+import json
+
+import mxnet as mx
 import numpy as np
 import pytest
+from sample_log import write_run
 
 from mlperf_rn50.analysis.why.accuracy import SURE
 from mlperf_rn50.bench import probe
 from mlperf_rn50.bench.probe import Images
+from mlperf_rn50.cli.why import run
+from mlperf_rn50.config import Config, RunConfig, render_yaml
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.shards import Shard, epoch_order
+from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.model.weights import describe_weights, save_weights
+from mlperf_rn50.model.zoo import build_model
+from mlperf_rn50.train.options import TrainConfig
 
 NUM = 10
 LABELS = np.arange(400) % NUM
@@ -196,3 +206,19 @@ def test_changed_images():
     changed = {text: images for (_, text), images in probe.change_images((pixels - mean) / std, data).items()}
     np.testing.assert_allclose(changed['values from 0 to 255'], pixels, atol=1e-4)
     np.testing.assert_allclose(changed['images with blue before red'], (pixels[:, ::-1] - mean) / std, atol=1e-4)
+
+
+def test_command_probes_a_network_that_was_not_trained(tmp_path, digits, thin_resnets, monkeypatch, capsys):
+    monkeypatch.setattr(probe, '_MOST', 60)
+    data = DataConfig(str(digits), 'digits', 1437, 360, 10, image_size=32, resize_shorter=32, crop='none')
+    config = Config(RunConfig(seed=5), data, ModelConfig('resnet18'), train=TrainConfig(global_batch_size=64))
+    arrays = {n: p.data().asnumpy() for n, p in build_model(config, mx.cpu(), 5).collect_params().items()}
+    names = [str(k) for k in range(10)]
+    description = describe_weights(config, names, 60, 4, 5, is_best=True, is_last=True)
+    save_weights(tmp_path / 'weights', 'best', description, arrays)
+    write_run(tmp_path / 'result_0.txt', config, (0.1, 0.1), 'aborted')
+    (tmp_path / 'config.yaml').write_text(render_yaml(config))
+    assert run([str(tmp_path), '--probe', '--format', 'json']) == 0
+    found = json.loads(capsys.readouterr().out)['accuracy']
+    assert [c['text'] for c in found['causes'] if c['cause'] == 'frozen'] == [
+        '21 of 21 weight arrays never changed, such as conv0_weight']
