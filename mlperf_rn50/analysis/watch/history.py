@@ -40,7 +40,7 @@ class MetricsHistory:
                 self._add_point(record.epoch, record.time_s)
             case records.RanksRecord():
                 self.ranks = tuple(RankTime(r.rank, text(r.host), *(s / r.num_steps for s in (
-                    r.data_s, r.compute_s, r.wait_s))) for r in record.ranks[:_MAX_RANKS])
+                    r.data_s + r.python_s, r.compute_s + r.update_s, r.wait_s))) for r in record.ranks[:_MAX_RANKS])
                 self.stragglers = tuple(filter(None, map(text, record.stragglers[:MAX_ITEMS])))
             case records.ResumedRecord():
                 self._resume(record)

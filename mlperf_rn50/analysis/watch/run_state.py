@@ -30,7 +30,10 @@ class BandPoint:
 
 @dataclass(frozen=True)
 class RankTime:
-    """A rank's seconds per step since the last evaluation; wait_s covers gradient exchange and waiting for others."""
+    """A rank's seconds per step since the last evaluation.
+
+    data_s: waiting for images or Python. compute_s: with the update. wait_s: exchange, and waiting for other ranks.
+    """
 
     rank: int
     host: str

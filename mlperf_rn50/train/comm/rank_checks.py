@@ -95,6 +95,7 @@ def find_stragglers(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _describe_straggler(rank: Mapping[str, Any], usual_s: float) -> str:
     own_ms, usual_ms = (1000 * s / rank['num_steps'] for s in (rank['compute_s'], usual_s))
-    lost = (rank['compute_s'] - usual_s) / (rank['data_s'] + rank['compute_s'] + rank['wait_s'])
+    lost = (rank['compute_s'] - usual_s) / sum(
+        rank.get(f'{name}_s', 0.0) for name in ('python', 'data', 'compute', 'wait', 'update'))
     return (f'rank {rank["rank"]} on {rank["host"]} (cores {rank["cores"]}) is slow: it computes for {own_ms:.0f} '
             f'ms per step (median {usual_ms:.0f} ms); all ranks wait for it and lose {lost:.0%} of each step')
