@@ -1,4 +1,4 @@
-"""Energy of a node's processors and GPUs, from their counters.
+"""Energy of a node's processors and GPUs, from energy counters or, for GPUs without one, power readings.
 
 Source: NVML, and the kernel's power capping framework (/sys/class/powercap; since Linux 5.10, only for root). The
 zone intel-rapl:N of an Intel or AMD CPU package includes its inner zones (core, uncore). Memory (dram) and the whole

@@ -21,7 +21,7 @@ _MAX_WARNINGS = 3  # maximum number of warnings shown per run; the page and --fo
 
 
 def _band_at(points: Sequence[BandPoint], epoch: float) -> tuple[float, float] | None:
-    """Return the reference band's limits at an epoch, interpolated linearly, or None outside the band."""
+    """Return the limits of the reference band at an epoch, interpolated linearly, or None outside its epochs."""
     known = [(p.epoch, p.low, p.high) for p in points if p.low is not None and p.high is not None]
     if not known or not known[0][0] <= epoch <= known[-1][0]:
         return None

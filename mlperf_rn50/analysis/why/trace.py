@@ -34,7 +34,7 @@ class TracedStep(NamedTuple):
 def align(traces: Mapping[int, Sequence[StepSpans]]) -> tuple[Steps, float]:
     """Return steps by rank, and the error of their clocks in seconds; omit ranks that share no step with the first.
 
-    Exchanges end on all ranks at nearly the same moment, so a clock differs by the median difference of these ends.
+    Exchanges end on all ranks at nearly the same time, so the offset of a clock is the median difference of these ends.
     The error is the largest 95th percentile of a rank's residuals. A constant delay does not show.
     """
     base = {s.step: s.exchanged_s for s in next(iter(traces.values()), ())}

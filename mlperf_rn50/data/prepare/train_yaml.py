@@ -20,7 +20,7 @@ _HEADER = """# {}
 
 
 def make_tree(out: Path, name: str, num_train: int, side: int) -> dict[str, dict]:
-    """Return a configuration for images with a shorter side of `side` pixels: 1,000 steps, but 30 to 90 epochs."""
+    """Return a configuration for images with a shorter side of `side` pixels; about 1,000 steps in 30 to 90 epochs."""
     image_size = min(224, max(32, side // 16 * 16))
     batch = 1 << min(8, max(4, (num_train // 16).bit_length() - 1))  # from 16 to 256
     epochs = min(90, max(30, 1000 * batch // num_train))

@@ -71,7 +71,7 @@ class BackgroundWriter:
         self._pending: Future[object] | None = None
 
     def submit(self, *writes: Callable[[], object]) -> None:
-        """Run writes in order in the background, after the previous submission; raise the error of that submission."""
+        """Wait for the previous submission and raise its error, if any; then start these writes in the background."""
         self.finish()
         self._pending = self._pool.submit(lambda: [write() for write in writes])
 
