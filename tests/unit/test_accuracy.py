@@ -53,7 +53,6 @@ def test_usual_course_accuses_nothing(tmp_path):
     ('learning_rate', {'optimizer': {'momentum': 0.0}}),
     ('warmup', {'schedule': {'warmup_epochs': 7}}),
     ('decay', {'schedule': {'decay_epochs': 4}}),
-    ('decay', {'schedule': {'decay_epochs': 40}}),
     ('epochs', {'train': {'max_epochs': 2}, 'schedule': {'decay_epochs': 2}}),
     ('weight_decay', {'optimizer': {'weight_decay': 0.1}}),
     ('augmentation', {'data': {'max_area': 0.1}}),
@@ -63,6 +62,10 @@ def test_usual_course_accuses_nothing(tmp_path):
     ('batch_norm', {'model': {'bn_momentum': 0.999}})])
 def test_mistake_in_the_configuration(tmp_path, cause, sections):
     assert accused(tmp_path, changed(**sections)) == {cause}
+
+
+def test_run_that_ends_before_its_schedule_has_too_few_epochs_or_a_too_long_decay(tmp_path):
+    assert accused(tmp_path, changed(schedule={'decay_epochs': 40})) == {'decay', 'epochs'}
 
 
 @pytest.mark.parametrize('batch, num_ranks', [(700, 1), (64, 16)])

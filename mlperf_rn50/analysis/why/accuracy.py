@@ -76,6 +76,8 @@ def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Ite
     yield Cause('decay', 2 * low, f'the learning rate is below 5 % of its peak for {percent(low, ".0f")} of the run, '
                 + text)
     yield Cause('decay', 4 * end, f'the learning rate ends at {percent(end, ".0f")} of its peak, {text}')
+    yield Cause('epochs', 4.1 * end * (s.decay_epochs > num_epochs), f'the run ends after {num_epochs} of the '
+                f'{s.decay_epochs:g} epochs of its schedule, at {percent(end, ".0f")} of its peak learning rate')
     is_large, local = per_epoch < num_epochs, batch // num_ranks // t.gradient_accumulation_steps
     few = max(_FEW_STEPS / num_steps, (not is_large) * _FEW_EPOCHS / num_epochs)
     yield Cause('batch' if is_large else 'epochs', few, f'the run has only {num_steps} steps, {num_epochs} epochs of '
