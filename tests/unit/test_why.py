@@ -162,7 +162,7 @@ def test_impossible_times_give_a_verdict(rank):
 
 
 def test_run_without_times_of_ranks_is_refused():
-    with pytest.raises(UserError, match='wait for the first evaluation'):
+    with pytest.raises(UserError, match='wait for the first one'):
         explain_time(WhyRun(RunFolder(ROOT, 0), records=[NETWORK]))
 
 
@@ -195,7 +195,7 @@ def test_comparison_within_the_noise_names_no_phase():
 def test_old_run_gets_what_is_known(capsys):
     assert main(['why', str(ROOT / 'logs/cifar10_five')]) == 0
     text = capsys.readouterr().out
-    assert text.startswith('Nothing limits this run: 96 % of the time is forward and backward')
+    assert text.startswith('Healthy: 96 % of the time is forward and backward')
     assert 'Not recorded by the earlier version' in text
 
 
@@ -218,7 +218,7 @@ def test_tiny_change_is_not_named():
 
 def test_report_page_begins_with_what_limits_the_run(capsys):
     assert main(['report', str(ROOT / 'logs/cifar10_five'), '--format', 'html']) == 0
-    assert '<ul class="answers"><li>Nothing limits this run: 96 %' in capsys.readouterr().out
+    assert '<ul class="answers"><li>Healthy: 96 %' in capsys.readouterr().out
 
 
 def test_folder_without_a_run_is_refused(tmp_path):

@@ -17,7 +17,7 @@ _OWN = ('data', 'python', 'compute', 'update')  # phases in which a rank does no
 _LEAST_SHARE = 1 - 1 / 1.1  # of the time; without a smaller part, a run is less than 1.1 times as fast
 _LEAST_EVALUATION = 0.2  # a validation set of a fifth of the images takes 6 %, without backward, and 18 % at low speed
 # On CPUs, the cores that compute also move the gradients, so much exchange is normal. A link below 1 Gbit/s is not.
-_LEAST_CPU_EXCHANGE, _SLOW_LINK = 0.4, 1.25e8
+_LEAST_CPU_EXCHANGE, _SLOW_LINK = 0.5, 1.25e8
 _FEW_IMAGES = 15  # per rank; the fewest per accelerator in a published run that converged
 _LEAST_FIXED = 1 / 3  # of a step that does not depend on the batch; twice the batch is then at least a fifth faster
 _LOW_PEAK = 0.06  # of the peak; ResNet-50 reaches a fifth of it on GPUs and half of it on CPUs

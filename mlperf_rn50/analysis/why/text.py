@@ -42,7 +42,7 @@ def _sentence(times: Times, limit: Limit, text: str) -> str:
     if limit.name == 'healthy':
         largest = max((name for name in times.parts if name != 'compute'), key=lambda name: times.parts[name])
         peak = f' at {percent(times.peak_share, ".0f")} of the peak' if times.peak_share else ''
-        return (f'Nothing limits this run: {shares["compute"]} of the time is forward and backward{peak}; the largest '
+        return (f'Healthy: {shares["compute"]} of the time is forward and backward{peak}; the largest '
                 f'other part, {NAMES[largest]}, takes {shares[largest]}.')
     where = f', on rank {limit.rank.rank} ({limit.rank.host}, cores {limit.rank.cores})' if limit.rank else ''
     where += f', since epoch {limit.since}' if limit.since is not None else ''
