@@ -22,7 +22,7 @@ class SweepLayout:
 def parse_layouts(text: str, per_node: int | None = None) -> list[tuple[int, int]]:
     """Parse layouts such as '1x4,2x4 16' into (nodes, ranks per node). per_node: ranks for words such as 16.
 
-    Raise ConfigError for other words, for no layout and, if per_node is None, for a word without ranks.
+    Raise ConfigError for other texts, for no layout and, if per_node is None, for a layout that lacks its ranks.
     """
     form = 'nodes x ranks, such as 2x4' if per_node is None else 'nodes, or nodes x accelerators, such as 16 or 2x8'
     result: list[tuple[int, int]] = []
