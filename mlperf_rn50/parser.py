@@ -10,7 +10,7 @@ from mlperf_rn50.errors import ConfigError, option_error
 
 
 def expand(text: str, name: str = '') -> str:
-    """Expand ~ at the start of an argument or of the value in --option=value. Raise ConfigError for variables such as $HOME.
+    """Expand ~ at the start of an argument or of the value in --option=value; refuse a variable such as $HOME.
 
     A value that is the path of an existing file remains unchanged. name: start of the message.
     """
