@@ -11,8 +11,7 @@ from live_runs import NOW_S, course, evaluation, rank, reference, train, write_l
 from mlperf_rn50.analysis.watch.facts import facts_of
 from mlperf_rn50.analysis.watch.follower import Follower
 from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, Node, to_json
-from mlperf_rn50.files import MAX_LINE_BYTES
-from mlperf_rn50.runfolder.jsonl import Tail
+from mlperf_rn50.runfolder.jsonl import MAX_LINE_BYTES, Tail
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.names import find_run_folders
 

@@ -137,7 +137,7 @@ def _progress(run: LiveRun, price: float | None) -> list[Fact]:
     return [Fact('run', _setup(run)), Fact('epoch', epoch_text(run) + clock),
             Fact('Top-1', accuracy_text(run) + ('' if run.target is None else f', target {percent(run.target)}')),
             Fact('reference', reference, 'bad' if run.standing and run.is_behind else ''), Fact('speed', _speed(run)),
-            Fact('limit', run.limit),
+            Fact('limit', run.limit.partition(';')[0]),  # one line on a small terminal
             Fact('rank skew', _skew(run), 'warn' if run.skew is not None and run.skew >= _SLOW else ''),
             Fact('left', '' if run.left_s is None else
                  f'{duration(run.left_s)} to epoch {run.max_epochs}, the end of the schedule'),
