@@ -8,7 +8,7 @@ import tarfile
 import pytest
 from helpers import CLI, ROOT, call, run, under_ranks, write_files
 
-from mlperf_rn50.bench import measure, operators
+from mlperf_rn50.bench import operators
 
 SHORT = ['--warmup-steps', '0', '--steps', '1', '--comm.stall_limit_s', '900']
 SMALL = ['--model.name', 'resnet18', '--data.image_size', '32', '--data.resize_shorter', '32']
@@ -16,7 +16,6 @@ SMALL = ['--model.name', 'resnet18', '--data.image_size', '32', '--data.resize_s
 
 @pytest.fixture(autouse=True)
 def small_products(monkeypatch):
-    monkeypatch.setattr(measure, '_GEMM_SIDE', 256)
     monkeypatch.setattr(operators, 'GEMM_SIDES', (256, 512))
 
 
