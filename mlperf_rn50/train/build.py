@@ -28,7 +28,7 @@ from mlperf_rn50.train.options import parse_trace
 from mlperf_rn50.train.resume import report_resumption, restore
 from mlperf_rn50.train.trainer import Trainer
 
-_PEAK = {'num': 3, 'side': 1024}  # matrix products that measure the peak, which take 0.1 s on two cores
+_PEAK = {'num': 3, 'side': 1024}  # matrix products that measure the peak, small enough not to delay a start
 _DROP_CACHES = Path('/proc/sys/vm/drop_caches')
 # Variables for bit-identical results on a GPU: deterministic algorithms only, none chosen by measured times.
 DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': '0'}
