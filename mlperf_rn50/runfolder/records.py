@@ -204,7 +204,7 @@ class ClockStepRecord(Struct, tag_field='event', tag='clock_step'):
 
 
 class EndRecord(Struct, tag_field='event', tag='end', omit_defaults=True):
-    """End of the run; only the status of a failed run is known. checkpoint_s: since the last evaluation."""
+    """End of the run; only the status of a failed run is known. checkpoint_s: as in RanksRecord."""
 
     status: str
     epochs_to_converge: Epoch | None | UnsetType = UNSET

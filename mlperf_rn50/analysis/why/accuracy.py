@@ -109,7 +109,7 @@ def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Ite
 
 
 def judge_recipe(config: Config, num_ranks: int) -> Iterator[Cause]:
-    """Compare with the published recipes on ImageNet, and with the configurations of the runs in run.reference."""
+    """Compare a configuration with the published recipes on ImageNet, and with those of the runs in run.reference."""
     for line in find_deviations(config, num_ranks):
         yield Cause(_KEYS.get(line.partition(':')[0], 'batch'), 3.0, line)
     folders = [f for path in config.run.reference for f in find_run_folders(Path(path))[:20]]

@@ -50,7 +50,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Limit:
-    """What limits a run, its share of the time, and the rank that alone causes it, since an epoch."""
+    """What limits a run, and its share of the time; rank: the only one that causes it, if any, from epoch `since` on."""
 
     name: str  # input, python, exchange, slow_rank, computation, evaluation, checkpoints, batch or healthy
     share: float
@@ -68,7 +68,7 @@ def _own_s(rank: RankSteps, *names: str) -> float:
 
 
 def _difference(histogram: Sequence[int]) -> float:
-    """Return the mean difference between two steps of a histogram (RanksRecord), in units of its first bin."""
+    """Return the mean difference between the times of two steps in a histogram (RanksRecord), in units of bin 0."""
     total = sum(histogram) or 1
     return sum(2 * n / total * (1 - n / total) * 2 ** (k / 4) for k, n in enumerate(accumulate(histogram)))
 
