@@ -50,7 +50,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Limit:
-    """What limits a run, and its share of the time; rank: the only one that causes it, if any, from epoch `since` on."""
+    """What limits a run, and its share of the time. rank: the only cause, if any, from epoch `since` on."""
 
     name: str  # input, python, exchange, slow_rank, computation, evaluation, checkpoints, batch or healthy
     share: float
