@@ -1,25 +1,42 @@
 """Time per step that the step timer costs, always and while tracing, compared with a timer that does nothing.
 
-Digits (2 ranks, real images) and ResNet-50 at 224 px (1 rank, batch 32, synthetic images), each with the same trainer
-for all variants, in alternating rounds. The overheads are medians over rounds of the ratio to the variant before.
-Usage: .venv/bin/python benchmarks/trace.py [--rounds 10] [--cases digits,resnet50]
+Digits (32 images per rank, from files) and ResNet-50 at 224 px (16 images per rank, synthetic), each with 2 ranks and 8
+buckets. Both measurements use one trainer for all variants.
+
+Overhead: median over rounds of the ratio of wall times to those without timer, with its 95 % bootstrap interval; CPU
+time: the same for the CPU time of both ranks. A round has two short blocks of steps per variant, in random order and
+then in its reverse, which removes linear drift.
+Direct: CPU time of the timer's own work, in percent of a step as if all of it delayed the step. It is measured on the
+main thread (around each call, in the rounds), on the timer's thread (in the rounds), and on the threads of MXNet's
+engine (the operations that the timer pushes, alone, after the caches were filled with other data). Starting the clock
+at an epoch, the report at an evaluation and the look for a request of a trace (once per run.metrics_period_steps steps,
+on rank 0) are not part of these. A line below the table has their times, with a barrier of the ranks in each.
+
+Usage: .venv/bin/python benchmarks/trace.py [--seconds 600] [--cases digits,resnet50] [--results FILE]
+With --results, rounds are added to those in FILE, so that a long measurement can be made in several parts.
 """
 import argparse
+import json
+import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIANTS = {'no timer': None, 'always on': 0.005, 'tracing': 0.02}  # with the largest overhead allowed
-# Number of ranks and of steps in a round.
-CASES = {'digits': (2, 12), 'resnet50': (1, 3)}
+CASES = {'digits': 2, 'resnet50': 1}  # with the number of steps in a block
+NUM_RANKS, NUM_BUCKETS = 2, 8
+SAMPLING_STEPS = 16  # the timer marks the buckets of one in so many steps
+NUM_ALONE = 8  # repetitions of the timer's operations alone
 
 
 def config_of(case):
@@ -30,106 +47,221 @@ def config_of(case):
     from mlperf_rn50.data.options import DataConfig
     from mlperf_rn50.model.options import ModelConfig
     from mlperf_rn50.train.options import TrainConfig
-    if case == 'digits':
-        return resolve_config(ROOT / 'launch/configs/digits_cpu.yaml', [], config_parser())
-    return Config(data=DataConfig(synthetic=True), model=ModelConfig(fused_bn_relu=True),
-                  train=TrainConfig(local_batch_size=32))
+    config = resolve_config(ROOT / 'launch/configs/digits_cpu.yaml', [], config_parser()) if case == 'digits' else \
+        Config(data=DataConfig(synthetic=True), model=ModelConfig(fused_bn_relu=True),
+               train=TrainConfig(local_batch_size=16))
+    return replace(config, comm=replace(config.comm, num_buckets=NUM_BUCKETS))
 
 
-def timers():
-    """Return a function for each variant that returns its timer."""
+def make_timers():
+    """Return the timer of each variant; the one that traces keeps the times of all steps."""
     from mlperf_rn50.train.comm.step_timer import StepTimer
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
-    nothing = SimpleNamespace(is_sampling=False, mark=lambda array: array, mark_data=lambda *_: None,
-                              mark_exchange=lambda *_: None, mark_update=lambda _: None,
-                              check=lambda: None, drain=lambda: None)
     heartbeat = Heartbeat()
+    timers = [StepTimer(heartbeat.mark_exchange, heartbeat.record_step) for _ in range(2)]
+    timers[1].start_trace(10**9)
+    nothing = SimpleNamespace(is_sampling=False, mark=lambda array: array, mark_data=lambda *_: None,
+                              mark_exchange=lambda *_: None, mark_update=lambda _: None, check=lambda: None,
+                              take_trace=lambda is_end: [], drain=lambda: None, start=lambda step: None)
+    return dict(zip(VARIANTS, (nothing, *timers), strict=True))
 
-    def started(num_traced):
-        timer = StepTimer(heartbeat.mark_exchange, heartbeat.record_step)
-        timer.start()
-        timer.start_trace(num_traced)
-        return timer
-    return dict(zip(VARIANTS, (lambda: nothing, lambda: started(0), lambda: started(10_000)), strict=True))
+
+class Timed:
+    """Timer whose calls on the main thread are timed."""
+
+    def __init__(self, timer):
+        self.timer, self.cpu_s = timer, 0.0
+
+    def _timed(self, function, *arguments):
+        start = time.thread_time()
+        result = function(*arguments)
+        self.cpu_s += time.thread_time() - start
+        return result
+
+    def __getattr__(self, name):
+        value = self._timed(getattr, self.timer, name)
+        return (lambda *arguments: self._timed(value, *arguments)) if callable(value) else value
 
 
-def measure(case, rounds):
-    """Print on rank 0 the seconds per step of each variant and round."""
-    import horovod.mxnet as hvd
+class Measurement:
+    """A trainer whose steps are measured with each timer."""
 
-    from mlperf_rn50.data.batches import train_batches
-    from mlperf_rn50.system.processor import leave_openmp_to_engine
-    from mlperf_rn50.train.comm.horovod import open_comm
-    from mlperf_rn50.train.plan import make_plan
-    from mlperf_rn50.train.trainer import Trainer
-    leave_openmp_to_engine()
-    config, comm = config_of(case), open_comm('none')
-    # With one bucket, no exchange would overlap the backward pass.
-    config = replace(config, comm=replace(config.comm, num_buckets=8))
-    plan = make_plan(config, comm.world_size)
-    trainer = Trainer(plan, comm, 0, None)
-    trainer.broadcast()
-    batches, numbers, makers = train_batches(config, plan.train_shard(comm.rank), 0, 0, None), count(), timers()
+    def __init__(self, case):
+        import mxnet as mx
 
-    def steps(number):
-        """Return the seconds per step of steps that, as in training, do not wait for each other."""
-        pending = []
+        from mlperf_rn50.data.batches import train_batches
+        from mlperf_rn50.runfolder.names import RunFolder
+        from mlperf_rn50.system.processor import leave_openmp_to_engine
+        from mlperf_rn50.train.comm.horovod import open_comm
+        from mlperf_rn50.train.comm.rank_times import RankTimes
+        from mlperf_rn50.train.plan import make_plan
+        from mlperf_rn50.train.trainer import Trainer
+        leave_openmp_to_engine()
+        self.wait = mx.nd.waitall
+        config, self.comm, self.num_steps = config_of(case), open_comm('none'), CASES[case]
+        self.plan = make_plan(config, self.comm.world_size)
+        self.trainer = Trainer(self.plan, self.comm, 0, None)
+        self.trainer.broadcast()
+        self.batches = train_batches(config, self.plan.train_shard(self.comm.rank), 0, 0, None)
+        self.numbers, self.timers = count(), make_timers()
+        own = {'rank': self.comm.rank, 'host': 'host', 'cores': '0'}
+        self.folder = tempfile.TemporaryDirectory()
+        self.times = {v: RankTimes(self.comm, t, own, RunFolder(Path(self.folder.name), 0))
+                      for v, t in self.timers.items()}
+
+    def run(self, variant, number):
+        """Take steps as the training loop does; return wall time, and CPU time of this rank, main and thread."""
+        trainer, times, timer, pending = self.trainer, self.times[variant], Timed(self.timers[variant]), []
         trainer.settle()
-        comm.barrier()
-        start = time.perf_counter()
-        for step in (next(numbers) for _ in range(number)):
-            pending.append(trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(0)))
-            if len(pending) > 2:
+        trainer.timer = times._timer = timer
+        timer.start(next(self.numbers))
+        thread_s, timer.cpu_s = thread_cpu_s(timer.timer), 0.0
+        self.comm.barrier()
+        wall_s, all_s = time.perf_counter(), time.process_time()
+        for step in (next(self.numbers) for _ in range(number)):
+            pending.append(trainer.step(self.batches, step % self.plan.steps_per_epoch, self.plan.learning_rate(0)))
+            for _ in range(len(pending) - 2):
                 trainer.read(pending.pop(0))
+            times.trace()
+        for step in pending:
+            trainer.read(step)
+        self.wait()
+        wall_s, all_s, main_s = time.perf_counter() - wall_s, time.process_time() - all_s, timer.cpu_s
         trainer.settle()
-        return (time.perf_counter() - start) / number
-    steps(4)
-    for number in range(rounds):
-        order = list(VARIANTS)[::1 if number % 2 else -1]
-        for variant in order:
-            trainer.timer = makers[variant]()
-            steps(1)  # not timed, because a new timer starts with it
-            seconds = steps(CASES[case][1])
-            if comm.rank == 0:
-                print(f'round {number} {variant}: {seconds:.6f}', flush=True)
-    if comm.world_size > 1:
-        hvd.shutdown()
+        return np.array([wall_s, all_s, main_s, thread_cpu_s(timer.timer) - thread_s])
+
+    def round(self, choose):
+        """Return the seconds per step of each variant: wall time, and CPU time of all ranks, of main and of thread."""
+        order = choose.sample(list(VARIANTS), len(VARIANTS))
+        sums = dict.fromkeys(VARIANTS, 0)
+        for variant in order + order[::-1]:
+            sums[variant] += self.run(variant, self.num_steps) / (2 * self.num_steps)
+        all_us = self.comm.sum([round(1e6 * all_s) for _, all_s, *_ in sums.values()])
+        return {v: {'wall': wall_s, 'all': us / 1e6, 'main': main_s, 'thread': thread_s}
+                for us, (v, (wall_s, _, main_s, thread_s)) in zip(all_us, sums.items())}
+
+    def engine(self):
+        """Return the CPU seconds per step of the operations that each variant's timer pushes to the engine."""
+        alone = [{v: self.engine_cpu_s(t) for v, t in self.timers.items()} for _ in range(NUM_ALONE)]
+        means = {v: statistics.mean(a[v] for a in alone) for v in VARIANTS}
+        return {v: means[v] - means['no timer'] for v in VARIANTS}
+
+    def engine_cpu_s(self, timer):
+        """Return the CPU seconds per step of other threads than main and timer's, for only the timer's operations."""
+        buckets, last = self.trainer.optimizer.buckets, self.trainer.optimizer.tensors[-1].grad
+        other, cpu_s = np.empty(2**22), 0.0
+        timer.start(next(self.numbers))
+        for number in range(SAMPLING_STEPS):
+            other.fill(number)  # the caches then hold other data, as after a forward pass
+            before = time.process_time() - time.thread_time() - thread_cpu_s(timer)
+            timer.mark_data(time.monotonic())
+            computed, is_sampled = timer.mark(last), timer.is_sampling
+            ready, done = ([timer.stamp(b.last) for b in buckets] if is_sampled else [] for _ in range(2))
+            timer.mark_exchange(computed, timer.mark(last), ready if is_sampled else None, done)
+            timer.mark_update(timer.mark(buckets[-1].tensors[-1].weight))
+            self.trainer.timer = timer
+            self.trainer.settle()
+            cpu_s += time.process_time() - time.thread_time() - thread_cpu_s(timer) - before
+        return cpu_s / SAMPLING_STEPS
+
+    def others(self):
+        """Return seconds: to start the clock at an epoch, to report at an evaluation, to look for a request."""
+        times, seconds = self.times['always on'], []
+        for action in (lambda: self.timers['always on'].start(next(self.numbers)), lambda: times.report(0.0),
+                       times.find_request):
+            self.run('always on', 2)
+            times._timer = self.timers['always on']
+            self.comm.barrier()
+            start = time.perf_counter()
+            action()
+            self.comm.barrier()
+            seconds.append(time.perf_counter() - start)
+        return seconds
 
 
-def compare(case, rounds):
-    """Return rows of the table for a case, measured by processes of their own."""
-    command = [ROOT / 'launch/ranks.sh', CASES[case][0], sys.executable, __file__, '--measure', case]
-    done = subprocess.run([*map(str, command), '--rounds', str(rounds)], capture_output=True, text=True, cwd=ROOT)
+def thread_cpu_s(timer):
+    """Return the CPU seconds of a timer's thread."""
+    thread = getattr(timer, '_thread', None)
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) if thread else 0.0
+
+
+def measure(case, seconds):
+    """Print rounds on rank 0, as JSON lines, until a time has passed."""
+    import horovod.mxnet as hvd
+    measurement = Measurement(case)
+    choose = random.Random(measurement.comm.from_rank_0(time.time_ns))  # the same on all ranks
+    for variant in VARIANTS:
+        measurement.run(variant, 2)
+    end, rank = time.monotonic() + seconds, measurement.comm.rank
+    found = {'engine': measurement.engine(), 'others': measurement.others()}
+    while True:
+        if rank == 0:
+            print('line', json.dumps({'case': case, **found}), flush=True)
+        if measurement.comm.from_rank_0(lambda: time.monotonic() > end):
+            break
+        found = measurement.round(choose)
+    measurement.trainer.settle()
+    hvd.shutdown()
+
+
+def collect(case, seconds):
+    """Return the lines that the ranks of a case print."""
+    command = [ROOT / 'launch/ranks.sh', NUM_RANKS, sys.executable, __file__, '--measure', case, '--seconds', seconds]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         sys.exit(f'{case}: exit code {done.returncode}\n{done.stderr[-2000:]}')
-    lines = [x.removeprefix('round ') for x in done.stdout.splitlines() if x.startswith('round ')]
-    seconds = {v: {int(x.split()[0]): float(x.split()[-1]) for x in lines if f' {v}: ' in x} for v in VARIANTS}
-    rows, before = [], None
+    return [line.removeprefix('line ') for line in done.stdout.splitlines() if line.startswith('line ')]
+
+
+def interval(ratios):
+    """Return the median of ratios with its 95 % bootstrap interval."""
+    samples = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
+    low, high = np.percentile(np.median(samples, axis=1), [2.5, 97.5])
+    return f'{statistics.median(ratios):+.2%} ({low:+.2%} to {high:+.2%})'
+
+
+def make_rows(case, lines):
+    """Return the rows of the table for a case."""
+    rows, first = [], next(iter(VARIANTS))
+    rounds, engine = [r for r in lines if first in r], [line['engine'] for line in lines if 'engine' in line]
     for variant, limit in VARIANTS.items():
-        row = [case, variant, 1000 * statistics.median(seconds[variant].values())]
-        if before:
-            low, middle, high = statistics.quantiles(
-                [seconds[variant][k] / seconds[before][k] - 1 for k in seconds[variant]], n=4, method='inclusive')
-            row += [f'{middle:+.2%}', f'{low:+.2%} to {high:+.2%}', f'{limit:.1%}']
+        step_s = statistics.median(r[variant]['wall'] for r in rounds)
+        row = [case, variant, len(rounds), f'{1000 * step_s:.1f}']
+        if limit:
+            row += [interval([r[variant][key] / r[first][key] - 1 for r in rounds]) for key in ('wall', 'all')]
+            parts = [statistics.mean(r[variant][key] - r[first][key] for r in rounds) for key in ('main', 'thread')]
+            parts.append(statistics.mean(e[variant] for e in engine))
+            row += [' + '.join(f'{1e6 * p:.0f}' for p in parts), f'{sum(parts) / step_s:.3%}', f'{limit:.1%}']
         rows.append(row)
-        before = variant
     return rows
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--rounds', type=int, default=10)
+    parser.add_argument('--seconds', type=float, default=600)
     parser.add_argument('--cases', default=','.join(CASES))
+    parser.add_argument('--results', type=Path)
     parser.add_argument('--measure', choices=CASES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        return measure(options.measure, options.rounds)
+        return measure(options.measure, options.seconds)
     if not (ROOT / 'data/digits').exists():
         subprocess.run([sys.executable, '-m', 'mlperf_rn50', 'prepare', 'digits', '--out', 'data/digits'], check=True,
                        cwd=ROOT)
-    rows = [row for case in options.cases.split(',') for row in compare(case, max(2, options.rounds))]
-    print(tabulate(rows, ['case', 'timer', 'ms/step', 'overhead', 'middle half of the rounds', 'target'],
-                   floatfmt='.2f'))
+    texts = [line for case in options.cases.split(',') for line in collect(case, options.seconds)]
+    if options.results:
+        with options.results.open('a') as file:
+            file.writelines(f'{t}\n' for t in texts)
+        texts = options.results.read_text().splitlines()
+    lines = [json.loads(t) for t in texts]
+    cases = {c: [line for line in lines if line['case'] == c] for c in CASES}
+    print(tabulate([row for c, found in cases.items() if found for row in make_rows(c, found)],
+                   ['case', 'timer', 'rounds', 'ms/step', 'overhead (95 %)', 'CPU time (95 %)',
+                    'direct, us: main + thread + engine', 'direct', 'target'], disable_numparse=True))
+    for case, found in cases.items():
+        if others := [line['others'] for line in found if 'others' in line]:
+            start, report, request = (f'{1000 * statistics.median(o):.1f} ms' for o in zip(*others))
+            print(f'{case}: start {start} per epoch, report {report} per evaluation, request {request} per message')
 
 
 if __name__ == '__main__':

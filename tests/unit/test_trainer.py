@@ -3,6 +3,7 @@ import os
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import mxnet as mx
 import numpy as np
@@ -16,10 +17,12 @@ from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.weights import set_weights
 from mlperf_rn50.model.zoo import restore_model
+from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.train.build import DETERMINISM, device_notes
 from mlperf_rn50.train.checkpoint.progress import TrainerState
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import check_finite
+from mlperf_rn50.train.comm.rank_times import RankTimes
 from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
@@ -119,6 +122,22 @@ def test_warm_up_keeps_the_loss_scale_that_fits_and_restores_the_rest(small_trai
     before = trainer.digests()
     trainer.warm_up(batches, next(batches), 3)
     assert trainer.loss_scale == LossScale(128.0, 0) and trainer.digests() == before and not outcomes
+
+
+@pytest.mark.parametrize('num_ranks', [2, 1000])
+def test_exchanges_of_a_step_do_not_grow_with_the_number_of_ranks(small_training, tmp_path, num_ranks):
+    """They are the loss with the requests, and the gradients; times of ranks are gathered at evaluations only."""
+    trainer, batches = small_training
+    trainer._comm = comm = Mock(wraps=Comm(), rank=0, world_size=num_ranks)
+    times = RankTimes(comm, trainer.timer, {}, RunFolder(tmp_path, 0))
+    for step in range(3):  # the timer marks the buckets of the second one
+        trainer.read(trainer.step(batches, step, 0.01))
+        times.find_request()
+        times.trace()
+    sizes = [(name, sum(a.size for a in (args if name == 'sum_in_background' else args[0])))
+             for name, args, _ in comm.method_calls]
+    gradients = [('average_gradients', sum(g.size for g in b.grads)) for b in trainer.optimizer.buckets]
+    assert sizes == [('sum_in_background', 4), *gradients] * 3
 
 
 # --- running variances -----------------------------------------------------------------------------------------
