@@ -3,7 +3,7 @@
 Digits (32 images per rank, from files) and ResNet-50 at 224 px (16 images per rank, synthetic), each with 2 ranks and 8
 buckets. All measurements of a case use one trainer for all variants. Steps differ by more than the timer costs, so a
 thin ResNet-50 with as many layers, tensors and buckets, which takes a fraction of the time, shows the difference in
-microseconds. The timer does the same there; only the copies of two gradients and a weight, all of them small, are smaller.
+microseconds. The timer does the same there; only its copies of two small gradients and a weight are smaller.
 
 Difference and overhead: medians over rounds of the difference and ratio of wall times to those without timer, with the
 95 % bootstrap interval. A round has two short blocks of steps per variant, in random order and then in its reverse,
