@@ -179,7 +179,7 @@ SMALLER = {'train.global_batch_size': 32, 'schedule.base_lr': 0.01}
 LARGER = {'train.global_batch_size': 128, 'schedule.base_lr': 0.03}
 COSINE = {'schedule.decay': 'cosine'}
 STEPS = {'schedule.decay': 'step', 'schedule.step_epochs': '[4, 5]'}
-SHIFTS = {'data.crop': 'padded', 'data.crop_padding': 2}
+SHIFTS = {'data.crop': 'padded', 'data.crop_padding': 1}
 DIGITS: list[dict[str, object]] = [
     {}, {}, {}, SMALLER, SMALLER, LARGER, COSINE, COSINE, STEPS, STEPS, SHIFTS, SHIFTS, {'schedule.poly_power': 1},
     {'train.label_smoothing': 0.1}, {'optimizer.nesterov': 'true'}, {'schedule.warmup_epochs': 0.5},
@@ -192,7 +192,7 @@ HEALTHY = [
     *(healthy('cifar10', i, options) for i, options in enumerate(
         [{}, {}, COSINE, {'train.label_smoothing': 0}, {'data.crop': 'none'}])),
     healthy('cifar10', 5, {}, ranks=2),
-    healthy('cifar10', 6, {}, change=lambda d: replace(d, train=d.train[:2200]))]
+    healthy('cifar10', 6, {}, change=lambda d: replace(d, train=d.train[100:]))]
 CASES = {case.name: case for case in [*HEALTHY, *MISTAKES]}
 
 
