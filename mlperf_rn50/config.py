@@ -6,7 +6,8 @@ Numbers derived from options (global batch, steps per epoch) are in train/plan.p
 import dataclasses
 import math
 import unicodedata
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 from mlperf_rn50.bounds import ABOVE_0, FROM_0, Bounds, free_option, require
@@ -15,6 +16,11 @@ from mlperf_rn50.model.options import ModelConfig, check_model
 from mlperf_rn50.train import options as train_options
 from mlperf_rn50.train.options import CheckpointConfig, CommConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
+# Values that the closed division requires. Only those of OPEN_ONLY are not visible in other events of the log.
+OPEN_ONLY: dict[str, Any] = {'data.sizes': (), 'data.eval_size': None, 'data.eval_flip': False, 'train.ema': None}
+_CLOSED = {'optimizer.nesterov': False, 'data.mirror': 'random', 'data.last_batch': 'wrap', 'train.init_weights': None,
+           **OPEN_ONLY}
+_FIXED_SIZE = ('alexnet', 'vgg16', 'vgg19')  # networks whose dense layers fit images of one size
 _UNPRINTED = ('Cc', 'Cs', 'Zl', 'Zp')  # Unicode categories of controls, surrogates, line and paragraph separators
 
 
@@ -85,6 +91,22 @@ SECTIONS: dict[str, type] = {f.name: f.type for f in dataclasses.fields(Config)}
 KEYS = {f'{name}.{f.name}': f for name, section in SECTIONS.items() for f in dataclasses.fields(section)}
 
 
+def with_size(config: Config, side: int) -> Config:
+    """Return a configuration that trains on images of one size in all epochs."""
+    return replace(config, data=replace(config.data, sizes=(side,)))
+
+
+def for_evaluation(config: Config) -> Config:
+    """Return a configuration whose data.image_size is that of evaluations, as for a network without data.sizes."""
+    data = config.data
+    return replace(config, data=replace(data, sizes=(), image_size=data.eval_size or data.image_size, eval_size=None))
+
+
+def open_values(config: Config) -> dict[str, Any]:
+    """Return the values of a configuration for which the log has no event but OPEN_OPTIONS, by key."""
+    return {key: value for key, rule in OPEN_ONLY.items() if (value := attrgetter(key)(config)) != rule}
+
+
 def to_tree(config: Config) -> dict:
     """Return the configuration as plain dicts and lists, for YAML or JSON."""
     return {name: {k: list(v) if isinstance(v, tuple) else v for k, v in vars(section).items()}
@@ -143,10 +165,13 @@ def _check_together(c: Config) -> None:
     require((c.run.ranks_per_node or c.run.ranks_per_device) % c.run.ranks_per_device == 0,
             f'run.ranks_per_node: got {c.run.ranks_per_node}, expected a multiple of '
             f'run.ranks_per_device={c.run.ranks_per_device}')
-    for key, value, rule in (('optimizer.nesterov', c.optimizer.nesterov, False), ('data.mirror', d.mirror, 'random'),
-                             ('data.last_batch', d.last_batch, 'wrap'), ('train.init_weights', t.init_weights, None)):
+    for key, rule in _CLOSED.items():
+        value = attrgetter(key)(c)
         require(is_open or value == rule, f'{key}: got {render_value(value)} in the closed division, expected '
-                                          f'{render_value(rule)}, or run.submission_division=open')
+                                          f'{render_value(rule) or "[]"}, or run.submission_division=open')
+    require(c.model.name not in _FIXED_SIZE or {*d.sizes, d.eval_size or d.image_size} <= {d.image_size},
+            f'data.sizes, data.eval_size: got other sizes than image_size={d.image_size} for {c.model.name}, whose '
+            'dense layers fit one size; omit them')
     require(t.device == 'gpu' or d.decoder == 'cpu',
             'data.decoder: got mixed with train.device=cpu, expected cpu; nvJPEG needs train.device=gpu')
     require(not c.run.stop_when_behind or bool(c.run.reference) or d.dataset == IMAGENET and not d.synthetic,

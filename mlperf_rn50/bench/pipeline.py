@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.bench.measure import BenchSession, ResultTable, proc_number
+from mlperf_rn50.config import with_size
 from mlperf_rn50.data.batches import train_batches
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import regular_file
@@ -49,7 +50,7 @@ def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
 def bench_pipeline(session: BenchSession, threads: list[int], batch_sizes: list[int], caches: list[str],
                    node_images_per_s: float | None) -> list[ResultTable]:
     """Measure all cases and compute storage bandwidths for node_images_per_s (None: speed of the fastest case)."""
-    config = with_layout(session.config)
+    config = with_layout(with_size(session.config, session.config.data.image_size))
     if config.data.synthetic:
         raise ConfigError('data.synthetic: got true, expected false; bench data reads files from data.dir')
     cases = [(replace(session, config=replace(config, data=replace(config.data, num_threads=num_threads),

@@ -185,7 +185,8 @@ def probe(run: WhyRun) -> list[Cause]:
         logged = description.top1
     else:
         saved, logged = load_newest(folder.checkpoints).trainer.arrays, log.final_accuracy
-        arrays = {n.removeprefix('model/'): a.astype(np.float32) for n, a in saved.items() if n.startswith('model/')}
+        head = 'model/' if original.train.ema is None else 'ema/'
+        arrays = {n.removeprefix(head): a.astype(np.float32) for n, a in saved.items() if n.startswith(head)}
     config, arrays = portable(replace(original, model=replace(original.model, bn_momentum=0.9)), arrays)
     data, seed, num = config.data, config.run.seed or 0, config.data.num_classes
     most = _MOST_LARGE if data.image_size >= _LARGE_SIDE else _MOST

@@ -54,7 +54,7 @@ def make_cases(models: list[str], precisions: list[str], sources: list[str], bat
 def case_config(config: Config, case: Case) -> Config:
     """Return the configuration of a case. Synthetic images have a configured size or the network's design size."""
     is_synthetic = case.source == 'synthetic'
-    data = replace(config.data, synthetic=is_synthetic)
+    data = replace(config.data, synthetic=is_synthetic, sizes=())
     if is_synthetic and data.image_size == DataConfig.image_size:
         side = image_size_of(case.model)
         data = replace(data, image_size=side, resize_shorter=max(data.resize_shorter, side))

@@ -63,7 +63,7 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, heartbe
     from mlperf_rn50.train.comm.device import device_id_of
     from mlperf_rn50.train.comm.horovod import open_comm
     from mlperf_rn50.train.comm.sharing import sharing_of
-    from mlperf_rn50.train.evaluate import ConfusionMatrix, evaluate
+    from mlperf_rn50.train.evaluate import ConfusionMatrix, evaluate, with_mirror
     heartbeat.beat('start-up')
     comm = open_comm(config.comm.compression, exchange=heartbeat.exchange, num_sharing=sharing_of(config))
     data, device_id = config.data, device_id_of(config, comm)
@@ -73,7 +73,8 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, heartbe
         raise DataError(f'data.dir: got other classes in {data.dir} than those of {weights.path}; set data.dir')
     size = min(config.train.eval_batch_size or 1, -(-data.num_val // comm.world_size))
     batches = eval_batches(config, Shard(data.num_val, comm.rank, comm.world_size, size), device_id)
-    net = eval_network(config, context, restore_model(config, context, weights.arrays, str(weights.path)))
+    trained = restore_model(config, context, weights.arrays, str(weights.path))
+    net = with_mirror(eval_network(config, context, trained), config)
     matrix = ConfusionMatrix(data.num_classes)
     heartbeat.beat('evaluation')
     accuracy = evaluate(net, batches(), data.num_val, comm, heartbeat.beat, matrix.add)

@@ -77,5 +77,5 @@ def _facts(weights: SavedWeights, config: Config) -> dict:
         'resize_shorter': data.resize_shorter, 'interpolation': data.interpolation, 'centre_crop': side,
         'mean': list(data.mean), 'std': list(data.std), 'values': '(pixel in 0..255 - mean) / std'},
         'output': 'logits, (batch, classes), float32', 'classes': list(description.classes),
-        'dataset': data.dataset, 'top1': description.top1, 'epoch': description.epoch,
+        'dataset': data.dataset, 'top1': description.top1, 'eval_flip': data.eval_flip, 'epoch': description.epoch,
         'weights_sha256': description.sha256, 'program_version': description.program_version}

@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count, islice, repeat
+from itertools import count, groupby, islice, repeat, zip_longest
 from typing import Any, NamedTuple
 
 import imagesize
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.config import Config
+from mlperf_rn50.config import Config, for_evaluation, with_size
 from mlperf_rn50.data import pipeline, shards
 from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
 from mlperf_rn50.data.options import DataConfig
@@ -144,25 +144,57 @@ def eval_requests(shard: Shard) -> Iterator[Request]:
 
 def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None,
                   open_records: Callable[[], RecordFile] | None = None) -> Iterator[Batch]:
-    """Return endless training batches, starting at a global step. Requesting the first one opens the files."""
+    """Return endless training batches, starting at a global step. Requesting the first one opens the files.
+
+    Each run of epochs with one size has a pipeline of its own, and all pipelines take their images from one stream.
+    """
     num_valid = (shard.num_valid(step, micro) for _, step, micro in train_steps(shard, first_step))
+    runs = size_runs(config.data, shard, first_step)
     if config.data.synthetic:
-        return _make_synthetic(config, shard, device_id)(num_valid)
-    open_records = open_records or find_split(config.data, 'train')
-    requests = train_requests(config.data, shard, seed, first_step)
-    return _build_batches(open_records, requests, shard, config, True, device_id)(num_valid)
+        return _in_turn(lambda side, num: _make_synthetic(with_size(config, side), shard, device_id), runs, num_valid)
+    opened = open_records or find_split(config.data, 'train')
+    inputs = _read_ahead(opened, config.data, train_requests(config.data, shard, seed, first_step),
+                         config.data.input_batch_multiplier * config.data.prefetch_depth)
+    return _in_turn(lambda side, num: _build_batches(opened, islice(inputs, num), shard, with_size(config, side), True,
+                                                     device_id), runs, num_valid)
+
+
+def size_runs(data: DataConfig, shard: Shard, first_step: int) -> list[tuple[int, int | None]]:
+    """Return side and number of batches of each run of epochs with one size, from a step on; None: the last one."""
+    epoch, step = divmod(first_step, shard.steps_per_epoch)
+    runs = [(side, len(list(epochs))) for side, epochs in groupby(
+        data.size_of(e) for e in range(epoch, max(epoch + 1, len(data.sizes))))]
+    nums: list[int | None] = [shard.num_micro * (num * shard.steps_per_epoch - step * (i == 0))
+                              for i, (_, num) in enumerate(runs)]
+    return list(zip((side for side, _ in runs), [*nums[:-1], None]))
+
+
+def _in_turn(build: Callable[[int, int | None], Callable[[Iterable[int]], Iterator[Batch]]],
+             runs: list[tuple[int, int | None]], num_valid: Iterator[int]) -> Iterator[Batch]:
+    """Build the first pipeline. Return the batches of all runs of epochs, whose pipelines a thread builds in time."""
+    first, pool = build(*runs[0]), ThreadPoolExecutor(1, 'build')
+
+    def batches() -> Iterator[Batch]:
+        current = first
+        for (_, num), following in zip_longest(runs, runs[1:]):
+            built = following and pool.submit(build, *following)
+            yield from current(islice(num_valid, num))
+            if built:
+                current = built.result()
+    return batches()
 
 
 def eval_batches(config: Config, shard: Shard, device_id: int | None,
                  split: str = 'validation') -> Callable[[], Iterator[Batch]]:
     """Return a function that returns the batches of one pass over this rank's images of a split, not augmented."""
-    num_valid = [shard.num_valid(step) for step in range(shard.steps_per_epoch)]
+    config, num_valid = for_evaluation(config), [shard.num_valid(step) for step in range(shard.steps_per_epoch)]
     if config.data.synthetic:
         batches = _make_synthetic(config, shard, device_id)
     else:
         # One endless pipeline serves all evaluations, so that the first batches of each are decoded during training.
         open_records = find_split(config.data, split)
-        batches = _build_batches(open_records, eval_requests(shard), shard, config, False, device_id)
+        inputs = _read_ahead(open_records, config.data, eval_requests(shard), config.data.prefetch_depth)
+        batches = _build_batches(open_records, inputs, shard, config, False, device_id)
     return lambda: batches(num_valid)
 
 
@@ -171,9 +203,9 @@ def synthetic_batches(config: Config, shard: Shard, device_id: int | None) -> It
     return _make_synthetic(config, shard, device_id)(repeat(shard.num_valid(0)))
 
 
-def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Request], shard: Shard, config: Config,
+def _build_batches(open_records: Callable[[], RecordFile], inputs: Iterator[Inputs], shard: Shard, config: Config,
                    is_training: bool, device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
-    """Build a pipeline for requests. Return a function that yields the next batches, given their num_valid.
+    """Build a pipeline for inputs. Return a function that yields the next batches, given their num_valid.
 
     A run of the pipeline returns one or several batches, which are cut without a copy.
     """
@@ -183,7 +215,6 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
 
     def source() -> Iterator[Inputs]:
         nonlocal read_s, source_s
-        inputs = _read_ahead(open_records, config.data, requests, num_joined * config.data.prefetch_depth)
         start = time.monotonic()
         while parts := list(islice(inputs, num_joined)):
             inside.extend(parts)
@@ -233,7 +264,7 @@ def _build_batches(open_records: Callable[[], RecordFile], requests: Iterator[Re
 
 def _make_synthetic(config: Config, shard: Shard, device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
     """Return a function like that of _build_batches, which repeats one batch of random images on the device."""
-    data, side, size = config.data, config.data.image_size, shard.local_batch_size
+    data, side, size = config.data, config.data.size_of(), shard.local_batch_size
     channels = 4 if data.pad_to_4_channels else 3
     shape = (size, side, side, channels) if config.model.layout == 'NHWC' else (size, channels, side, side)
     dtype = 'float16' if config.train.precision == 'float16' else 'float32'

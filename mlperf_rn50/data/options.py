@@ -26,6 +26,10 @@ class DataConfig:
         last_batch: partly filled last batch of an epoch: weight scales its learning rate; wrap fills it with images, as
             the closed division requires.
         image_size: side of the square network input, pixels.
+        sizes: side of training images in each epoch from the first one on, pixels; later epochs have the last one. If
+            not set, it is image_size. Shifts of crop=padded are in pixels of image_size, before the image is shrunk.
+        eval_size: side of evaluation images, pixels; null means image_size.
+        eval_flip: evaluate the mean of the logits of each image and of its mirror image.
         resize_shorter: shorter side to which evaluation images are resized before the centre crop, pixels.
         crop: training crop: random_resized (random area and aspect ratio), padded (random shift) or none.
         crop_padding: width of the black border and maximum shift for crop=padded, pixels.
@@ -65,6 +69,9 @@ class DataConfig:
     node_rotation_epochs: int = option(10, ABOVE_0, 'epochs')
     last_batch: Literal['weight', 'wrap'] = 'weight'
     image_size: int = option(224, ABOVE_0, 'pixels')
+    sizes: tuple[int, ...] = option((), ABOVE_0, 'pixels')
+    eval_size: int | None = option(None, ABOVE_0, 'pixels')
+    eval_flip: bool = False
     resize_shorter: int = option(256, ABOVE_0, 'pixels')
     crop: Literal['random_resized', 'padded', 'none'] = 'random_resized'
     crop_padding: int = option(4, FROM_0, 'pixels')
@@ -92,6 +99,10 @@ class DataConfig:
     input_batch_multiplier: int = free_option(1, ABOVE_0, 'batches')
     pad_to_4_channels: bool = False
 
+    def size_of(self, epoch: int = 0) -> int:
+        """Return the side of the training images of an epoch, counted from 0, in pixels."""
+        return self.sizes[min(epoch, len(self.sizes) - 1)] if self.sizes else self.image_size
+
 
 def check_data(d: DataConfig) -> None:
     """Raise ConfigError if values conflict with each other."""
@@ -99,7 +110,7 @@ def check_data(d: DataConfig) -> None:
             f'data.min_area, max_area: got {d.min_area}, {d.max_area}, expected min_area <= max_area')
     require(d.min_aspect <= d.max_aspect,
             f'data.min_aspect, max_aspect: got {d.min_aspect}, {d.max_aspect}, expected min_aspect <= max_aspect')
-    require(d.resize_shorter >= d.image_size,
-            f'data.resize_shorter: got {d.resize_shorter}, expected at least image_size={d.image_size}')
+    name, side = ('eval_size', d.eval_size) if d.eval_size else ('image_size', d.image_size)
+    require(d.resize_shorter >= side, f'data.resize_shorter: got {d.resize_shorter}, expected at least {name}={side}')
     require(d.mirror == 'random' or d.mirror_probability == 0.5,
             f'data.mirror_probability: got {d.mirror_probability} with mirror=alternating, expected 0.5')

@@ -70,7 +70,7 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
     # Recipes with linear and cubic interpolation are older than DALI's antialias option, which is on by default.
     interpolation = {'interp_type': _INTERPOLATION[data.interpolation],
                      'antialias': data.interpolation in ('triangular', 'lanczos3')}
-    side = data.image_size
+    side = data.size_of()
     decoding = {'device': data.decoder, 'output_type': types.RGB}
     if data.decoder == 'mixed':
         # DALI long had no hardware decoding of crops (pull request 2175), and NVIDIA's submission for v1.1 avoids it.
@@ -89,10 +89,13 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
     if not is_training:
         images = fn.resize(images, resize_shorter=data.resize_shorter, **interpolation)
     else:
-        images = fn.resize(images, size=[side, side], **interpolation)
-        if data.crop == 'padded':
-            images = fn.slice(images, start=fn.cast(given['anchors'], dtype=types.INT32), shape=[side, side],
+        if data.crop == 'padded':  # shifts are in pixels of data.image_size
+            whole = [data.image_size] * 2
+            images = fn.resize(images, size=whole, **interpolation)
+            images = fn.slice(images, start=fn.cast(given['anchors'], dtype=types.INT32), shape=whole,
                               axes=[0, 1], out_of_bounds_policy='pad', fill_values=0)
+        if data.crop != 'padded' or side != data.image_size:
+            images = fn.resize(images, size=[side, side], **interpolation)
     return fn.crop_mirror_normalize(
         images, crop=[side, side], mirror=given['mirrors'], mean=list(data.mean), std=list(data.std),
         dtype=types.FLOAT16 if config.train.precision == 'float16' else types.FLOAT,

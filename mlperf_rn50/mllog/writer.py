@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import mlperf_rn50
-from mlperf_rn50.config import Config
+from mlperf_rn50.config import Config, for_evaluation, open_values
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.files import LineFile, LineHandler
 from mlperf_rn50.mllog import events
@@ -135,6 +135,8 @@ class RunLog:
             values[keys.OPT_LR_DECAY_BOUNDARY_EPOCHS] = list(s.step_epochs)
         for key, value in values.items():
             self._event(key, value)
+        if options := open_values(config):
+            self._event(events.OPEN_OPTIONS, options)
         momentum = 'Nesterov Momentum' if o.nesterov else 'Momentum'
         optimizer = 'LARS' if o.name == keys.LARS else f'SGD with {momentum}'
         for tag, value in {
@@ -169,7 +171,7 @@ class RunLog:
 
     def data(self, config: Config, num_ranks: int, num_nodes: int) -> None:
         """Log the data set, its augmentation and order, and the number of ranks and nodes."""
-        d, t = config.data, config.train
+        d, t = for_evaluation(config).data, config.train
         shuffle: dict[str, Any] = {'shuffle': d.shuffle}
         if d.shuffle == 'node':
             shuffle['node_rotation_epochs'] = d.node_rotation_epochs

@@ -107,7 +107,7 @@ def layout_warnings(config: Config) -> list[str]:
     """
     if config.model.layout != 'NHWC' or runs_nvidias_kernels(config):
         return []
-    side = config.data.image_size
+    side = max([config.data.image_size, *config.data.sizes])
     num_images = _MAX_ROWS // (-(-side // 2)) ** 2  # the first BatchNorm has the most rows, a quarter of the pixels
     return [f"model.layout: got NHWC without NVIDIA's kernels, expected NCHW; cuDNN's BatchNorm is slow on it and "
             f'supports at most {_MAX_ROWS:,} rows in training, which is {num_images:,} images of {side} pixels per '

@@ -11,7 +11,7 @@ from typing import Any
 import mxnet as mx
 from mxnet.gluon import nn
 
-from mlperf_rn50.config import Config
+from mlperf_rn50.config import Config, for_evaluation
 from mlperf_rn50.model.fused import PLAIN, Fusion
 from mlperf_rn50.model.options import ModelConfig
 
@@ -21,6 +21,7 @@ STAGES: dict[int, tuple[tuple[int, ...], bool]] = {
     50: ((3, 4, 6, 3), True), 101: ((3, 4, 23, 3), True), 152: ((3, 8, 36, 3), True)}
 STAGE_CHANNELS = (64, 128, 256, 512)
 EXPANSION = 4
+_LARGEST_ROW_IMAGE = 32  # side in pixels of the largest images that five strides of 2 reduce to one pixel
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ def side_after(side: int, stride: int) -> int:
 
 
 def row_image_size(config: Config) -> int | None:
-    """Return data.image_size on a CPU, where a ResNet computes 1x1 maps as rows (_RowConv), or None on a GPU."""
-    return config.data.image_size if config.train.device == 'cpu' else None
+    """Return the image size if a ResNet on a CPU has 1x1 maps, which it computes as rows (_RowConv); otherwise None."""
+    side = config.data.size_of()
+    return side if config.train.device == 'cpu' and side <= _LARGEST_ROW_IMAGE else None
 
 
 def depth_of(config: ModelConfig) -> int:
@@ -225,6 +227,7 @@ class FoldedResNet:
     """
 
     def __init__(self, config: Config, context: mx.Context):
+        config = for_evaluation(config)
         self._epsilon = config.model.bn_epsilon
         self.net = ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3,
                           is_folded=True, image_size=row_image_size(config))

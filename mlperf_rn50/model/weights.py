@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from mlperf_rn50 import __version__, files
-from mlperf_rn50.config import Config, to_tree
+from mlperf_rn50.config import Config, for_evaluation, to_tree
 from mlperf_rn50.config_file import check_keys
 from mlperf_rn50.errors import DataError, UserError
 from mlperf_rn50.npz import read_arrays
@@ -26,6 +26,7 @@ BEST, LAST = 'best', 'last'
 # Keys that determine the preprocessing of the input, and the images on which the accuracy was measured.
 DATA_KEYS = ('dir', 'dataset', 'num_val', 'num_classes', 'synthetic', 'image_size', 'resize_shorter', 'interpolation',
              'mean', 'std', 'decoder', 'pad_to_4_channels')
+_ADDED_DATA_KEYS = ('eval_flip',)  # keys that descriptions of 0.6.0 and older lack
 TRAIN_KEYS = ('precision', 'device', 'eval_batch_size')
 _MAX_BYTES = 1 << 26  # maximum size of a description, which contains the names of all classes
 
@@ -57,9 +58,9 @@ class WeightsDescription:
 def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: int, epoch: int, seed: int, *,
                      is_best: bool, is_last: bool, **more: Any) -> WeightsDescription:
     """Return the description of a run's network. more: further fields, such as those of its accuracy."""
-    tree = to_tree(config)
+    tree = to_tree(for_evaluation(config))
     train = {**tree['train'], 'eval_batch_size': eval_batch_size}
-    return WeightsDescription(__version__, tree['model'], {k: tree['data'][k] for k in DATA_KEYS},
+    return WeightsDescription(__version__, tree['model'], {k: tree['data'][k] for k in (*DATA_KEYS, *_ADDED_DATA_KEYS)},
                               {k: train[k] for k in TRAIN_KEYS}, tuple(classes), epoch, seed, is_best, is_last, **more)
 
 
@@ -145,11 +146,11 @@ def _describe(npz: Path) -> WeightsDescription:
 
 
 def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dict[str, np.ndarray]]:
-    """Return configuration and arrays of the equivalent network for any CPU: float32, NCHW, RGB, plain operators.
+    """Return configuration (for evaluations) and arrays of the same network for any CPU: float32, NCHW, RGB, not fused.
 
     set_weights converts the arrays; here, only the zero channel of a padded first convolution is dropped.
     """
-    data = replace(config.data, pad_to_4_channels=False, decoder='cpu')
+    data = replace(for_evaluation(config).data, pad_to_4_channels=False, decoder='cpu')
     model = replace(config.model, layout='NCHW', fused_bn_relu=None, fused_bn_add_relu=None)
     train = replace(config.train, precision='float32', device='cpu')
     if config.data.pad_to_4_channels:

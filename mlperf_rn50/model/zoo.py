@@ -17,9 +17,9 @@ from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo import vision
 
-from mlperf_rn50.config import Config
+from mlperf_rn50.config import Config, with_size
 from mlperf_rn50.errors import ConfigError, DataError, UserError
-from mlperf_rn50.model.fused import PLAIN, fusion_of
+from mlperf_rn50.model.fused import PLAIN, Fusion, fusion_of
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet, row_image_size
 from mlperf_rn50.model.weights import set_weights
@@ -141,8 +141,27 @@ class Classifier(nn.HybridBlock):
 
 
 def image_shape(config: Config) -> tuple[int, int, int]:
-    channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
+    channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.size_of()
     return (side, side, channels) if config.model.layout == 'NHWC' else (channels, side, side)
+
+
+def build_for_sizes(config: Config, net: nn.HybridBlock) -> dict[int, nn.HybridBlock]:
+    """Return the networks by size of training images, largest first; net is that of the first epoch.
+
+    They share their parameters. A ResNet on a CPU needs another network for each size with 1x1 maps (row_image_size).
+    """
+    sides = sorted({*config.data.sizes, config.data.size_of()}, reverse=True)
+    rows, data = {side: row_image_size(with_size(config, side)) for side in sides}, mx.sym.var('data', dtype='float32')
+    nets: dict[int | None, nn.HybridBlock] = {row_image_size(config): net}
+    for size in {*rows.values()} - {*nets} if config.model.name.startswith('resnet') else ():
+        nets[size] = mx.gluon.SymbolBlock(_resnet(config, fusion_of(config), size)(data), data, net.collect_params())
+        nets[size].hybridize(static_alloc=True, static_shape=True)
+    return {side: nets.get(rows[side], net) for side in sides}
+
+
+def _resnet(config: Config, fusion: Fusion, image_size: int | None) -> ResNet:
+    return ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3, fusion=fusion,
+                  image_size=image_size)
 
 
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
@@ -153,9 +172,7 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
         amp.init('bfloat16')
     mx.random.seed(seed)
     if config.model.name.startswith('resnet'):
-        net = ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3,
-                     fusion=PLAIN if is_plain else fusion_of(config),
-                     image_size=None if is_plain else row_image_size(config))
+        net = _resnet(config, *((PLAIN, None) if is_plain else (fusion_of(config), row_image_size(config))))
         net.initialize(ctx=context)
     else:
         net = Classifier(config.model, config.data.num_classes)

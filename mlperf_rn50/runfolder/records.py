@@ -115,7 +115,7 @@ class NetworkRecord(Struct, tag_field='event', tag='network'):
 
     Args:
         local_batch_size: images of a rank and step.
-        flops_per_image: of the forward pass.
+        flops_per_image: of the forward pass; with data.sizes, the mean over the planned epochs.
         gradient_bytes: exchanged by each rank in a step.
         peak_flops_per_s: of a rank in large matrix products, while all ranks compute; None if not measured.
     """

@@ -3,11 +3,12 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import mxnet as mx
 
-from mlperf_rn50.config import Config
+from mlperf_rn50.config import Config, for_evaluation, with_size
 from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batches
 from mlperf_rn50.data.records import class_names
 from mlperf_rn50.model.fused import fusion_text
@@ -55,9 +56,11 @@ def build(run: TrainingRun) -> None:
     eval_data = eval_batches(config, eval_shard, device_id)
     run.eval_data = lambda: run.heartbeat.track_reading(eval_data())
     run.emit(events.Noted('warming up on synthetic images, before the clock starts'))
-    trainer.warm_up(synthetic_batches(config, train_shard, device_id),
-                    next(synthetic_batches(config, eval_shard, device_id)), config.train.num_warmup_steps)
-    flops = count_flops(trainer.net, image_shape(config))
+    trainer.warm_up((synthetic_batches(with_size(config, side), train_shard, device_id) for side in trainer.nets),
+                    next(synthetic_batches(for_evaluation(config), eval_shard, device_id)),
+                    config.train.num_warmup_steps)
+    by_size = {side: count_flops(net, image_shape(with_size(config, side))) for side, net in trainer.nets.items()}
+    flops = round(mean(by_size[config.data.size_of(epoch)] for epoch in range(plan.max_epochs)))
     traced = parse_trace(config.run.trace)
     trainer.timer.start_trace(len(traced), traced.start)  # after the warm-up, which also counts steps
     if run.resumption:

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import mxnet as mx
 import numpy as np
 
+from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import Batch
 from mlperf_rn50.data.options import IMAGENET, DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.train.comm.horovod import Comm
 
+Forward = Callable[[mx.nd.NDArray], mx.nd.NDArray]  # from images to logits
 NO_CLASS = 'none: not a number'
 
 
@@ -55,7 +57,13 @@ def correct_counts(logits: mx.nd.NDArray, labels: mx.nd.NDArray, num_valid: int)
     return mx.nd.stack(((place < 1) * valid).sum(), ((place < 5) * valid).sum()).reshape((2,))
 
 
-def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: int, comm: Comm,
+def with_mirror(net: Forward, config: Config) -> Forward:
+    """Return a network or, with data.eval_flip, the mean of its logits for images and for their mirror images."""
+    axis = 2 if config.model.layout == 'NHWC' else 3
+    return (lambda x: (net(x) + net(mx.nd.flip(x, axis=axis))) / 2) if config.data.eval_flip else net
+
+
+def evaluate(net: Forward, batches: Iterable[Batch], num_images: int, comm: Comm,
              on_batch: Callable[[], None] = lambda: None,
              on_logits: Callable[[mx.nd.NDArray, Batch], None] = lambda logits, batch: None) -> Accuracy:
     """Return the accuracy of a network on the validation set; raise RunFailed unless each image was evaluated once."""

@@ -137,6 +137,7 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
         # Push a step to the device without waiting for it.
         pending.append(trainer.step(run.train_data, step % plan.steps_per_epoch, plan.learning_rate(step),
                                     run.requests(), reporter.has_norms(step + 1)))
+        trainer.ema.update(step + 1)
         progress.step, run.times.request = step + 1, 0
         # Wait for the loss of an earlier step and for what any rank requested then; at the end, for all steps.
         num_ahead = STEPS_AHEAD if progress.step < last else 0

@@ -74,6 +74,8 @@ class TrainConfig:
         eval_offset: evaluate after epoch e, counted from 0, if e modulo eval_period equals this value; the open
             division also evaluates after the last epoch.
         eval_batch_size: images per rank and evaluation pass; null means local_batch_size.
+        ema: factor per step by which an exponential moving average of weights and BatchNorm statistics forgets, such as
+            0.998; evaluations and saved weights then use the average. null means none.
         num_warmup_steps: steps on synthetic images before the clock starts; the network is restored afterwards.
         init_weights: run folder or file with initial weights (short form --init-weights); null means random weights.
     """
@@ -91,6 +93,7 @@ class TrainConfig:
     eval_period: int = option(4, ABOVE_0, 'epochs')
     eval_offset: int = option(0, FROM_0, 'epochs')
     eval_batch_size: int | None = free_option(None, ABOVE_0, 'images')
+    ema: float | None = option(None, FRACTION_BELOW_1, 'fraction')
     num_warmup_steps: int = free_option(2, FROM_0, 'steps')
     init_weights: str | None = None
 

@@ -157,6 +157,8 @@ def render_plan(plan: Plan) -> str:
         f'local batch           {plan.local_batch_size} per rank and pass; passes per step: {train.num_micro}',
         f'global batch          {plan.global_batch_size}',
         f'steps per epoch       {plan.steps_per_epoch}',
+        *([f'image sizes           {" ".join(map(str, sizes))} by epoch; evaluation '
+           f'{c.data.eval_size or c.data.image_size}'] if (sizes := c.data.sizes) or c.data.eval_size else []),
         f'shuffle               {c.data.shuffle}: each node reads ' + (
             'all images over time' if c.data.shuffle == 'global' else
             f'a part of the images, another one every {c.data.node_rotation_epochs} epochs'),

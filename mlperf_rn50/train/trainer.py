@@ -1,44 +1,30 @@
 """Training step of a rank: network, optimizer and gradient exchange."""
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.gluon import HybridBlock
 
 from mlperf_rn50 import npz
+from mlperf_rn50.config import with_size
 from mlperf_rn50.data.batches import Batch, device_context
 from mlperf_rn50.model.fused import runs_nvidias_kernels
 from mlperf_rn50.model.resnet import FoldedResNet
-from mlperf_rn50.model.zoo import build_model, image_shape, variance_corrections
+from mlperf_rn50.model.training import MovingAverage, SmoothedCrossEntropy
+from mlperf_rn50.model.zoo import build_for_sizes, build_model, image_shape, variance_corrections
 from mlperf_rn50.runfolder.records import StepSpans
 from mlperf_rn50.train.checkpoint.progress import TrainerState
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import device_digests
 from mlperf_rn50.train.comm.step_timer import StepTimer
-from mlperf_rn50.train.evaluate import correct_counts
+from mlperf_rn50.train.evaluate import Forward, correct_counts, with_mirror
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.plan import Plan
 from mlperf_rn50.train.schedule import LossScale
-
-
-class SmoothedCrossEntropy(HybridBlock):
-    """Weighted cross entropy per image; the fraction `smoothing` of the target is spread evenly over all classes."""
-
-    def __init__(self, smoothing: float):
-        super().__init__()
-        self._smoothing = smoothing
-
-    def hybrid_forward(self, F, logits, labels, weights):
-        log_p = F.log_softmax(logits, axis=-1)
-        loss = -F.pick(log_p, labels, axis=-1)
-        if self._smoothing:
-            loss = (1 - self._smoothing) * loss - self._smoothing * F.mean(log_p, axis=-1)
-        return loss * weights
 
 
 @dataclass(frozen=True)
@@ -84,6 +70,7 @@ class Trainer:
         self._plan, self._comm = plan, comm
         self.context = device_context(device_id)
         self.net = build_model(config, self.context, seed)
+        self.nets = build_for_sizes(config, self.net)
         self._folded = FoldedResNet(config, self.context) if config.model.name.startswith('resnet') else None
         self._loss = SmoothedCrossEntropy(config.train.label_smoothing)
         self._loss.hybridize(static_alloc=True, static_shape=True)
@@ -91,8 +78,10 @@ class Trainer:
         trained = {n: p for n, p in params.items() if p.grad_req != 'null'}
         self._statistics = {n: p.data() for n, p in sorted(params.items()) if p.grad_req == 'null'}
         # CPU operators average variances without the factor N / (N - 1). Averages are linear, so each use applies it.
-        shape = plan.local_batch_size, *image_shape(config)
-        self._corrections = variance_corrections(self.net, shape) if device_id is None else {}
+        # With data.sizes, the factor is that of the last size, which determines the statistics of the final network.
+        last = config.data.size_of(len(config.data.sizes))
+        shape = plan.local_batch_size, *image_shape(with_size(config, last))
+        self._corrections = variance_corrections(self.nets[last], shape) if device_id is None else {}
         for name, factor in self._corrections.items():
             self._statistics[name] /= factor
         self._num_micro = config.train.gradient_accumulation_steps
@@ -109,6 +98,8 @@ class Trainer:
         self._can_skip = is_float16 and config.train.loss_scale_policy == 'dynamic'
         self.loss_scale = LossScale(config.train.loss_scale if is_float16 else 1.0)
         self.optimizer = Optimizer(trained, config.optimizer, config.comm.num_buckets, self._can_skip)
+        masters = {t.name: t.weight if t.master is None else t.master for t in self.optimizer.tensors}
+        self.ema = MovingAverage(config.train.ema, {f'ema/{n}': a for n, a in {**masters, **self._statistics}.items()})
         self._positions = mx.nd.arange(plan.local_batch_size, ctx=self.context)
         self.timer = StepTimer(on_exchange, on_step)
         self._num_bytes = self._num_new_bytes = 0
@@ -116,7 +107,7 @@ class Trainer:
 
     def broadcast(self) -> None:
         """Copy rank 0's weights, statistics and optimizer state to all ranks."""
-        self._comm.broadcast({**self.optimizer.owners(), **self._statistics})
+        self._comm.broadcast({**self.optimizer.owners(), **self._statistics, **self.ema.arrays})
 
     def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, requests: Flags = Flags(),
              with_norms: bool = False) -> PendingStep:
@@ -149,7 +140,7 @@ class Trainer:
     def forward(self, batch: Batch) -> mx.nd.NDArray:
         """Return the weighted losses of a batch, ready for backward(); float32, shape (local batch,)."""
         with autograd.record():
-            logits = self.net(batch.images)
+            logits = self.nets[batch.images.shape[2]](batch.images)
             weights = (self._positions < batch.num_valid) * (self.loss_scale.value * self._plan.loss_weight)
             return self._loss(logits, batch.labels, weights)
 
@@ -197,20 +188,25 @@ class Trainer:
         """Average running statistics over ranks in place, which is valid after any step because updates are linear."""
         self.settle()
         if self._statistics:
-            self._comm.average(list(self._statistics.values()))
+            self._comm.average([a for n, a in self._live_arrays().items() if n.rpartition('/')[2] in self._statistics])
 
     @contextmanager
-    def evaluating(self) -> Iterator[HybridBlock]:
-        """Average statistics; yield the network for evaluations, with the current weights and corrected variances."""
+    def evaluating(self) -> Iterator[Forward]:
+        """Average statistics; yield the network for evaluations, with its current or averaged (train.ema) weights."""
         self.average_statistics()
-        before = {n: self._statistics[n].copy() for n in self._corrections}
-        for name, factor in self._corrections.items():
-            self._statistics[name] *= factor
+        used = {n: p.data() for n, p in self.net.collect_params().items() if n in self._corrections or self.ema.arrays}
+        before = {n: a.copy() for n, a in used.items()}
+        for name, array in used.items():
+            self._evaluated(name, array).copyto(array)
         if self._folded:
             self._folded.copy_weights(self.net)
-        yield self._folded.net if self._folded else self.net
+        yield with_mirror(self._folded.net if self._folded else self.net, self._plan.config)
         for name, array in before.items():
-            array.copyto(self._statistics[name])
+            array.copyto(used[name])
+
+    def _evaluated(self, name: str, array: mx.nd.NDArray) -> mx.nd.NDArray:
+        """Return a copy of a parameter as evaluations use it: averaged (train.ema), with a corrected variance."""
+        return self.ema.arrays.get(f'ema/{name}', array).astype(array.dtype) * self._corrections.get(name, 1)
 
     def settle(self) -> None:
         """Wait for every pushed step."""
@@ -223,7 +219,7 @@ class Trainer:
         """Return the arrays that a checkpoint contains, without copying them, by their names in the checkpoint."""
         weights = {t.name: t.weight for t in self.optimizer.tensors}
         return {**{f'model/{n}': a for n, a in {**weights, **self._statistics}.items()},
-                **{f'optimizer/{n}': a for n, a in self.optimizer.state().items()}}
+                **{f'optimizer/{n}': a for n, a in self.optimizer.state().items()}, **self.ema.arrays}
 
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         return {n: a.shape for n, a in self._live_arrays().items()}
@@ -235,11 +231,11 @@ class Trainer:
 
     def corrected(self, arrays: Mapping[str, np.ndarray], exponent: int = 1) -> dict[str, np.ndarray]:
         """Return arrays with corrected variances, in float64 so that exponent -1 undoes it to the bit."""
-        factors = {name: factor ** exponent for n, factor in self._corrections.items() for name in (n, f'model/{n}')}
+        factors = {f'{head}{n}': f ** exponent for n, f in self._corrections.items() for head in ('', 'model/', 'ema/')}
         return {n: a.astype(np.float64) * factors[n] if n in factors else a for n, a in arrays.items()}
 
     def copy_network(self) -> dict[str, mx.nd.NDArray]:
-        return {n: p.data() * self._corrections.get(n, 1) for n, p in self.net.collect_params().items()}
+        return {n: self._evaluated(n, p.data()) for n, p in self.net.collect_params().items()}
 
     def digests(self) -> dict[str, int]:
         """Return the CRC-32 of every array of a snapshot, by name; on a GPU, digests that need no copy to the host."""
@@ -276,18 +272,21 @@ class Trainer:
             # copyto also works for an array that a graph has converted to oneDNN's layout.
             mx.nd.array(arrays[name], self.context, array.dtype).copyto(array)
 
-    def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
-        """Run num_steps steps and an evaluation on synthetic images of the run's shapes, then restore the network.
+    def warm_up(self, streams: Iterable[Iterator[Batch]], eval_batch: Batch, num_steps: int) -> None:
+        """Run num_steps steps of each stream and an evaluation on synthetic images, then restore the network.
 
-        Steps that overflow lower the loss scale and do not count. The run starts with the resulting scale.
+        There is a stream for each size. Steps that overflow lower the loss scale and do not count. The run starts with
+        the resulting scale.
         """
         if not num_steps:
             return
         before = self.snapshot()
-        while num_steps:
-            used = self.loss_scale.value
-            self.read(self.step(batches, 0, 1e-3))
-            num_steps -= self.loss_scale.value >= used
+        for batches in streams:
+            num_done = 0
+            while num_done < num_steps:
+                used = self.loss_scale.value
+                self.read(self.step(batches, 0, 1e-3))
+                num_done += self.loss_scale.value >= used
         self.loss_scale.num_finite_steps = 0
         with self.evaluating() as net:
             logits = net(eval_batch.images)

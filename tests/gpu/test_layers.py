@@ -7,7 +7,7 @@ from mxnet.gluon import nn
 from mlperf_rn50.model.fused import PLAIN, Fusion, NormAddRelu, NormRelu, has_norm_add_relu, has_norm_relu
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResidualUnit, _Layers, units
-from mlperf_rn50.train.trainer import SmoothedCrossEntropy
+from mlperf_rn50.model.training import SmoothedCrossEntropy
 
 
 def conv(in_channels, channels, kernel, stride=1):

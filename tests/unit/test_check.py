@@ -122,6 +122,16 @@ def test_scaled_last_step_of_a_closed_run_is_noted(tmp_path, config, batch, is_n
     assert 'last step' not in verdict(path)
 
 
+def test_options_of_the_open_division_are_refused_by_name_in_a_closed_one(tmp_path):
+    config = replace(SGD, data=DataConfig(sizes=(160, 192), eval_flip=True), train=replace(SGD.train, ema=0.99))
+    path = write_run(tmp_path / 'result_0.txt', config)
+    assert violations(path, '4.0.0', 'open') == ()
+    for ruleset in ('4.0.0', 'v0.5'):
+        refused = [v.partition(' ')[0] for v in violations(path, ruleset, 'closed') if 'only the open division' in v]
+        assert refused == ['data.sizes', 'data.eval_flip', 'train.ema']
+    assert 'open_options' not in write_run(tmp_path / 'result_1.txt').read_text()
+
+
 @pytest.mark.needs_published
 @pytest.mark.parametrize('name, ruleset, passes', [
     ('v0.5/NVIDIA/results/dgx2h_multi_ngc18.11_mxnet/resnet/result_3.txt', 'v0.5', True),

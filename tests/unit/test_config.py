@@ -129,6 +129,16 @@ def test_errors_in_a_file(tmp_path, text, message):
      'optimizer.nesterov: got true in the closed division'),
     ([*BATCH, '--run.submission_division', 'closed'],
      'data.last_batch: got weight in the closed division, expected wrap, or run.submission_division=open'),
+    *[([*BATCH, '--data.last_batch', 'wrap', f'--{key}', value, '--run.submission_division', 'closed'],
+       f'{key}: got {shown} in the closed division, expected {rule}, or run.submission_division=open')
+      for key, value, shown, rule in (
+          ('data.sizes', '[160, 192]', '160 192', '[]'), ('data.eval_size', '160', '160', 'null'),
+          ('data.eval_flip', 'true', 'true', 'false'), ('train.ema', '0.99', '0.99', 'null'))],
+    ([*BATCH, '--data.sizes', '[0]'], 'data.sizes: got 0, expected a number above 0'),
+    ([*BATCH, '--data.eval_size', '300'], 'data.resize_shorter: got 256, expected at least eval_size=300'),
+    ([*BATCH, '--train.ema', '1'], 'train.ema: got 1.0, expected a fraction from 0 to below 1'),
+    ([*BATCH, '--data.sizes', '[160, 224]', '--model.name', 'vgg16'],
+     'data.sizes, data.eval_size: got other sizes than image_size=224 for vgg16'),
     ([*BATCH, '--data.mirror', 'alternating', '--run.submission_division', 'closed'],
      'data.mirror: got alternating in the closed division'),
     ([*BATCH, '--model.name', 'resnet51'], 'model.name: got resnet51, expected resnet18, '),

@@ -4,10 +4,22 @@ import numpy as np
 import pytest
 
 from mlperf_rn50.cli.classify import likeliest
+from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import Batch
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
+from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.comm.horovod import Comm
-from mlperf_rn50.train.evaluate import NO_CLASS, Accuracy, Confusion, ConfusionMatrix, correct_counts, evaluate
+from mlperf_rn50.train.evaluate import (
+    NO_CLASS,
+    Accuracy,
+    Confusion,
+    ConfusionMatrix,
+    correct_counts,
+    evaluate,
+    with_mirror,
+)
 
 
 def batch(logits, labels, num_valid=None) -> Batch:
@@ -97,3 +109,23 @@ def test_likeliest_classes_of_logits():
     assert [(g.name, g.number) for g in guesses] == [('b', 1), ('d', 3), ('f', 5), ('c', 2), ('a', 0)]
     assert guesses[0].probability == pytest.approx(1 / (2 + np.exp(-1))) and guesses[4].probability == 0
     assert len(likeliest(np.zeros(3, np.float32), 'abc')) == 3
+
+
+@pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
+def test_logits_of_an_image_and_its_mirror_image_are_averaged(layout):
+    config = Config(data=DataConfig(eval_flip=True), model=ModelConfig(layout=layout))
+    images = np.random.default_rng(0).normal(size=(2, 3, 4, 3)).astype(np.float32)
+    axis = 2 if layout == 'NHWC' else 3
+    weights = mx.nd.array(np.random.default_rng(1).normal(size=images.shape[1:]))
+    got = with_mirror(lambda x: (x * weights).sum(axis=(1, 2, 3)), config)(mx.nd.array(images)).asnumpy()
+    each = [(i * weights.asnumpy()).sum(axis=(1, 2, 3)) for i in (images, np.flip(images, axis))]
+    np.testing.assert_allclose(got, np.mean(each, axis=0), rtol=1e-5)
+
+
+def test_mirrored_pass_keeps_the_logits_of_the_first_pass(thin_resnets):
+    """A network with static memory must not overwrite its earlier output."""
+    config = Config(data=DataConfig(eval_flip=True, image_size=16, num_classes=4), model=ModelConfig(name='resnet18'))
+    net, images = build_model(config, mx.cpu(), 0), mx.nd.array(np.random.default_rng(0).normal(size=(2, 3, 16, 16)))
+    each = [net(x).asnumpy() for x in (images, images[:, :, :, ::-1])]
+    assert (each[0] != each[1]).any()
+    np.testing.assert_array_equal(with_mirror(net, config)(images).asnumpy(), (each[0] + each[1]) / 2)

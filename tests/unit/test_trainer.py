@@ -15,6 +15,7 @@ from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batc
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.model.training import SmoothedCrossEntropy
 from mlperf_rn50.model.weights import set_weights
 from mlperf_rn50.model.zoo import restore_model
 from mlperf_rn50.runfolder.names import RunFolder
@@ -27,7 +28,7 @@ from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.schedule import LossScale
-from mlperf_rn50.train.trainer import Flags, SmoothedCrossEntropy, Trainer
+from mlperf_rn50.train.trainer import Flags, Trainer
 
 ENFORCED, AUTOTUNE = 'MXNET_ENFORCE_DETERMINISM', 'MXNET_CUDNN_AUTOTUNE_DEFAULT'
 GPU = Config(model=ModelConfig(layout='NCHW'), train=TrainConfig(local_batch_size=4, device='gpu'))
@@ -120,7 +121,7 @@ def test_warm_up_keeps_the_loss_scale_that_fits_and_restores_the_rest(small_trai
     monkeypatch.setattr(trainer.optimizer, 'all_finite', lambda: outcomes.pop(0))
     monkeypatch.setattr(trainer.optimizer, 'step', lambda *_: None)
     before = trainer.digests()
-    trainer.warm_up(batches, next(batches), 3)
+    trainer.warm_up([batches], next(batches), 3)
     assert trainer.loss_scale == LossScale(128.0, 0) and trainer.digests() == before and not outcomes
 
 
@@ -291,7 +292,7 @@ def test_warm_up_covers_every_shape_of_the_run(thin_resnets, train):
     plan, comm = make_plan(config, 1), Comm()
     trainer = Trainer(plan, comm, 0, None)
     trained, evaluated = record_inputs(trainer.net), record_inputs(trainer._folded.net)
-    trainer.warm_up(synthetic_batches(config, plan.train_shard(), None),
+    trainer.warm_up([synthetic_batches(config, plan.train_shard(), None)],
                     next(synthetic_batches(config, plan.eval_shard(), None)), 1)
     in_warm_up = set(trained), set(evaluated)
     assert all(in_warm_up) and in_warm_up[0] != in_warm_up[1]

@@ -48,6 +48,17 @@ def test_weights_round_trip(saved):
     assert {p.name for p in saved.iterdir()} == {'best.npz', 'best.json'}
 
 
+def test_description_is_that_of_evaluations_and_older_ones_are_read(saved):
+    config = replace(CONFIG, data=replace(CONFIG.data, sizes=(16, 24), eval_size=28, eval_flip=True))
+    data = describe_weights(config, ['x', 'y', 'z'], 8, 5, 7, is_best=True, is_last=False).data
+    assert (data['image_size'], data['eval_flip']) == (28, True) and not {'sizes', 'eval_size'} & set(data)
+    path = saved / 'best.json'
+    tree = json.loads(path.read_text())
+    del tree['data']['eval_flip']
+    path.write_text(json.dumps(tree))
+    assert 'eval_flip' not in load_weights(saved)[0].data
+
+
 def test_newest_run_with_weights_is_loaded(tmp_path):
     for k in (0, 2, 10):
         run = RunFolder(tmp_path, k)

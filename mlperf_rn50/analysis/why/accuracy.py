@@ -91,9 +91,10 @@ def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Ite
     crops = {'random_resized': 0.5 / d.max_area, 'padded': 4 * d.crop_padding / d.image_size, 'none': 0.0}[d.crop]
     yield Cause('augmentation', crops, f'data.crop {d.crop} leaves little of an image: data.max_area {d.max_area:g}, '
                 f'data.crop_padding {d.crop_padding} of {d.image_size} pixels')
-    zoom = d.resize_shorter / d.image_size  # 1.14 in all recipes for ImageNet, 1 in those for small images
+    side = d.eval_size or d.image_size
+    zoom = d.resize_shorter / side  # 1.14 in all recipes for ImageNet, 1 in those for small images
     yield Cause('crop', zoom / 1.3, f'evaluations see {percent(1 / zoom, ".0f")} of the side of an image: '
-                f'data.resize_shorter {d.resize_shorter}, data.image_size {d.image_size}')
+                f'data.resize_shorter {d.resize_shorter}, size {side}')
     num_halved = sum(r.now < r.before for r in halved)
     yield Cause('loss_scale', num_halved / (10 + num_steps / 100), f'{num_halved} steps overflowed and were skipped')
     if losses and curve:

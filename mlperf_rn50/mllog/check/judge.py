@@ -101,9 +101,12 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
     except UserError as e:  # such as a second run
         loaded = e
     errors = loaded.errors if isinstance(loaded, Run) else (str(loaded).removeprefix(f'{path}: '),)
-    verdicts = []
+    verdicts, options = [], last.get(events.OPEN_OPTIONS)
+    is_closed = (division or logged_division) == keys.CLOSED
+    open_only = _limited([f'{key} is {value!r:.80}, which only the open division permits' for key, value in (
+        options.items() if is_closed and isinstance(options, dict) else ())], events.OPEN_OPTIONS)
     for ruleset in rulesets:
-        violations = long + torn
+        violations = long + torn + open_only
         if ruleset == V05:
             violations += check_v05(found)
         elif not long:  # the official checker would parse long lines for minutes

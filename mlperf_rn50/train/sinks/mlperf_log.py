@@ -77,7 +77,7 @@ class _Describer:
 
     def __init__(self, config: Config):
         self._config = config
-        self.channels, self.side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
+        self.channels, self.side = 4 if config.data.pad_to_4_channels else 3, config.data.size_of()
 
     @property
     def shape(self) -> str:

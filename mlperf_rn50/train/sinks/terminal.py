@@ -67,10 +67,10 @@ class Terminal:
         self._file.write(line)
 
     def _introduce(self, event: events.Built) -> None:
-        plan = event.plan
+        plan, mean = event.plan, ' (mean of data.sizes)' * bool(event.plan.config.data.sizes)
         self._print(f'{plan.config.data.dataset} -> {self._run.result}')
         self._print(f'{plan.config.model.name}: {event.num_parameters:,} parameters, '
-                    f'{event.flops_per_image / 1e9:.2f} GFLOP per image; {plan.world_size} ranks x '
+                    f'{event.flops_per_image / 1e9:.2f} GFLOP per image{mean}; {plan.world_size} ranks x '
                     f'{plan.global_batch_size // plan.world_size} = global batch {plan.global_batch_size}; '
                     f'seed {event.seed}')
         if event.initial_weights:

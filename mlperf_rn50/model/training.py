@@ -1,0 +1,48 @@
+"""What only training needs of a network: its loss, and the moving average of its weights and statistics (train.ema)."""
+from collections.abc import Mapping
+
+import mxnet as mx
+from mxnet.gluon import HybridBlock
+
+PERIOD = 4  # steps between two updates, because an update takes a pass over all weights
+
+
+class SmoothedCrossEntropy(HybridBlock):
+    """Weighted cross entropy per image; the fraction `smoothing` of the target is spread evenly over all classes."""
+
+    def __init__(self, smoothing: float):
+        super().__init__()
+        self._smoothing = smoothing
+
+    def hybrid_forward(self, F, logits, labels, weights):
+        log_p = F.log_softmax(logits, axis=-1)
+        loss = -F.pick(log_p, labels, axis=-1)
+        if self._smoothing:
+            loss = (1 - self._smoothing) * loss - self._smoothing * F.mean(log_p, axis=-1)
+        return loss * weights
+
+
+def share_of(decay: float, number: int) -> float:
+    """Return the share of the current values in an update of the average, which is counted from 1.
+
+    An update stands for PERIOD steps. The first one copies the values, so initial values have no share. Pure.
+    """
+    kept = decay ** PERIOD
+    return (1 - kept) / (1 - kept ** number)
+
+
+class MovingAverage:
+    """Averages of arrays, float32, by name; none with decay None."""
+
+    def __init__(self, decay: float | None, sources: Mapping[str, mx.nd.NDArray]):
+        self._decay, self._sources = decay or 0.0, sources if decay is not None else {}
+        self.arrays = {name: mx.nd.zeros(a.shape, a.context) for name, a in self._sources.items()}
+
+    def update(self, step: int) -> None:
+        """Queue an update after step 1, counted from 1, and after every PERIOD steps from then on, without waiting."""
+        number, rest = divmod(step - 1, PERIOD)
+        share = share_of(self._decay, number + 1)
+        for name, array in self.arrays.items() if not rest else ():
+            # One operator: array - share (array - source), as a step of SGD with weight decay.
+            mx.nd.sgd_update(array, self._sources[name], out=array, lr=share, wd=1.0, rescale_grad=-1.0,
+                             lazy_update=False)
