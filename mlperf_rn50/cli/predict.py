@@ -49,7 +49,8 @@ def make_parser() -> Parser:
              'or described with the logs)')
     add('--what-if', metavar='CHANGES', type=filled,
         help='predict a changed machine; any of link=GBIT_S (of a port), ports=N (per node), generation=NAME (of the '
-             "accelerators), local=IMAGES (per accelerator), tcp, hierarchical, such as 'link=25 tcp hierarchical'")
+             'accelerators), local=IMAGES (per accelerator), pixels=FRACTION (of the measured), epochs=N, tcp, '
+             "hierarchical, such as 'link=25 tcp hierarchical'")
     add_price_option(parser)
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: any)')
     add('--target', metavar='TOP1', type=fraction, help='Top-1 target as a fraction (default: as in the source)')

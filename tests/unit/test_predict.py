@@ -336,6 +336,17 @@ def test_what_if_changes_the_machine():
     assert new.interval[1] / new.interval[0] > 1.1  # not the spread of the measured runs
 
 
+def test_what_if_takes_smaller_images_and_a_number_of_epochs():
+    source = load_source([A100])
+    [whole], [half] = (answer_of(source, (1, 8), is_weak=True, what_if=WhatIf(pixels=p, epochs=24)).rows
+                       for p in (1.0, 0.5))
+    assert half.step_s == pytest.approx(whole.step_s / 2) == pytest.approx(source.base.step_s / 2)
+    assert half.layout.epochs == Epochs(24, 24, 24, 'given by --what-if', 'given')
+    per_epoch_s = source.base.train_samples / 3264 * half.step_s + source.base.evaluation_s
+    assert half.minutes == pytest.approx((24 * per_epoch_s + source.base.outside_s) / 60)
+    assert half.knowledge == 'other' and half.measured_share is None
+
+
 @pytest.mark.parametrize('name, options, message', [
     (A100, {'what_if': WhatIf(generation='X1')}, 'got generation X1 for accelerators, expected one with'),
     (known(), {'what_if': WhatIf(generation='H100')}, 'for ranks, expected one with published .* for accelerators'),

@@ -19,7 +19,7 @@ from mlperf_rn50.text import plural
 
 _MAX_BATCH_RATIO = 2  # between the predicted and the measured local batch; beyond it, the computing time is doubtful
 _SAME_TIME = 1.01  # largest ratio of times between batches that count as equally fast
-_KINDS = ('source', 'published', 'interpolated', None)  # of recipes, the most certain first
+_KINDS = ('source', 'published', 'interpolated', 'given', None)  # of recipes, the most certain first
 _NO_SCHEDULE = ('the source logs declare no schedule, as in v0.5; the costs of several nodes of such software are not '
                 'known, so the interval is that of another machine')
 _NO_LINK = 'interconnect unknown; pass --link-gbit-s or a bench allreduce file measured across nodes'
@@ -111,7 +111,9 @@ def _predict_batch(request: PredictionRequest, source: Source, split: tuple[int,
         if batch % (num_nodes * per_node):
             raise UserError(f'batch {batch:.10g} is not divisible by {num_nodes * per_node} {base.unit}s; choose '
                             'another batch')
-        recipe, epochs = find_recipe(source, int(batch), request.optimizer, request.target)
+        num = request.what_if and request.what_if.epochs
+        recipe, epochs = find_recipe(source, int(batch), request.optimizer, request.target) if not num else (
+            Recipe(None, int(batch)), Epochs(num, num, num, 'given by --what-if', 'given'))
     except UserError as e:
         return Prediction(Layout(num_nodes, per_node, Recipe(None, int(batch))), str(e))
     layout = Layout(num_nodes, per_node, recipe, epochs)

@@ -21,7 +21,7 @@ class Epochs:
     low: float
     high: float
     source: str
-    kind: Literal['source', 'published', 'interpolated'] = 'source'  # where the recipe is from
+    kind: Literal['source', 'published', 'interpolated', 'given'] = 'source'  # where the recipe is from
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Base:
     run_set: RunSet | None = None  # None for a bench
     generation: str = ''  # of the accelerators
     steps: tuple[tuple[float, float], ...] = ()  # (local batch, seconds) on these nodes at other batches
-    is_scaled: bool = False  # whether the step was measured on another generation of accelerators
+    is_scaled: bool = False  # whether the step was measured on other accelerators or with other images
 
     @property
     def unit(self) -> str:

@@ -115,6 +115,8 @@ class WhatIf(Struct, frozen=True, forbid_unknown_fields=True):
     ports: Annotated[int, Meta(ge=1, le=1000)] | None = None  # per node
     generation: str | None = None  # of the accelerators
     local: Annotated[int, Meta(ge=1, le=10**7)] | None = None  # images per accelerator
+    pixels: Annotated[float, Meta(ge=1e-3, le=1e3)] | None = None  # of a training image, as a fraction of the measured
+    epochs: _Count | None = None  # of any recipe, with an evaluation after each
     tcp: bool = False
     hierarchical: bool = False
 
@@ -255,7 +257,7 @@ def parse_what_if(text: str) -> WhatIf:
         found = convert({name: value if is_set else True for name, is_set, value in words}, WhatIf, strict=False)
     except ValidationError as e:
         raise ConfigError(f'--what-if: {printable(str(e))}; expected any of link=GBIT_S, ports=N, generation=NAME, '
-                          'local=IMAGES, tcp and hierarchical') from e
+                          'local=IMAGES, pixels=FRACTION, epochs=N, tcp and hierarchical') from e
     if len(str(found).split()) != len(words) or not words:
         raise ConfigError(f'--what-if: got {printable(text)}, expected changes such as link=25, each once')
     return found
@@ -279,6 +281,8 @@ def change(source: Source, what_if: WhatIf) -> Source:
                               'sets, for accelerators')
         base = replace(base, step_s=base.local_batch_size / statistics.median(speeds), generation=new, steps=(),
                        is_scaled=True)
+    if what_if.pixels:  # convolutions take time in proportion to them
+        base = replace(base, step_s=base.step_s * what_if.pixels, steps=(), is_scaled=True)
     if what_if.tcp or what_if.hierarchical or what_if.generation:  # the measured overlap and latency do not apply
         link = replace(link, overlap=0.0, extra_s=None, is_tcp=what_if.tcp, is_hierarchical=what_if.hierarchical)
     return replace(source, base=base, link=link)
