@@ -3,6 +3,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from statistics import fmean
 from typing import Any
 
 from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, RecipeGroup, group, is_within, range_text
@@ -238,6 +239,8 @@ def _deviation(config: Config, key: str, recipes: Sequence[RecipeGroup], batch: 
 def expected_time(config: Config, num_ranks: int, last_epochs: Sequence[int], gpu: str | None) -> str:
     """Return the expected time of a run, from published systems with the same accelerator, or '' without such systems.
 
+    Their times are scaled to the pixels of the training images, because convolutions take time in proportion to them.
+
     Args:
         last_epochs: epochs after which the run may end, in ascending order.
         gpu: name of this machine's GPU; None selects the one that run.submission_platform names.
@@ -246,7 +249,8 @@ def expected_time(config: Config, num_ranks: int, last_epochs: Sequence[int], gp
     if not batch or not is_imagenet(config) or (config.train.device, config.train.precision) != ('gpu', 'float16'):
         return ''
     name, images = generation_of(gpu or config.run.submission_platform), IMAGENET_TRAIN / num_units
-    speeds = [IMAGENET_TRAIN * rate for s in load_published() if generation_of(s.accelerator) == name
+    share = fmean(config.data.size_of(e) ** 2 for e in range(last_epochs[-1])) / _SUBMITTED['data.image_size'] ** 2
+    speeds = [IMAGENET_TRAIN * rate / share for s in load_published() if generation_of(s.accelerator) == name
               and is_within(ratio(s.global_batch_size, s.num_accelerators), batch / num_units, SIMILAR_BATCH)
               and (rate := ratio(ratio(s.scored_epochs_mean, s.time_s), s.num_accelerators))]
     if not speeds:
@@ -257,7 +261,8 @@ def expected_time(config: Config, num_ranks: int, last_epochs: Sequence[int], gp
     source = followed and (
         f'; published {followed[0].generation} sets at batch '
         f'{range_text([p.recipe.global_batch_size for p in followed])} took {range_text(published)} epochs')
+    scaled = '' if share == 1 else f', scaled to {100 * share:.1f} % of their pixels'
     return (f'about {span(epochs[0] * images / max(speeds), epochs[-1] * images / min(speeds))} for '
             f'{range_text(epochs)} epoch{"" if epochs[-1] == 1 else "s"} on {num_units} {name} at '
             f'{range_text([round(v) for v in speeds])} images/s each '
-            f'({plural(len(speeds), "published system")}){source or ""}')
+            f'({plural(len(speeds), "published system")}{scaled}){source or ""}')
