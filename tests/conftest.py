@@ -64,7 +64,7 @@ def pytest_configure(config):
 @functools.cache
 def _missing() -> set[str]:
     """Return the marks whose requirements this machine or checkout lacks."""
-    has = {'needs_avx512': find_processor().can_train_bfloat16, 'needs_published': PUBLISHED.is_dir(),
+    has = {'needs_avx512': find_processor().has_avx512, 'needs_published': PUBLISHED.is_dir(),
            'needs_history': HISTORY.is_dir(),
            'needs_mpijob_schema': MPIJOB_SCHEMA.is_file()}
     return {mark for mark, is_there in has.items() if not is_there}

@@ -2,7 +2,7 @@
 
 examples:
   mlperf-rn50 bench train --models alexnet,resnet50 --batch-sizes 8,16 --steps 20
-  launch/ranks.sh 2 mlperf-rn50 bench train --ranks 1,2 --precisions float32,bfloat16 --data.pad_to_4_channels true
+  launch/ranks.sh 2 mlperf-rn50 bench train --ranks 1,2 --precisions float32,bfloat16
   mlperf-rn50 bench data --config launch/configs/cifar10_cpu.yaml --threads 1,2 --batch-sizes 128
   launch/ranks.sh 2 mlperf-rn50 bench allreduce --batch-sizes 8
   mlperf-rn50 bench ops --batch-sizes 32 --precisions float32,bfloat16

@@ -56,7 +56,9 @@ class DataConfig:
         record_cache_mib: memory per rank to cache encoded training images, and as much for validation; 0 for none.
         prefetch_depth: number of batches kept ready, in training multiplied by input_batch_multiplier.
         input_batch_multiplier: number of training batches that DALI prepares at once, for small batches on a GPU.
-        pad_to_4_channels: add a channel of zeros to images, for speed on tensor cores and with bfloat16 on a CPU.
+        pad_to_4_channels: add a channel of zeros to images, and one of weights to the first convolution, for speed on
+            tensor cores. With null, weights keep three channels; with bfloat16 on a CPU, a ResNet's first convolution
+            then pads both itself, which changes no result.
     """
 
     dir: str = free_option('data/imagenet')
@@ -97,7 +99,7 @@ class DataConfig:
     record_cache_mib: int = free_option(0, FROM_0, 'MiB')
     prefetch_depth: int = free_option(2, ABOVE_0, 'batches')
     input_batch_multiplier: int = free_option(1, ABOVE_0, 'batches')
-    pad_to_4_channels: bool = False
+    pad_to_4_channels: bool | None = None
 
     def size_of(self, epoch: int = 0) -> int:
         """Return the side of the training images of an epoch, counted from 0, in pixels."""

@@ -99,7 +99,7 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
     return fn.crop_mirror_normalize(
         images, crop=[side, side], mirror=given['mirrors'], mean=list(data.mean), std=list(data.std),
         dtype=types.FLOAT16 if config.train.precision == 'float16' else types.FLOAT,
-        output_layout='HWC' if config.model.layout == 'NHWC' else 'CHW', pad_output=data.pad_to_4_channels)
+        output_layout='HWC' if config.model.layout == 'NHWC' else 'CHW', pad_output=bool(data.pad_to_4_channels))
 
 
 def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool,

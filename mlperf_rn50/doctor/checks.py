@@ -47,6 +47,12 @@ def _processor(rows: Sequence[Facts], precision: str) -> Check:
     return replace(same, status='warning') if same.status == 'failed' else same
 
 
+def _layers(rows: Sequence[Facts]) -> Check:
+    by_text = grouped(rows, lambda r: r['layers'])
+    return Check('layers', 'ok', '; '.join(f'{text} on {hosts_of(rs)}' for text, rs in by_text.items())
+                 if len(by_text) > 1 else rows[0]['layers'])
+
+
 def _horovod(rows: Sequence[Facts], device: str) -> Check:
     horovod = rows[0]['horovod']
     if not horovod['operations']:
@@ -147,7 +153,7 @@ def check_facts(rows: Sequence[Facts], device: str = 'cpu', precision: str = 'fl
         _same('configuration', rows, lambda r: f'digest {r["config"]}', f'digest {rows[0]["config"]} on all ranks',
               'copy the configuration file to {} again'),
         _same('Python', rows, lambda r: r['python'], rows[0]['python'], 'run launch/setup.sh on {}'),
-        _packages(rows), _processor(rows, precision), gpu_stack.check_gpus(rows, device),
+        _packages(rows), _processor(rows, precision), _layers(rows), gpu_stack.check_gpus(rows, device),
         gpu_stack.check_libraries(rows, device),
         *([gpu_stack.check_environment(rows), gpu_stack.check_trial(rows)] if device == 'gpu' else []),
         Check('DALI', 'ok', f'{rows[0]["dali"]} imports'), _horovod(rows, device),

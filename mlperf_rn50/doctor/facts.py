@@ -25,7 +25,7 @@ from mlperf_rn50.doctor.checks import Check, Facts, check_facts
 from mlperf_rn50.doctor.gpu_stack import cuda_libraries, cuda_major, environment_facts, has_code, mxnet_facts, one_line
 from mlperf_rn50.doctor.machine import limit_facts
 from mlperf_rn50.errors import ConfigError, DataError, UserError
-from mlperf_rn50.model.fused import layout_warnings, with_layout
+from mlperf_rn50.model.fused import fusion_text, layout_warnings, with_layout
 from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.environment import package_versions
 from mlperf_rn50.system.gpus import VISIBLE, find_visible_gpus
@@ -172,6 +172,14 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
             'seconds': time.monotonic() - start, 'used_bytes': total - free}
 
 
+def _layers(config: Config) -> str:
+    """Describe how this rank computes a ResNet's layers."""
+    try:
+        return fusion_text(config, os.environ, find_processor())
+    except ConfigError as e:
+        return str(e)
+
+
 def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
     """Return the facts of all ranks on rank 0, an empty list on other ranks. All ranks must call this."""
     import nvidia.dali
@@ -190,6 +198,7 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
         device_id = None
     facts |= {
         'trial': None if device_id is None else try_batches(config, comm.world_size, comm.rank, device_id),
+        'layers': _layers(config) if config.model.name.startswith('resnet') else 'no choice for this network',
         'rank': comm.rank, 'local_rank': comm.local_rank, 'local_size': comm.local_size, 'config': config_digest,
         'dali': nvidia.dali.__version__, 'horovod': _horovod_facts(config, comm),
         'run_folder_problem': run_folder_problem,

@@ -14,6 +14,7 @@ from mxnet.gluon import nn
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.system.processor import Processor
 
 
 class NormRelu(nn.BatchNorm):
@@ -37,16 +38,21 @@ class NormAddRelu(nn.BatchNorm):
 
 @dataclass(frozen=True)
 class Fusion:
-    """Types of fused layers, or None for separate ones. norm_add_relu ends a unit with BatchNorm, addition and ReLU."""
+    """Types of fused layers, or None for separate ones. norm_add_relu ends a unit with BatchNorm, addition and ReLU.
+
+    pads_images: the first convolution adds a channel of zeros to RGB images and to its weights.
+    """
 
     norm_relu: type[nn.HybridBlock] | None = None
     norm_add_relu: type[nn.HybridBlock] | None = None
+    pads_images: bool = False
 
     def __str__(self) -> str:
         used = ['BatchNormAddRelu'] * bool(self.norm_add_relu)
         if self.norm_relu:
             used.append('BatchNorm with act_type=relu' if self.norm_relu is NormRelu else 'BatchNormReLU')
-        return f'fused operators: {", ".join(used) or "none"}'
+        padding = '; the first convolution adds a channel of zeros' * self.pads_images
+        return f'fused operators: {", ".join(used) or "none"}{padding}'
 
 
 PLAIN = Fusion()
@@ -68,14 +74,23 @@ def _suits_kernels(config: Config) -> bool:
     return (config.train.device, config.train.precision, config.model.layout) == ('gpu', 'float16', 'NHWC')
 
 
-def fusion_of(config: Config) -> Fusion:
-    """Return a ResNet's fused layers (default: on a GPU all that MXNet has for this configuration, on a CPU none).
+def pads_images(config: Config) -> bool:
+    """Return whether the first convolution adds a channel, by default for bfloat16, whose kernels need two pairs."""
+    return (config.train.device, config.train.precision) == ('cpu', 'bfloat16') and (
+        config.data.pad_to_4_channels is None)
 
-    Raise ConfigError if the configuration requires one that MXNet lacks.
+
+def fusion_of(config: Config, processor: Processor) -> Fusion:
+    """Return how a ResNet's layers are computed. A key that is null selects what is fastest on this processor or GPU.
+
+    On a GPU, these are all fused layers that MXNet has for the configuration. On a CPU, BatchNormReLU saves passes
+    over memory, which pays off with AVX-512; with AVX2, benchmarks/README.md found no gain. Raise ConfigError if the
+    configuration requires a layer that MXNet lacks.
     """
     model = config.model
     if config.train.device == 'cpu':
-        return Fusion(nn.BatchNormReLU if model.fused_bn_relu else None)
+        is_fused = processor.has_avx512 if model.fused_bn_relu is None else model.fused_bn_relu
+        return Fusion(nn.BatchNormReLU if is_fused else None, pads_images=pads_images(config))
     operators = (('fused_bn_relu', 'BatchNorm with act_type', model.fused_bn_relu, has_norm_relu()),
                  ('fused_bn_add_relu', 'BatchNormAddRelu', model.fused_bn_add_relu, has_norm_add_relu()))
     for key, operator, is_configured, is_available in operators:
@@ -114,9 +129,11 @@ def layout_warnings(config: Config) -> list[str]:
             'rank; set model.layout to null']
 
 
-def fusion_text(config: Config, environ: Mapping[str, str]) -> str:
-    """Return the log text about the layout and the fused operators of a ResNet."""
-    fusion = fusion_of(config)
+def fusion_text(config: Config, environ: Mapping[str, str], processor: Processor) -> str:
+    """Return the text of log and doctor about how a ResNet's layers are computed, and on a CPU for which processor."""
+    fusion = fusion_of(config, processor)
+    if config.train.device == 'cpu':
+        return f'{processor.uses}, {config.train.precision}: layout NCHW; {fusion}'
     is_fused_later = (runs_nvidias_kernels(config) and None in (fusion.norm_relu, fusion.norm_add_relu)
                       and environ.get('MXNET_USE_FUSION') != '0')
     later = '; MXNet fuses the plain operators automatically unless MXNET_USE_FUSION=0' * is_fused_later

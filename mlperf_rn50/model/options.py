@@ -15,7 +15,7 @@ class ModelConfig:
             with NVIDIA's build of MXNet), otherwise NCHW. A CPU supports only NCHW.
         zero_gamma: initialise the last BatchNorm of each block with gamma = 0.
         fused_bn_relu: compute BatchNorm and ReLU in one operator (on GPUs: only NVIDIA's builds, float16 and NHWC);
-            null uses the operator on a GPU where available, but not on a CPU.
+            null uses the operator on a GPU where available, and on a CPU with AVX-512.
         fused_bn_add_relu: compute BatchNorm, addition of the shortcut and ReLU in one operator, which NVIDIA's builds
             have for float16 with NHWC; null uses the operator where available.
         bn_momentum: weight of the old value in an update of the running statistics.

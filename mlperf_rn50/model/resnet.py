@@ -12,7 +12,7 @@ import mxnet as mx
 from mxnet.gluon import nn
 
 from mlperf_rn50.config import Config, for_evaluation
-from mlperf_rn50.model.fused import PLAIN, Fusion
+from mlperf_rn50.model.fused import PLAIN, Fusion, pads_images
 from mlperf_rn50.model.options import ModelConfig
 
 # Number of units in each stage, and whether they are bottlenecks, by depth.
@@ -124,6 +124,17 @@ class _RowConv(nn.Conv2D):
         return F.Convolution(*given, kernel=(1, 1), num_filter=self._channels, no_bias=bias is None, name='fwd')
 
 
+class _PaddedConv(nn.Conv2D):
+    """A convolution of RGB images that adds a channel of zeros to images and weights, which changes no result.
+
+    With four channels, oneDNN has a fast bfloat16 kernel. The parameter and its gradient keep three. Only for NCHW.
+    """
+
+    def hybrid_forward(self, F, x, weight, bias=None):
+        padded = [F.concat(a, F.zeros_like(F.slice_axis(a, axis=1, begin=0, end=1)), dim=1) for a in (x, weight)]
+        return super().hybrid_forward(F, *padded, bias)
+
+
 @dataclass(frozen=True)
 class _Layers:
     """Factory of layers. Convolutions have BatchNorms or, if these are folded, biases. 1x1 maps are rows."""
@@ -133,7 +144,8 @@ class _Layers:
     fusion: Fusion
 
     def conv(self, name: str, in_channels: int, layer: Layer, in_side: int) -> nn.Conv2D:
-        make = partial(_RowConv, in_side) if side_after(in_side, layer.stride) == 1 else nn.Conv2D
+        make = (partial(_RowConv, in_side) if side_after(in_side, layer.stride) == 1 else
+                _PaddedConv if self.fusion.pads_images and in_channels == 3 else nn.Conv2D)
         xavier = mx.init.Xavier if self.config.layout == 'NCHW' else _ChannelsLastXavier
         init = xavier(rnd_type='gaussian', factor_type='in', magnitude=2)
         return make(layer.out_channels, layer.kernel, layer.stride, layer.kernel // 2, use_bias=self.is_folded,
@@ -230,7 +242,8 @@ class FoldedResNet:
         config = for_evaluation(config)
         self._epsilon = config.model.bn_epsilon
         self.net = ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3,
-                          is_folded=True, image_size=row_image_size(config))
+                          is_folded=True, fusion=replace(PLAIN, pads_images=pads_images(config)),
+                          image_size=row_image_size(config))
         self.net.initialize(mx.init.Zero(), ctx=context)
         if config.train.precision == 'float16':
             self.net.cast('float16')

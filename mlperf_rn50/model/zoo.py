@@ -19,10 +19,11 @@ from mxnet.gluon.model_zoo import vision
 
 from mlperf_rn50.config import Config, with_size
 from mlperf_rn50.errors import ConfigError, DataError, UserError
-from mlperf_rn50.model.fused import PLAIN, Fusion, fusion_of
+from mlperf_rn50.model.fused import PLAIN, fusion_of
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet, row_image_size
 from mlperf_rn50.model.weights import set_weights
+from mlperf_rn50.system.processor import find_processor
 
 # Side in pixels of the images for which a network was designed, if not 224.
 _IMAGE_SIZE = {'inception_v3': 299, 'inception_v4': 299}
@@ -154,14 +155,14 @@ def build_for_sizes(config: Config, net: nn.HybridBlock) -> dict[int, nn.HybridB
     rows, data = {side: row_image_size(with_size(config, side)) for side in sides}, mx.sym.var('data', dtype='float32')
     nets: dict[int | None, nn.HybridBlock] = {row_image_size(config): net}
     for size in {*rows.values()} - {*nets} if config.model.name.startswith('resnet') else ():
-        nets[size] = mx.gluon.SymbolBlock(_resnet(config, fusion_of(config), size)(data), data, net.collect_params())
+        nets[size] = mx.gluon.SymbolBlock(_resnet(config, size)(data), data, net.collect_params())
         nets[size].hybridize(static_alloc=True, static_shape=True)
     return {side: nets.get(rows[side], net) for side in sides}
 
 
-def _resnet(config: Config, fusion: Fusion, image_size: int | None) -> ResNet:
-    return ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3, fusion=fusion,
-                  image_size=image_size)
+def _resnet(config: Config, image_size: int | None, is_plain: bool = False) -> ResNet:
+    return ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3,
+                  fusion=PLAIN if is_plain else fusion_of(config, find_processor()), image_size=image_size)
 
 
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
@@ -172,7 +173,7 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
         amp.init('bfloat16')
     mx.random.seed(seed)
     if config.model.name.startswith('resnet'):
-        net = _resnet(config, *((PLAIN, None) if is_plain else (fusion_of(config), row_image_size(config))))
+        net = _resnet(config, None if is_plain else row_image_size(config), is_plain)
         net.initialize(ctx=context)
     else:
         net = Classifier(config.model, config.data.num_classes)

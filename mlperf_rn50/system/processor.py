@@ -40,8 +40,8 @@ class Processor:
     limit: str  # DNNL_MAX_CPU_ISA; '' if not set
 
     @property
-    def can_train_bfloat16(self) -> bool:
-        """True if oneDNN 2.4 has bfloat16 convolutions for this processor."""
+    def has_avx512(self) -> bool:
+        """True if oneDNN may use AVX-512, which its bfloat16 convolutions need."""
         return _NAMES.index(self.uses) >= _NAMES.index('AVX-512')
 
 
@@ -69,7 +69,7 @@ def find_processor() -> Processor:
 
 def check_precision(option: str, precision: str, processor: Processor) -> None:
     """Raise ConfigError for bfloat16 without AVX-512, because MXNet's oneDNN would crash."""
-    if precision != 'bfloat16' or processor.can_train_bfloat16:
+    if precision != 'bfloat16' or processor.has_avx512:
         return
     if processor.has != processor.uses:
         raise ConfigError(f'{option}: got bfloat16 with {processor.uses} (DNNL_MAX_CPU_ISA={processor.limit} limits '

@@ -16,7 +16,7 @@ from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
 from mlperf_rn50.runfolder.records import NetworkRecord
 from mlperf_rn50.system.environment import git_commit
-from mlperf_rn50.system.processor import leave_openmp_to_engine
+from mlperf_rn50.system.processor import find_processor, leave_openmp_to_engine
 from mlperf_rn50.text import plural
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
@@ -139,10 +139,11 @@ def _initial_weights(run: TrainingRun) -> tuple[str, list[str]]:
 
 
 def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
-    """Return notes for the log of a GPU run: fused operators, and missing settings for bit-identical results."""
+    """Return notes for the log: how layers are computed, and on a GPU missing settings for bit-identical results."""
+    is_resnet = config.model.name.startswith('resnet')
+    notes = [fusion_text(config, environ, find_processor())] if is_resnet else []
     if config.train.device == 'cpu':
-        return []
-    notes = [fusion_text(config, environ)] if config.model.name.startswith('resnet') else []
+        return notes
     if missing := [f'{name}={value}' for name, value in DETERMINISM.items() if environ.get(name) != value]:
         notes.append(f'results are not reproducible to the bit; on a GPU this requires {" and ".join(missing)}')
     return notes

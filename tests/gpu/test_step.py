@@ -21,6 +21,7 @@ from mlperf_rn50.data.batches import synthetic_batches
 from mlperf_rn50.model.fused import PLAIN, fusion_of, with_layout
 from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model
+from mlperf_rn50.system.processor import find_processor
 from mlperf_rn50.train.comm.rank_checks import device_digests
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.options import OptimizerConfig
@@ -38,9 +39,10 @@ def test_two_steps_match_cpu(name, precision, layout, optimizer, device_id, chec
 
 def test_two_fused_steps_match_cpu(device_id, check_distances):
     config = step_config('resnet50', 'NHWC', 'float16', 'lars', device='gpu')
-    if fusion_of(config) == PLAIN:
+    fusion = fusion_of(config, find_processor())
+    if fusion == PLAIN:
         pytest.skip('this MXNet lacks fused operators')
-    check_distances(str(fusion_of(config)), compare_steps(config, device_id), STEP_TOLERANCE['float16'])
+    check_distances(str(fusion), compare_steps(config, device_id), STEP_TOLERANCE['float16'])
 
 
 def test_training_step_of_large_batch_in_chosen_layout(device_id):

@@ -25,7 +25,7 @@ DATA = {'problem': '', 'dataset': 'digits', 'num_probed': 128, 'has_checksums': 
 
 def facts(rank, host, **changes):
     row = {'rank': rank, 'host': host, 'local_rank': rank % 2, 'local_size': 2, 'python': '3.11.7', 'code': 'aaaa',
-           'processor': EPYC, 'config': 'cccc', 'packages': PACKAGES, 'dali': '2.4.0',
+           'processor': EPYC, 'layers': 'fused', 'config': 'cccc', 'packages': PACKAGES, 'dali': '2.4.0',
            'mxnet': {'kind': 'cpu', 'release': '', 'libraries': {}, 'compatibility': ''}, 'cuda_libraries': {},
            'gpus': [], 'visible': None, 'device': None, 'device_problem': '', 'trial': None,
            'gpu_environment': environment_facts({}, False),
@@ -64,7 +64,7 @@ def processor(uses):
 def test_suitable_hosts_pass():
     checks = check_facts(rows(), 'cpu', 'bfloat16', 2, 2, 10**9)
     assert not has_failed(checks)
-    assert render_checks(checks, is_quiet=True) == 'doctor: 22 checks passed, 0 failed, 0 warnings'
+    assert render_checks(checks, is_quiet=True) == 'doctor: 23 checks passed, 0 failed, 0 warnings'
     assert '100 MB in 10 ms: 10.00 GB/s, bus 15.00 GB/s' in render_checks(checks, is_quiet=False)
 
 
@@ -87,6 +87,7 @@ CASES = [
      '/scratch on h2: No space left on device; expected a folder with 10 MB free', 'set TMPDIR'),
     ('Horovod', {}, {'device': 'gpu'}, 'failed', 'operations MPI+Gloo', 'built with NCCL'),
     ('processor', processor('AVX2'), {'precision': 'bfloat16'}, 'failed', 'EPYC, AVX2 on h2', 'use float32'),
+    ('layers', {'layers': 'plain'}, {}, 'ok', 'fused on h1; plain on h2', ''),
     ('processor', processor('AVX2'), {}, 'warning', 'EPYC, AVX2 on h2, but EPYC, AVX-512 BF16 on h1', 'slowest'),
     ('threads', {'omp_num_threads': '5'}, {}, 'warning', '10 threads on the 8 CPUs available to the ranks of h2',
      'fewer ranks'),

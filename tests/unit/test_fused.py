@@ -12,12 +12,22 @@ from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.data.batches import synthetic_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.model import fused
-from mlperf_rn50.model.fused import PLAIN, Fusion, NormAddRelu, NormRelu, fusion_of, layout_warnings, with_layout
+from mlperf_rn50.model import fused, resnet, zoo
+from mlperf_rn50.model.fused import (
+    PLAIN,
+    Fusion,
+    NormAddRelu,
+    NormRelu,
+    fusion_of,
+    fusion_text,
+    layout_warnings,
+    with_layout,
+)
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import FoldedResNet, ResNet
 from mlperf_rn50.model.weights import portable
 from mlperf_rn50.model.zoo import build_model, count_flops, image_shape, restore_model
+from mlperf_rn50.system.processor import Processor
 from mlperf_rn50.train import trainer as trainers
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.options import TrainConfig
@@ -30,6 +40,13 @@ CPU = Config(train=TrainConfig(local_batch_size=4))
 SMALL = replace(CPU, model=ModelConfig(name='resnet18'), data=DataConfig(
     num_train=16, num_val=8, num_classes=3, image_size=32, resize_shorter=32, synthetic=True))
 BOTH = Fusion(NormRelu, NormAddRelu)
+
+
+def with_level(level) -> Processor:
+    return Processor('EPYC', 'AuthenticAMD', 25, 17, 'AMX', level, '')
+
+
+AVX2, AVX512, BF16 = map(with_level, ('AVX2', 'AVX-512', 'AVX-512 BF16'))
 
 
 def with_model(**keys) -> Config:
@@ -66,7 +83,7 @@ def nvidia(monkeypatch):
 # --- detection --------------------------------------------------------------------------------------
 
 def test_missing_fused_operators_are_refused():
-    assert fusion_of(GPU) == PLAIN and str(fusion_of(GPU)) == 'fused operators: none'
+    assert fusion_of(GPU, BF16) == PLAIN and str(PLAIN) == 'fused operators: none'
     assert not fused.runs_nvidias_kernels(GPU)
     for key, operator in (('fused_bn_relu', 'BatchNorm with act_type'), ('fused_bn_add_relu', 'BatchNormAddRelu')):
         with pytest.raises(ConfigError, match=rf'^model.{key}: got true, but MXNet \S+ has no {operator};'):
@@ -79,12 +96,30 @@ def test_missing_fused_operators_are_refused():
     (with_model(fused_bn_add_relu=False), Fusion(NormRelu, None)),
     # Without these kernels, the operators would omit the sum and the ReLU.
     (with_model(layout='NCHW'), PLAIN), (replace(GPU, train=replace(GPU.train, precision='float32')), PLAIN),
-    (replace(GPU, train=replace(GPU.train, device='cpu')), PLAIN),
+    (replace(CPU, model=ModelConfig(fused_bn_relu=False)), PLAIN),
     (replace(CPU, model=ModelConfig(fused_bn_relu=True)), Fusion(nn.BatchNormReLU))])
 def test_fused_operators_are_used_if_a_kernel_exists(nvidia, config, expected):
-    assert fusion_of(config) == expected
+    assert fusion_of(config, AVX2) == fusion_of(config, BF16) == expected
     has_kernels = expected.norm_relu is NormRelu or expected.norm_add_relu is NormAddRelu
     assert fused.runs_nvidias_kernels(config) is has_kernels
+
+
+@pytest.mark.parametrize('processor, precision, expected', [
+    (AVX2, 'float32', PLAIN), (AVX512, 'float32', Fusion(nn.BatchNormReLU)),
+    (BF16, 'float32', Fusion(nn.BatchNormReLU)),
+    (AVX512, 'bfloat16', Fusion(nn.BatchNormReLU, pads_images=True)),
+    (BF16, 'bfloat16', Fusion(nn.BatchNormReLU, pads_images=True))])
+def test_layers_of_a_cpu_are_selected_for_processor_and_precision(processor, precision, expected):
+    config = replace(CPU, train=replace(CPU.train, precision=precision))
+    assert fusion_of(config, processor) == expected
+    given = replace(config, data=DataConfig(pad_to_4_channels=False), model=ModelConfig(fused_bn_relu=False))
+    assert fusion_of(given, processor) == PLAIN
+
+
+def test_selected_layers_are_stated():
+    config = replace(CPU, train=replace(CPU.train, precision='bfloat16'))
+    assert fusion_text(config, {}, BF16) == ('AVX-512 BF16, bfloat16: layout NCHW; fused operators: BatchNormReLU; the '
+                                             'first convolution adds a channel of zeros')
 
 
 @pytest.mark.parametrize('right, wrong, message', [
@@ -155,6 +190,13 @@ def test_fused_and_unfused_give_the_same_numbers(nvidia, name, is_hybrid, num_no
         np.testing.assert_allclose(got[key], value, rtol=1e-3, atol=1e-4 * np.abs(value).max(), err_msg=key)
 
 
+def test_a_channel_of_zeros_changes_no_result():
+    expected, got = (trained(make_net(Fusion(pads_images=pads), 'resnet18'), True) for pads in (False, True))
+    assert list(got) == list(expected) and got['conv0_weight'].shape == expected['conv0_weight'].shape
+    for key, value in expected.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-3, atol=1e-4 * np.abs(value).max(), err_msg=key)
+
+
 def test_last_norm_of_a_unit_is_fused_with_the_addition(nvidia, monkeypatch):
     names, plain = [], mx.sym.BatchNormAddRelu
     monkeypatch.setattr(mx.sym, 'BatchNormAddRelu', lambda **keys: names.append(keys['gamma'].name) or plain(**keys))
@@ -182,6 +224,25 @@ def test_saved_weights_are_used_without_fused_operators(nvidia):
     exported, _ = portable(config, arrays)
     assert exported.model.fused_bn_relu is exported.model.fused_bn_add_relu is None
     check_values(replace(exported, train=replace(exported.train, local_batch_size=1)))
+
+
+def test_a_run_continues_on_another_kind_of_processor(monkeypatch):
+    plan, snapshots = make_plan(SMALL, 1), []
+    for after in (Fusion(nn.BatchNormReLU, pads_images=True), PLAIN):
+        states = []
+        for fusion in (Fusion(nn.BatchNormReLU, pads_images=True), after):
+            monkeypatch.setattr(zoo, 'fusion_of', lambda *_, fusion=fusion: fusion)
+            monkeypatch.setattr(resnet, 'pads_images', lambda _, fusion=fusion: fusion.pads_images)
+            trainer = trainers.Trainer(plan, Comm(), 0, None)
+            if states:
+                trainer.load_state(states[0])
+            trainer.read(trainer.step(synthetic_batches(SMALL, plan.train_shard(), None), 0, 0.1))
+            states.append(trainer.state())
+        with trainer.evaluating() as net:
+            logits = net(next(synthetic_batches(SMALL, plan.eval_shard(), None)).images).asnumpy()
+        snapshots.append({**states[-1].arrays, 'logits': logits})
+    for key, value in snapshots[0].items():
+        np.testing.assert_allclose(snapshots[1][key], value, rtol=1e-2, atol=1e-3 * np.abs(value).max(), err_msg=key)
 
 
 def steps_of_two_passes() -> dict[str, bytes]:

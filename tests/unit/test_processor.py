@@ -28,7 +28,7 @@ def processor(flags, **environment_variables):
 def test_instruction_sets(flags, has):
     cpu = processor(flags)
     assert (cpu.vendor, cpu.family, cpu.model, cpu.has, cpu.uses) == ('AuthenticAMD', 25, 1, has, has)
-    assert cpu.can_train_bfloat16 == has.startswith(('AVX-512', 'AMX'))
+    assert cpu.has_avx512 == has.startswith(('AVX-512', 'AMX'))
 
 
 @pytest.mark.parametrize('limit, uses', [
@@ -50,7 +50,7 @@ def test_processor_and_limit_of_this_process(fake_processor):
 
 def test_other_architectures_have_no_instruction_set():
     cpu = parse_processor('processor: 0\nFeatures: fp asimd\n', {})
-    assert (cpu.vendor, cpu.family, cpu.has) == ('', None, 'no SSE4.1') and not cpu.can_train_bfloat16
+    assert (cpu.vendor, cpu.family, cpu.has) == ('', None, 'no SSE4.1') and not cpu.has_avx512
 
 
 def test_bfloat16_without_avx512_is_refused_with_advice():

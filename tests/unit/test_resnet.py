@@ -9,7 +9,7 @@ import pytest
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.model.fused import PLAIN, fusion_of
+from mlperf_rn50.model.fused import PLAIN, Fusion
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import FoldedResNet, ResNet, units
 from mlperf_rn50.model.zoo import build_model, count_flops
@@ -51,7 +51,7 @@ def test_names_match_the_rules_and_values_the_initialisation():
 @pytest.mark.parametrize('name, side, fused', [('resnet18', 4, False), ('resnet18', 17, True), ('resnet50', 32, False)])
 def test_maps_of_one_pixel_as_a_row_give_the_same_results(name, side, fused):
     results = []
-    fusion = fusion_of(Config(model=ModelConfig(fused_bn_relu=fused)))
+    fusion = Fusion(mx.gluon.nn.BatchNormReLU if fused else None)
     images = mx.nd.array(np.random.default_rng(1).standard_normal((16, 3, side, side)))
     for image_size in (None, side):
         net = net_of(name=name, image_size=image_size, fusion=fusion)

@@ -27,8 +27,8 @@ _TEXTS = {  # by verdict and part: what takes the share of the time, and the nex
                       'train.local_batch_size; run mlperf-rn50 bench allreduce'),
     'exchange latency': ('is latency of the exchange', 'lower comm.num_buckets; run mlperf-rn50 bench allreduce'),
     'slow_rank': ('is due to the slowest rank', 'run mlperf-rn50 doctor; look for other programs and throttling there'),
-    'computation': ('is forward and backward below the measured peak', 'try train.precision and '
-                    'data.pad_to_4_channels with mlperf-rn50 bench train'),
+    'computation': ('is forward and backward below the measured peak', 'try train.precision with '
+                    'mlperf-rn50 bench train'),
     'evaluation': ('is evaluation', 'raise train.eval_period or train.eval_batch_size, or check data.num_val'),
     'checkpoints': ('waits for checkpoints', 'raise checkpoint.period_epochs, checkpoint.period_steps or '
                     'checkpoint.period_s, or use a faster disk for run.dir'),

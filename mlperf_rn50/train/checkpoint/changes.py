@@ -8,6 +8,8 @@ from mlperf_rn50.errors import CheckpointError, ConfigError, nearest
 
 # The default of fused_bn_relu changed from false to null when fused_bn_add_relu was added, which old checkpoints lack.
 _FORMER_DEFAULT, _ADDED_WITH_IT = ('model.fused_bn_relu', False, None), 'fused_bn_add_relu'
+# The default of pad_to_4_channels changed from false to null, which gives the same results up to rounding.
+_EQUAL = ('data.pad_to_4_channels', False, None)
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> lis
                for key, value in keys.items()
                if (section, key) != ('run', 'seed') and value != now.get(section, {}).get(key)]
     is_former = _ADDED_WITH_IT not in before.get('model', {})
-    return [c for c in changes if not is_former or (c.key, c.before, c.now) != _FORMER_DEFAULT]
+    ignored = [_EQUAL, *[_FORMER_DEFAULT] * is_former]
+    return [c for c in changes if (c.key, c.before, c.now) not in ignored]
 
 
 def free_keys() -> set[str]:
