@@ -1,6 +1,7 @@
 """Compare mlperf-rn50 with PyTorch in alternating runs on 2 threads; print medians and ratios. Also has shared helpers.
 
-PyTorch uses the same network, batch, schedule, augmentation and momentum rule. Both evaluate after every epoch.
+`step` also measures TensorFlow with oneDNN, compiled by tf.function. All programs have the same network and batch, and
+PyTorch has the same schedule, augmentation and momentum rule. In `target`, both evaluate after every epoch.
 The time of PyTorch excludes loading the arrays, creating the network, and compiling it in a trial step and evaluation.
 The time of mlperf-rn50 is from run_start to run_stop.
 
@@ -26,7 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON, TORCH_PYTHON = ROOT / '.venv/bin/python', ROOT / 'benchmarks/.venv/bin/python'
 HUGE_PAGES = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}  # the launchers also set this
 BOUND = {**HUGE_PAGES, 'OMP_PROC_BIND': 'close'}
-NAME = 'mlperf-rn50'
+STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # of ResNet-50: channels, units and first stride
+STEP_BATCH = 32
+NAME, TENSORFLOW = 'mlperf-rn50', 'tensorflow, huge pages'
 # Options and environment variables of each torch variant. BOUND is the fastest setting without additional libraries.
 SIDES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     'torch eager': ((), {}), 'torch compiled': (('--compile',), {}),
@@ -48,19 +51,14 @@ def bench(*arguments: object) -> dict:
     return run_json(command, **HUGE_PAGES)['tables'][0]['rows'][0]
 
 
-def precision_options(precision: str) -> list[str]:
-    """Return the data and model options of mlperf-rn50 for training in a precision on a CPU."""
-    return ['--data.pad_to_4_channels', str(precision == 'bfloat16').lower(), '--model.fused_bn_relu', 'true']
-
-
 def torch_sides(run: Callable[..., dict], *arguments: object) -> dict[str, Callable[..., dict]]:
     """Return, for each torch variant, a function that calls run with the options and variables of this variant."""
     return {name: partial(run, *arguments, *options, **variables) for name, (options, variables) in SIDES.items()}
 
 
-def peer(*words: object, **variables: str) -> dict:
-    """Run torch_peer.py with these arguments; return its output."""
-    return run_json([TORCH_PYTHON, ROOT / 'benchmarks/torch_peer.py', *words], **variables)
+def peer(*words: object, program: str = 'torch_peer.py', **variables: str) -> dict:
+    """Run a program of benchmarks/.venv, by default torch_peer.py, with these arguments; return its output."""
+    return run_json([TORCH_PYTHON, ROOT / 'benchmarks' / program, *words], **variables)
 
 
 def read_metrics(run_dir: Path) -> list[dict]:
@@ -82,7 +80,7 @@ def train(config: object, *options: object) -> list[dict]:
 
 def train_program(config: Path, precision: str, seed: int) -> dict:
     """Train with mlperf-rn50; return time, epochs and the Top-1 of every epoch."""
-    lines = train(config, '--run.seed', seed, '--train.precision', precision, *precision_options(precision))
+    lines = train(config, '--run.seed', seed, '--train.precision', precision)
     end, top1 = lines[-1], [m['num_top1'] / m['num_images'] for m in lines if m['event'] == 'eval']
     return {'time_to_train_s': end['time_to_train_s'], 'epochs': len(top1), 'top1': top1,
             'is_converged': end['status'] == 'converged'}
@@ -161,7 +159,7 @@ def main() -> None:
     parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
     parser.add_argument('--rounds', type=int, default=3, help='measurements per side, for step and rate (default 3)')
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], help='of runs, for target (default 0 1 2)')
-    parser.add_argument('--sides', nargs='+', choices=[NAME, *SIDES], default=[],
+    parser.add_argument('--sides', nargs='+', choices=[NAME, *SIDES, TENSORFLOW], default=[],
                         help='mlperf-rn50 first (default: all, but for target only the torch sides with huge pages)')
     options = parser.parse_args()
     config, precision = options.config, options.precision
@@ -172,14 +170,15 @@ def main() -> None:
         return
     if options.what == 'step':
         steps = ('--warmup-steps', 2, '--steps', 5)
-        bench_options: tuple[object, ...] = ('--batch-sizes', 32, *steps)
-        sides = torch_sides(peer, 'step', '--precision', precision, *steps)
+        bench_options: tuple[object, ...] = ('--batch-sizes', STEP_BATCH, *steps)
+        sides = {**torch_sides(peer, 'step', '--precision', precision, *steps),
+                 TENSORFLOW: partial(peer, '--precision', precision, *steps, program='tensorflow_peer.py', **BOUND)}
     else:
         steps = ('--warmup-steps', 3, '--steps', 12)
         size = load_recipe(config)['train']['global_batch_size']
         bench_options = ('--config', config, '--inputs', 'real', '--batch-sizes', size, *steps)
         sides = torch_sides(train_torch, config, precision, *steps)
-    words = (*bench_options, '--precisions', precision, *precision_options(precision))
+    words = (*bench_options, '--precisions', precision)
     sides = {NAME: partial(bench, 'train', *words), **sides}
     compare(f'{config.stem if config else "training step"}, {precision}',
             {name: sides[name] for name in options.sides or sides}, options.rounds)

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from compare import STAGES, STEP_BATCH
 from torch import nn
 from torch.nn import functional
-
-STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
-STEP_BATCH = 32
 
 
 def conv_norm(in_channels: int, channels: int, kernel: int, stride: int = 1, relu: bool = True) -> list[nn.Module]:

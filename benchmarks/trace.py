@@ -48,14 +48,13 @@ def config_of(case):
     from mlperf_rn50.config_file import resolve_config
     from mlperf_rn50.data.options import DataConfig
     from mlperf_rn50.model import resnet
-    from mlperf_rn50.model.options import ModelConfig
     from mlperf_rn50.train.options import TrainConfig
     data, num_images = DataConfig(synthetic=True), 16
     if case == 'thin':
         resnet.STAGE_CHANNELS = (16, 32, 64, 128)
         data, num_images = replace(data, image_size=32, resize_shorter=32, num_classes=10), 2
     config = resolve_config(ROOT / 'launch/configs/digits_cpu.yaml', [], config_parser()) if case == 'digits' else \
-        Config(data=data, model=ModelConfig(fused_bn_relu=True), train=TrainConfig(local_batch_size=num_images))
+        Config(data=data, train=TrainConfig(local_batch_size=num_images))
     return replace(config, comm=replace(config.comm, num_buckets=NUM_BUCKETS))
 
 

@@ -27,9 +27,8 @@ def bare() -> None:
 
     from mlperf_rn50.config import Config
     from mlperf_rn50.data.options import DataConfig
-    from mlperf_rn50.model.options import ModelConfig
     from mlperf_rn50.model.zoo import build_model
-    config = Config(data=DataConfig(num_classes=10), model=ModelConfig(fused_bn_relu=True))
+    config = Config(data=DataConfig(num_classes=10))
     net, loss = build_model(config, mx.cpu(), 0), gluon.loss.SoftmaxCrossEntropyLoss()
     loss.hybridize(static_alloc=True, static_shape=True)
     trainer = gluon.Trainer(net.collect_params(), 'sgd', {'learning_rate': 0.1, 'momentum': 0.9, 'wd': 1e-4})
