@@ -19,6 +19,7 @@ from mlperf_rn50.model.zoo import build_model, restore_model
 from mlperf_rn50.runfolder.records import EpochRecord, ResumedRecord
 from mlperf_rn50.text import percent
 from mlperf_rn50.train.checkpoint.checkpoint import load_newest
+from mlperf_rn50.train.evaluate import Forward, with_mirror
 from mlperf_rn50.train.plan import make_plan
 
 _SIZE, _MOST_RECORDS = 50, 150_000  # images of a forward pass; records that are read per split
@@ -165,11 +166,11 @@ def change_images(images: np.ndarray, data: DataConfig) -> dict[tuple[str, str],
             ('value_range', 'values times 255'): (255 * raw - mean) / std}
 
 
-def _classify(net: mx.gluon.HybridBlock, images: np.ndarray) -> np.ndarray:
+def _classify(net: Forward, images: np.ndarray) -> np.ndarray:
     return np.concatenate([net(mx.nd.array(images[i:i + _SIZE])).asnumpy() for i in range(0, len(images), _SIZE)])
 
 
-def _images(net: mx.gluon.HybridBlock, batches: Iterable[Batch]) -> Images:
+def _images(net: Forward, batches: Iterable[Batch]) -> Images:
     parts = [(b.images[:b.num_valid].asnumpy(), b.labels[:b.num_valid].asnumpy()) for b in batches if b.num_valid]
     images, labels = (np.concatenate(part) for part in zip(*parts))
     return Images(images, labels, _classify(net, images))
@@ -190,15 +191,16 @@ def probe(run: WhyRun) -> list[Cause]:
     config, arrays = portable(replace(original, model=replace(original.model, bn_momentum=0.9)), arrays)
     data, seed, num = config.data, config.run.seed or 0, config.data.num_classes
     most = _MOST_LARGE if data.image_size >= _LARGE_SIDE else _MOST
-    net, renewed, fresh = (restore_model(config, mx.cpu(), found, str(folder.dir)) for found in (arrays, arrays, {
+    plain, renewing, new = (restore_model(config, mx.cpu(), found, str(folder.dir)) for found in (arrays, arrays, {
         n: np.full_like(a, n.endswith('var')) if 'running' in n else a for n, a in arrays.items()}))
+    net, renewed, fresh = (with_mirror(n, config) for n in (plain, renewing, new))
     train, validation = (_images(net, eval_batches(config, Shard(n, 0, -(-n // most), _SIZE), None, split)())
                          for split, n in (('train', data.num_train), ('validation', data.num_val)))
     batches = train_batches(config, Shard(data.num_train, 0, 1, _SIZE), 0, 0, None)
     augmented = _images(net, islice(batches, -(-min(most, data.num_train) // _SIZE)))
     for start in range(0, _RENEWING * _SIZE, _SIZE):  # MXNet renews the statistics in the backward pass
         with mx.autograd.record():
-            logits = renewed(mx.nd.array(augmented.images.take(range(start, start + _SIZE), 0, mode='wrap')))
+            logits = renewing(mx.nd.array(augmented.images.take(range(start, start + _SIZE), 0, mode='wrap')))
         logits.backward()
     after = {key: _classify(net, images) for key, images in change_images(validation.images, data).items()}
     after |= {('batch_norm', f'BatchNorm statistics of {name}'): _classify(other, validation.images)

@@ -43,6 +43,8 @@ class MovingAverage:
         number, rest = divmod(step - 1, PERIOD)
         share = share_of(self._decay, number + 1)
         for name, array in self.arrays.items() if not rest else ():
+            source = self._sources[name]
+            if 'running_' in name:  # a backward pass changes statistics, but MXNet lets only a write wait for it
+                source *= 1
             # One operator: array - share (array - source), as a step of SGD with weight decay.
-            mx.nd.sgd_update(array, self._sources[name], out=array, lr=share, wd=1.0, rescale_grad=-1.0,
-                             lazy_update=False)
+            mx.nd.sgd_update(array, source, out=array, lr=share, wd=1.0, rescale_grad=-1.0, lazy_update=False)
