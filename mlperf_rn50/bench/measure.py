@@ -28,7 +28,6 @@ class Spread:
     median_s: float
     low_s: float
     high_s: float
-    least_s: float
     mean_s: float
     num: int
 
@@ -42,17 +41,7 @@ def spread_of(seconds: Sequence[float]) -> Spread:
     """Return the statistics of one or more measurements."""
     several = seconds if len(seconds) > 1 else [*seconds, *seconds]
     low, median, high = statistics.quantiles(several, n=4, method='inclusive')
-    return Spread(median, low, high, min(seconds), statistics.fmean(seconds), len(seconds))
-
-
-def time_repeated(action: Callable[[], Any], num_warmup: int, num: int) -> Spread:
-    """Time an action that waits for its own completion."""
-    seconds = []
-    for _ in range(num_warmup + num):
-        start = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - start)
-    return spread_of(seconds[num_warmup:])
+    return Spread(median, low, high, statistics.fmean(seconds), len(seconds))
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,13 @@ class BenchSession:
         return device_context(self.device_id)
 
     def time(self, action: Callable[[], Any]) -> Spread:
-        return time_repeated(action, self.num_warmup, self.num)
+        """Time an action that waits for its own completion."""
+        seconds = []
+        for _ in range(self.num_warmup + self.num):
+            start = time.perf_counter()
+            action()
+            seconds.append(time.perf_counter() - start)
+        return spread_of(seconds[self.num_warmup:])
 
 
 def peak_memory_bytes(device_id: int | None) -> int:

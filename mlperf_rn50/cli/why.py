@@ -1,9 +1,8 @@
-"""Explain where the time of a run goes, or what changed between two runs.
+"""Explain where the time of a run goes and why it misses its accuracy, or what changed between two runs.
 
 examples:
   mlperf-rn50 why logs/digits_cpu
-  mlperf-rn50 why logs/digits_cpu/result_3.txt --format json
-  mlperf-rn50 why logs/digits_cpu --probe
+  mlperf-rn50 why logs/digits_cpu/result_3.txt --probe
   mlperf-rn50 why logs/before logs/after
   mlperf-rn50 why logs/digits_cpu --out pictures --perfetto trace.json
 
@@ -36,33 +35,32 @@ def make_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
-    is_single = options.probe or options.out or options.perfetto
-    if len(options.runs) > (1 if is_single else 2):
-        raise ConfigError(f'RUN: got {len(options.runs)} runs, expected one{"" if is_single else " or two"}')
+    most = 1 if options.probe or options.out or options.perfetto else 2
+    if len(options.runs) > most:
+        raise ConfigError(f'RUN: got {len(options.runs)} runs, expected at most {most}')
     from mlperf_rn50.analysis.why.accuracy import explain_accuracy
     from mlperf_rn50.analysis.why.answer import answer_object, render_answer
     from mlperf_rn50.analysis.why.limit import times_of
     from mlperf_rn50.analysis.why.load import load_run, run_folder_at
     from mlperf_rn50.analysis.why.text import compare_times, explain_time
-    from mlperf_rn50.runfolder.records import RanksRecord
-    runs = [load_run(run_folder_at(Path(path))) for path in options.runs]
-    answer, probed = None, None
+    first, *others = (load_run(run_folder_at(Path(path))) for path in options.runs)
+    answer = probed = None
     if options.probe:
         from mlperf_rn50.bench.probe import probe
-        probed = probe(runs[0])
-    accuracy = explain_accuracy(runs[0], probed) if len(runs) == 1 else None
+        probed = probe(first)
+    accuracy = None if others else explain_accuracy(first, probed)
     try:
-        answer = compare_times(*map(times_of, runs)) if len(runs) > 1 else explain_time(runs[0])
+        answer = compare_times(times_of(first), times_of(others[0])) if others else explain_time(first)
     except UserError:
         if not accuracy:  # otherwise the run ended before it recorded times
             raise
     found = {**(answer_object(answer) if answer else {}), 'accuracy': accuracy and answer_object(accuracy)}
     print(json.dumps(found, indent=2) if options.format == 'json' else
           '\n\n'.join(render_answer(a, width_of(sys.stdout)) for a in (accuracy, answer) if a))
-    if options.out and (shown := answer or accuracy):
+    if options.out:
         from mlperf_rn50.analysis.why.picture import dump_times
-        dump_times(runs[0], shown.sentence, Path(options.out))
+        dump_times(first, Path(options.out))
     if options.perfetto:
         from mlperf_rn50.analysis.why.trace import write_perfetto
-        print(write_perfetto(runs[0].folder, runs[0].all(RanksRecord), Path(options.perfetto)), file=sys.stderr)
+        print(write_perfetto(first, Path(options.perfetto)), file=sys.stderr)
     return EXIT_OK

@@ -75,24 +75,24 @@ def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, reques
     records, pool = open_records(), ThreadPoolExecutor(data.read_threads, 'read')
     cache = RecordCache(records.read, data.record_cache_mib << 20)
 
-    def read(request: Request) -> tuple[Inputs, float]:
-        """Return inputs, and the fraction of the thread's time that reading took; the rest is Python."""
+    def read(request: Request) -> Inputs:
+        """Return inputs, with the fraction of the thread's time that reading took as read_s; the rest is Python."""
         start = time.monotonic()
         results = [cache.read(s) for s in request.samples]
         read_s = time.monotonic() - start
         is_read = np.array([is_read for _, is_read in results])
         inputs = _fill([record for record, _ in results], request, data, records.describe)
-        inputs = dataclasses.replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
-                                     num_new_bytes=records.num_bytes(request.samples[request.is_new]))
-        return inputs, read_s / max(time.monotonic() - start, 1e-9)
-    pending: deque[Future[tuple[Inputs, float]]] = deque()
+        return dataclasses.replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
+                                   num_new_bytes=records.num_bytes(request.samples[request.is_new]),
+                                   read_s=read_s / max(time.monotonic() - start, 1e-9))
+    pending: deque[Future[Inputs]] = deque()
     try:
         for request in requests:
             pending.append(pool.submit(read, request))
             if len(pending) > num_ready + data.read_threads:
                 start = time.monotonic()
-                inputs, share = pending.popleft().result()
-                yield dataclasses.replace(inputs, read_s=share * (time.monotonic() - start))
+                inputs = pending.popleft().result()
+                yield dataclasses.replace(inputs, read_s=inputs.read_s * (time.monotonic() - start))
     finally:
         # Do not wait, because an abandoned generator may be closed by one of these threads.
         pool.shutdown(wait=False, cancel_futures=True)

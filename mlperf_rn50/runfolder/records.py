@@ -58,97 +58,61 @@ class EpochRecord(Struct, tag_field='event', tag='epoch'):
 
 
 class RankSteps(Struct, kw_only=True):
-    """Sums of a rank over its steps since the last evaluation, in seconds.
-
-    data_s, python_s, compute_s, wait_s and update_s add up to the time of the steps.
-
-    Args:
-        data_s: waiting for images; read_s and decode_s are its parts in which the record files and DALI were not ready.
-        python_s: the device waits for the training loop, which has not yet asked for images.
-        compute_s: forward and backward pass.
-        wait_s: from the end of the backward pass to the end of the exchange; slow_rank_s is the part in which a slower
-            rank still computed, so the rest moves bytes.
-        update_s: from the end of the exchange to the end of the update.
-        hidden_s: exchange during the backward pass, which is part of compute_s.
-        spread_s: by name of a sum without _s, median, 99th percentile and maximum of a step.
-    """
+    """Sums of a rank in seconds over its steps since the last evaluation; the phases add up to the time of these."""
 
     rank: Annotated[int, Meta(ge=0, le=10**6)]
     host: str
     cores: str = ''
     num_steps: Count
-    data_s: Number
-    read_s: Number = 0.0
-    decode_s: Number = 0.0
-    python_s: Number = 0.0
-    compute_s: Number
-    wait_s: Number
-    slow_rank_s: Number = 0.0
-    update_s: Number = 0.0
-    hidden_s: Number = 0.0
-    spread_s: dict[Name, tuple[Number, Number, Number]] = {}
+    data_s: Number  # phase: waiting for images
+    read_s: Number = 0.0  # part of data_s in which the record files were not ready
+    decode_s: Number = 0.0  # part of data_s in which DALI was not ready
+    python_s: Number = 0.0  # phase: the device waits for the training loop, which has not yet asked for images
+    compute_s: Number  # phase: forward and backward pass
+    wait_s: Number  # phase: from the end of the backward pass to the end of the exchange
+    slow_rank_s: Number = 0.0  # part of wait_s in which a slower rank still computed, so the rest moves bytes
+    update_s: Number = 0.0  # phase: from the end of the exchange to the end of the update
+    hidden_s: Number = 0.0  # exchange during the backward pass, which is part of compute_s
+    spread_s: dict[Name, tuple[Number, Number, Number]] = {}  # median, 99th percentile and maximum of a step
+    critical_s: dict[Name, Number] = {}  # sums over the steps in which the other ranks waited for this one
 
 
 class RanksRecord(Struct, tag_field='event', tag='ranks'):
-    """Times since the last evaluation, this one included.
-
-    Args:
-        eval_s: evaluation, as seen by the training loop of rank 0.
-        checkpoint_s: training waited for checkpoints.
-        latency_s: exchange of a single number among all ranks; None for one rank.
-        histograms: by phase as in RankSteps, numbers of steps of all ranks since the start of the process; bin k counts
-            steps of 1e-5 * 2**(k / 4) to 1e-5 * 2**((k + 1) / 4) seconds, the first and last bin also those beyond.
-    """
+    """Times since the last evaluation, this one included."""
 
     epoch: Whole = 0
     time_s: Number = 0.0
     ranks: list[RankSteps] = []
     stragglers: list[Annotated[str, Meta(max_length=4000)]] = []
-    eval_s: Number = 0.0
-    checkpoint_s: Number = 0.0
-    latency_s: Number | None = None
+    eval_s: Number = 0.0  # evaluation, as seen by the training loop of rank 0
+    checkpoint_s: Number = 0.0  # training waited for checkpoints
+    latency_s: Number | None = None  # exchange of a single number among all ranks; None for one rank
+    # By phase, numbers of steps of all ranks since the start of the process. Bin k counts steps of 1e-5 * 2**(k / 4) to
+    # 1e-5 * 2**((k + 1) / 4) seconds, the first and last bin also those beyond.
     histograms: dict[Name, list[Whole]] = {}
 
 
 class NetworkRecord(Struct, tag_field='event', tag='network'):
-    """Facts about the steps of a run; written before its clock starts or continues.
+    """Facts about the steps of a run; written before its clock starts or continues."""
 
-    Args:
-        local_batch_size: images of a rank and step.
-        flops_per_image: of the forward pass; with data.sizes, the mean over the planned epochs.
-        gradient_bytes: exchanged by each rank in a step.
-        peak_flops_per_s: of a rank in large matrix products, while all ranks compute; None if not measured.
-    """
-
-    local_batch_size: Count
-    flops_per_image: Gauge
-    gradient_bytes: Whole
+    local_batch_size: Count  # images of a rank and step
+    flops_per_image: Gauge  # of the forward pass; with data.sizes, the mean over the planned epochs
+    gradient_bytes: Whole  # exchanged by each rank in a step
     num_buckets: Count
-    peak_flops_per_s: Gauge | None = None
+    peak_flops_per_s: Gauge | None = None  # of a rank in large matrix products, while all ranks compute
 
 
 class StepSpans(Struct):
-    """Line of a trace: a step of a rank. Times are in seconds on the host's monotonic clock, in this order.
+    """Line of a trace: a step of a rank. Times are in seconds on the host's monotonic clock, in this order."""
 
-    Args:
-        step: number of the step, counted from 1.
-        start_s: end of the step before, or of the evaluation or checkpoint before.
-        asked_s: the training loop asks for images, so python is start_s to asked_s.
-        arrived_s: the images are there.
-        computed_s: end of the backward pass.
-        exchanged_s: end of the exchange.
-        updated_s: end of the update, and start of the next step.
-        buckets: for each bucket of gradients, when it was computed on this rank and when its exchange ended.
-    """
-
-    step: Whole
-    start_s: Number
-    asked_s: Number
-    arrived_s: Number
-    computed_s: Number
-    exchanged_s: Number
-    updated_s: Number
-    buckets: list[tuple[Number, Number]] = []
+    step: Whole  # counted from 1
+    start_s: Number  # end of the step before, or of the evaluation or checkpoint before
+    asked_s: Number  # the training loop asks for images
+    arrived_s: Number  # the images are there
+    computed_s: Number  # end of the backward pass
+    exchanged_s: Number  # end of the exchange
+    updated_s: Number  # end of the update, and start of the next step
+    buckets: list[tuple[Number, Number]] = []  # when each was computed on this rank, and when its exchange ended
 
 
 class ResumedRecord(Struct, tag_field='event', tag='resumed', omit_defaults=True):

@@ -16,11 +16,11 @@ Outline of a run, with the events of each line in order. Warned and Noted may oc
     end the run                                        ClockStepped, Ended
 """
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
-from mlperf_rn50.runfolder.records import CourseRecord, NetworkRecord, ReferenceRecord
+from mlperf_rn50.runfolder.records import CourseRecord, NetworkRecord, RanksRecord, ReferenceRecord
 from mlperf_rn50.train.checkpoint.changes import Change
 from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.plan import Plan
@@ -147,16 +147,7 @@ class Compared(Event, frozen=True):
 
 
 class RanksTimed(Event, frozen=True):
-    """Times since the last evaluation, as in RanksRecord; keys of ranks: those of RankSteps."""
-
-    epoch: int
-    time_s: float
-    ranks: Sequence[Mapping[str, Any]]
-    stragglers: Sequence[str]
-    eval_s: float = 0.0
-    checkpoint_s: float = 0.0
-    latency_s: float | None = None
-    histograms: Mapping[str, list[int]] = {}
+    record: RanksRecord
 
 
 class ClockStepped(Event, frozen=True):

@@ -17,7 +17,7 @@ from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.comm.horovod import Comm
-from mlperf_rn50.train.comm.rank_checks import WallClock, check_agreement, check_finite, find_stragglers
+from mlperf_rn50.train.comm.rank_checks import WallClock, check_agreement, check_finite
 from mlperf_rn50.train.comm.rank_times import RankTimes
 from mlperf_rn50.train.compare import ReferenceComparison
 from mlperf_rn50.train.evaluate import evaluate
@@ -138,11 +138,11 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
         pending.append(trainer.step(run.train_data, step % plan.steps_per_epoch, plan.learning_rate(step),
                                     run.requests(), reporter.has_norms(step + 1)))
         trainer.ema.update(step + 1)
-        progress.step, run.times.request = step + 1, 0
+        progress.step, run.times.request = step + 1, False
         # Wait for the loss of an earlier step and for what any rank requested then; at the end, for all steps.
         num_ahead = STEPS_AHEAD if progress.step < last else 0
         requests = [reporter.read(pending.popleft()) for _ in range(len(pending) - num_ahead)]
-        run.times.trace(sum(r.trace for r in requests))
+        run.times.trace(any(r.trace for r in requests))
         # Take a checkpoint, which contains only steps with a checked loss. After the last step, run_epochs does it.
         if progress.step < last and (any(r.stop or r.checkpoint for r in requests) or is_due(period_steps, step + 1)):
             requests += [reporter.read(pending.popleft()) for _ in range(len(pending))]
@@ -194,8 +194,7 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Eva
     if run.comm.rank == 0:
         run.best_weights.update(run.progress.step, result, result.top1 > run.progress.best_top1, trainer.copy_network)
     run.progress.best_top1 = max(run.progress.best_top1, result.top1)
-    times = run.times.report(time.monotonic() - start)
-    run.emit(events.RanksTimed(epoch, evaluated.time_s, stragglers=find_stragglers(times['ranks']), **times))
+    run.emit(events.RanksTimed(run.times.report(epoch, evaluated.time_s, time.monotonic() - start)))
     return evaluated
 
 

@@ -136,18 +136,12 @@ class CheckpointConfig:
     keep: int = free_option(2, ABOVE_0, 'checkpoints')
 
 
-MAX_TRACED_STEPS = 10_000
-
-
 def parse_trace(text: str | None) -> range:
     """Return the steps, counted from 1, of a value of run.trace, such as 20@100; none for None. Raise ConfigError."""
-    if text is None:
-        return range(0)
-    m = re.fullmatch('([0-9]{1,6})@([0-9]{1,12})', text)
-    num, first = map(int, m.groups()) if m else (0, 0)
-    require(1 <= num <= MAX_TRACED_STEPS and first >= 1, f'run.trace: got {text}, expected STEPS@FIRST, such as 20@100 '
-            f'for 20 steps from step 100 on, with 1 to {MAX_TRACED_STEPS:,} steps, and the first one above 0')
-    return range(first, first + num)
+    m = re.fullmatch('([1-9][0-9]{0,3})@([1-9][0-9]{0,11})', text or '')
+    require(text is None or m is not None, f'run.trace: got {text}, expected STEPS@FIRST, such as 20@100 for 20 steps '
+            'from step 100 on, with at most 9,999 steps')
+    return range(int(m[2]), int(m[2]) + int(m[1])) if m else range(0)
 
 
 def check_training(t: TrainConfig, s: ScheduleConfig, o: OptimizerConfig) -> None:

@@ -38,11 +38,11 @@ class Norms:
 
 @dataclass(frozen=True)
 class Flags:
-    """Requests of a rank, or after an exchange those of any rank; trace: number of steps to trace."""
+    """Requests of a rank, or after an exchange those of any rank."""
 
     stop: bool = False
     checkpoint: bool = False
-    trace: int = 0
+    trace: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,11 +178,11 @@ class Trainer:
 
     def read(self, pending: PendingStep) -> tuple[float, Flags]:
         """Wait for a step; return its mean loss and the requests of all ranks, or raise MXNetError if it failed."""
-        loss, num_stops, num_due, num_traced = (float(v) for v in pending.sums.asnumpy())
+        loss, *requests = (float(v) for v in pending.sums.asnumpy())
         self.timer.check()
         if pending.is_finite is not None:
             self.loss_scale.read(pending.loss_scale, bool(pending.is_finite.asscalar()))
-        return loss, Flags(num_stops > 0, num_due > 0, int(num_traced))
+        return loss, Flags(*(num > 0 for num in requests))
 
     def average_statistics(self) -> None:
         """Average running statistics over ranks in place, which is valid after any step because updates are linear."""

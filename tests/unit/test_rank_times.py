@@ -1,18 +1,28 @@
 """Sums, spreads and histograms of given times of steps; requests and files of traces. Columns: step_timer.COLUMNS."""
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mlperf_rn50.runfolder.jsonl import read_lines
+from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import StepSpans
-from mlperf_rn50.train.comm.rank_times import count_bins, sum_times, take_request, write_trace
+from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.rank_times import RankTimes, count_bins, sum_times, write_trace
+
+
+def test_critical_path_has_the_steps_in_which_the_other_ranks_waited_for_this_one():
+    times = np.array([[1, 2, 4, 0.5, 1, 1, 0.5, np.nan], [0, 0, 4, 3, 1, 0, 0, 0.5]])
+    assert sum_times(times, np.array([0.5, 2]))['critical_s'] == {
+        'python': 1, 'data': 2, 'compute': 4, 'wait': 0.5, 'update': 1, 'read': 1, 'decode': 0.5}
 
 
 def test_summary_of_steps():
     times = np.array([[0, 1, 4, 2, 1, 0.5, 0.25, 0.5], [0, 0, 4, 3, 1, 0, 0, np.nan], [0, 0, 4, 4, 1, 0, 0, np.nan]])
     summary = sum_times(times, np.array([1.5, 2, 1]))
-    spread = summary.pop('spread_s')
+    spread, critical = summary.pop('spread_s'), summary.pop('critical_s')
+    assert critical == {'python': 0, 'data': 0, 'compute': 0, 'wait': 0, 'update': 0, 'read': 0, 'decode': 0}
     assert summary == {'num_steps': 3, 'python_s': 0, 'data_s': 1, 'compute_s': 12, 'wait_s': 9, 'update_s': 3,
                        'read_s': 0.5, 'decode_s': 0.25, 'hidden_s': 1.5, 'slow_rank_s': 4.5}
     assert spread['wait'] == [3, 3.98, 4] and spread['hidden'] == [0.5] * 3 and spread['slow_rank'][0] == 1
@@ -25,17 +35,18 @@ def test_bin_of_a_time(seconds, number):
     assert np.flatnonzero(python).tolist() == [number] and all(h[0] == 1 == h.sum() for h in others)
 
 
-@pytest.mark.parametrize('text, number', [('', 20), ('5\n', 5), ('99999', 10_000), ('-3', 20), ('many', 20)])
-def test_request_of_a_trace_is_taken_once(tmp_path, text, number):
-    path = tmp_path / 'trace'
-    path.write_text(text)
-    assert (take_request(path), take_request(path)) == (number, 0)
-
-
-@pytest.mark.parametrize('make', [os.mkfifo, os.mkdir, lambda p: p.write_bytes(b'1' * 101)])
-def test_other_files_request_no_trace(tmp_path, make):
+@pytest.mark.parametrize('make, expected', [(Path.touch, True), (os.mkfifo, True), (os.mkdir, False)])
+def test_file_requests_a_trace_once(tmp_path, make, expected):
     make(tmp_path / 'trace')
-    assert take_request(tmp_path / 'trace') == 0
+    times = RankTimes(Comm(), None, {}, RunFolder(tmp_path, 0))
+    times.find_request()
+    assert times.request == expected and (tmp_path / 'trace').exists() != expected
+
+
+def test_folder_without_the_file_requests_no_trace(tmp_path):
+    times = RankTimes(Comm(), None, {}, RunFolder(tmp_path, 0))
+    times.find_request()
+    assert not times.request
 
 
 def test_trace_is_read_back(tmp_path):

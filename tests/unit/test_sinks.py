@@ -59,12 +59,11 @@ def test_metrics_and_terminal_log_on_a_full_disk(capsys):
 
 def test_times_of_ranks_and_facts_of_the_network_are_read_back(tmp_path):
     sink, network = Metrics(RunFolder(tmp_path, 0), ''), NetworkRecord(8, 1e9, 2 * 10**7, 8, 3e10)
-    rank = {'rank': 1, 'host': 'h', 'num_steps': 3, 'data_s': 1.0, 'read_s': 0.5, 'compute_s': 4.0, 'wait_s': 2.0,
-            'slow_rank_s': 1.5, 'spread_s': {'wait': [1.0, 2.0, 2.0]}}
+    rank = RankSteps(rank=1, host='h', num_steps=3, data_s=1.0, read_s=0.5, compute_s=4.0, wait_s=2.0, slow_rank_s=1.5,
+                     spread_s={'wait': (1.0, 2.0, 2.0)}, critical_s={'wait': 0.5})
+    times = RanksRecord(5, 60.0, [rank], ['rank 1 is slow'], 5.0, 2.0, 0.001, {'wait': [0, 3]})
     sink.handle(events.NetworkMeasured(network))
-    sink.handle(events.RanksTimed(4, 60.0, [rank], ['rank 1 is slow'], 5.0, 2.0, 0.001, {'wait': [0, 3]}))
-    times = RanksRecord(5, 60.0, [RankSteps(**rank | {'spread_s': {'wait': (1.0, 2.0, 2.0)}})], ['rank 1 is slow'], 5.0,
-                        2.0, 0.001, {'wait': [0, 3]})
+    sink.handle(events.RanksTimed(times))
     assert [r for _, r in read_lines(tmp_path / 'metrics.jsonl', MetricsRecord)] == [network, times]
 
 

@@ -109,7 +109,7 @@ def test_results_of_step_are_mean_loss_over_its_images_and_flags(small_training)
     trainer, batches = small_training
     batch = replace(next(batches), num_valid=4)
     expected = trainer.forward(batch).asnumpy().sum() * 8 / 4
-    for flags in (Flags(stop=True), Flags(checkpoint=True), Flags(trace=7)):
+    for flags in (Flags(stop=True), Flags(checkpoint=True), Flags(trace=True)):
         loss, received = trainer.read(trainer.step(iter([batch]), 2, 1e-9, flags))
         assert loss == pytest.approx(expected, rel=1e-5) and received == flags
 

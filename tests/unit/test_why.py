@@ -11,10 +11,12 @@ from mlperf_rn50.analysis.why.limit import Limit, find_limit, times_of
 from mlperf_rn50.analysis.why.load import WhyRun, load_run, run_folder_at
 from mlperf_rn50.analysis.why.text import compare_times, explain_time
 from mlperf_rn50.cli import main, why
+from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.runfolder.jsonl import encode
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import NetworkRecord, RanksRecord, RankSteps
+from mlperf_rn50.train.options import TrainConfig
 
 STEPS = 100
 NETWORK = NetworkRecord(32, 1e9, 100_000_000, 8, 2e12)
@@ -39,7 +41,7 @@ def made_run(*ranks: RankSteps, epochs: int = 3, network: NetworkRecord | None =
         found.time_s = time_s = time_s + found.eval_s + found.checkpoint_s
         records.append(found)
     return WhyRun(RunFolder(ROOT / 'no-such-folder', 0), None, [*filter(None, [network]), *records],
-                  {'train': {'device': device}})
+                  Config(train=TrainConfig(device=device)))
 
 
 def two(**ms: float) -> list[RankSteps]:
@@ -107,21 +109,13 @@ def test_slow_rank_is_named_with_its_epoch():
     assert (found.name, found.rank.rank, found.since) == ('slow_rank', 1, 4)
 
 
-@pytest.mark.parametrize(('phase', 'name'), [('data', 'input'), ('python', 'python')])
-def test_phase_of_a_single_rank_is_named_with_this_rank(phase, name):
-    found = limit_of(made_run(rank_steps(0, wait=44, slow_rank=40), rank_steps(1, **{phase: 41})))
-    assert (found.name, found.rank.rank, found.since) == (name, 1, None)
+def test_stall_of_ranks_in_turn_counts_as_the_stalling_phase():
+    ranks = two(python=21, wait=24, slow_rank=20)  # each stalls for 40 ms in every other step, while the other waits
+    for r in ranks:
+        r.critical_s = {'data': 0.05, 'python': 2.05, 'compute': 4.5, 'wait': 0.2, 'update': 0.2}
+    found = limit_of(made_run(*ranks))
+    assert (found.name, found.rank) == ('python', None)
     assert found.share == pytest.approx(41 / 140)
-
-
-def test_phase_of_all_ranks_names_no_rank():
-    assert limit_of(made_run(rank_steps(0, data=40, wait=6, slow_rank=2), rank_steps(1, data=42))).rank is None
-
-
-def test_waiting_of_ranks_that_stall_in_turn_counts_as_the_stalling_phase():
-    histograms = {'python': [190] + [0] * 59 + [10], 'compute': [0] * 52 + [200]}
-    ranks = two(python=20, wait=24, slow_rank=20)
-    assert limit_of(made_run(*ranks, histograms=histograms)).share == pytest.approx(40 / 139, abs=0.01)
 
 
 def test_first_interval_that_was_slow_only_at_its_start_is_left_out():
@@ -156,7 +150,7 @@ def test_rates_follow_from_the_network():
     RankSteps(rank=0, host='', num_steps=1, data_s=1e-300, read_s=1e9, decode_s=1e9, compute_s=0.0, wait_s=0.0,
               slow_rank_s=1e9)])
 def test_impossible_times_give_a_verdict(rank):
-    record = RanksRecord(1, 0.0, [rank], histograms={'data': [10**12] * 5000})
+    record = RanksRecord(1, 0.0, [rank])
     answer = explain_time(WhyRun(RunFolder(ROOT, 0), records=[record]))
     assert math.isfinite(answer.values['gain'])
 
@@ -170,7 +164,7 @@ def test_answer_begins_with_cause_share_and_gain():
     answer = explain_time(made_run(*two(data=41, read=35)))
     assert answer.sentence == ('29 % of the time waits for input, mostly for reading record files; at most 1.41 times '
                                'as fast without this.')
-    assert 'data.read_threads' in answer.next_step
+    assert answer.next_step == 'raise data.record_cache_mib'
     assert ('input: reading record files', '25.0 %', '35.00', '35.00', '35.00') in answer.evidence
 
 
@@ -183,7 +177,7 @@ def test_comparison_names_the_phase_that_changed():
     changed = {k: two(data=11 + 0.1 * k) for k in (1, 2, 3)}
     answer = compare_times(times_of(made_run()), times_of(made_run(changed=changed)))
     assert answer.sentence == ('A step takes 110 instead of 100 ms (+10 %); '
-                               'input: preparing in Python +10.2 ms per step.')
+                               'input: preparing in Python +10.2 ms.')
 
 
 def test_comparison_within_the_noise_names_no_phase():
@@ -194,9 +188,7 @@ def test_comparison_within_the_noise_names_no_phase():
 
 def test_old_run_gets_what_is_known(capsys):
     assert main(['why', str(ROOT / 'logs/cifar10_five')]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith('Healthy: 96 % of the time is forward and backward')
-    assert 'Not recorded by the earlier version' in text
+    assert capsys.readouterr().out.startswith('Healthy: 96 % of the time is forward and backward')
 
 
 def test_command_prints_json_of_a_run_and_of_two(tmp_path, capsys):
@@ -208,7 +200,7 @@ def test_command_prints_json_of_a_run_and_of_two(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found['verdict'], found['part'], found['rank']) == ('python', None, None)
     assert why.run([str(tmp_path / 'a'), str(tmp_path / 'b'), '--format', 'json']) == 0
-    assert 'Python +40 ms per step' in json.loads(capsys.readouterr().out)['sentence']
+    assert 'Python +40 ms' in json.loads(capsys.readouterr().out)['sentence']
 
 
 def test_tiny_change_is_not_named():

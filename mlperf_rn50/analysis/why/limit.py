@@ -1,11 +1,10 @@
-"""Where the time of a run goes along its critical rank, and what limits the run. Pure functions of records.
+"""Where the time of a run goes along its critical path, and what limits the run. Pure functions of records.
 
-The critical rank waits least for the others. Its phases follow each other, so each of them can be gained.
+The critical path follows, in each step, the rank for which the others wait. So each of its phases can be gained.
 """
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.errors import UserError
@@ -22,18 +21,16 @@ _FEW_IMAGES = 15  # per rank; the fewest per accelerator in a published run that
 _LEAST_FIXED = 1 / 3  # of a step that does not depend on the batch; twice the batch is then at least a fifth faster
 _LOW_PEAK = 0.06  # of the peak, of which ResNet-50 reached 63 % on digits and a CPU; not measured on GPUs
 _SLOW_START = 1.5  # ratio of mean and median of a step in an interval that was slow only at its start
-_NUM_BINS = 128  # of a histogram; the last ones are above 10 hours
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a run by part, and for each interval along its critical rank. The parts add up to the clock."""
+    """Seconds of a run by part along its critical path. The parts add up to the clock."""
 
     parts: dict[str, float]
-    intervals: Sequence[tuple[RanksRecord, RankSteps, dict[str, float]]]
+    intervals: Sequence[tuple[RanksRecord, RankSteps, dict[str, float]]]  # with the rank that waits least, and parts
     network: NetworkRecord | None
     is_cpu: bool
-
     num_steps: int
     bandwidth: float  # bytes/s in a ring all-reduce, while the backward pass does not hide it; 0 if unknown
     flops_per_s: float  # of a rank in forward and backward, which has twice the operations of forward; 0 if unknown
@@ -50,12 +47,12 @@ class Times:
 
 @dataclass(frozen=True)
 class Limit:
-    """What limits a run, and its share of the time. rank: the only cause, if any, from epoch `since` on."""
+    """What limits a run, and its share of the time."""
 
     name: str  # input, python, exchange, slow_rank, computation, evaluation, checkpoints, batch or healthy
     share: float
     part: str | None = None  # storage, decoding or python of input, link or latency of exchange
-    rank: RankSteps | None = None
+    rank: RankSteps | None = None  # the slow rank, from epoch `since` on
     since: int | None = None
 
     @property
@@ -67,25 +64,15 @@ def _own_s(rank: RankSteps, *names: str) -> float:
     return sum(getattr(rank, f'{name}_s') for name in names)
 
 
-def _difference(histogram: Sequence[int]) -> float:
-    """Return the mean difference between the times of two steps in a histogram (RanksRecord), in units of bin 0."""
-    total = sum(histogram) or 1
-    return sum(2 * n / total * (1 - n / total) * 2 ** (k / 4) for k, n in enumerate(accumulate(histogram)))
-
-
-def _parts_of(record: RanksRecord, rank: RankSteps, weights: Mapping[str, float]) -> dict[str, float]:
-    """Return the parts of an interval along its critical rank, which also waits if ranks take turns in being slow.
-
-    Such waiting grows with the mean difference between steps, by which (weights) it is divided among the phases.
-    """
-    slow_s = min(rank.slow_rank_s, rank.wait_s)
-    data_s, *others = (_own_s(rank, name) + slow_s * weights.get(name, 0.0) for name in _OWN)
-    all_s, read_s, decode_s = (sum(_own_s(r, name) for r in record.ranks) for name in ('data', 'read', 'decode'))
-    read = min(read_s / all_s, 1.0) if all_s else 0.0
-    decode = min(decode_s / all_s, 1 - read) if all_s else 0.0
-    return {'read': data_s * read, 'decode': data_s * decode, 'prepare': data_s * (1 - read - decode),
-            **dict(zip(_OWN[1:], others)), 'slow_rank': slow_s * (1 - sum(weights.values())),
-            'exchange': rank.wait_s - slow_s, 'evaluation': record.eval_s, 'checkpoints': record.checkpoint_s}
+def _parts_of(record: RanksRecord, rank: RankSteps) -> dict[str, float]:
+    """Return the parts of an interval along its critical path; rank: the one that waits least."""
+    names = (*_OWN, 'wait', 'read', 'decode')
+    # Version 0.5.0 did not record the critical path.
+    paths = [r.critical_s for r in record.ranks if r.critical_s] or [{name: _own_s(rank, name) for name in names}]
+    s = {name: sum(path.get(name, 0.0) for path in paths) for name in names}
+    return {'read': s['read'], 'decode': s['decode'], 'prepare': max(0.0, s['data'] - s['read'] - s['decode']),
+            'python': s['python'], 'compute': s['compute'], 'exchange': s['wait'], 'update': s['update'],
+            'evaluation': record.eval_s, 'checkpoints': record.checkpoint_s}
 
 
 def times_of(run: WhyRun) -> Times:
@@ -99,13 +86,8 @@ def times_of(run: WhyRun) -> Times:
     usual_s = sum(critical[0].spread_s.get(name, (0.0,))[0] for name in (*_OWN, 'wait'))
     if len(means) > 2 and 0 < _SLOW_START * usual_s < means[0] and usual_s < _SLOW_START * max(means[1:]):
         start_s, records, critical = records[0].time_s, records[1:], critical[1:]
-    uneven = {name: _difference(records[-1].histograms.get(name, [])[:_NUM_BINS]) for name in _OWN}
-    weights = {name: s / sum(uneven.values()) for name, s in uneven.items() if s}
-    intervals = [(record, rank, _parts_of(record, rank, weights)) for record, rank in zip(records, critical)]
+    intervals = [(record, rank, _parts_of(record, rank)) for record, rank in zip(records, critical)]
     parts = {name: sum(p[name] for *_, p in intervals) for name in intervals[0][2]}
-    if not parts['evaluation'] and run.log:  # earlier versions did not record it
-        parts['evaluation'] = sum(max(e.stop_s - e.start_s, 0.0) for e in run.log.evaluations
-                                  if e.start_s is not None and e.stop_s is not None)
     end = run.last(EndRecord) or EndRecord('')
     parts['checkpoints'] += end.checkpoint_s  # after the last evaluation
     end_s = max(records[-1].time_s, end.time_to_train_s or 0.0)
@@ -115,7 +97,7 @@ def times_of(run: WhyRun) -> Times:
     num_bytes, flops = (net.gradient_bytes, net.flops_per_image * net.local_batch_size) if net else (0, 0.0)
     rates = [amount * num_steps / parts[part] if parts[part] > 1e-9 else 0.0 for part, amount in (
         ('exchange', num_bytes * 2 * (num_ranks - 1) / num_ranks), ('compute', 3 * flops))]
-    return Times(parts, intervals, net, run.config.get('train', {}).get('device') == 'cpu', num_steps, *rates)
+    return Times(parts, intervals, net, run.config is None or run.config.train.device == 'cpu', num_steps, *rates)
 
 
 def _excess_s(times: Times, rank: int, *names: str) -> list[float]:
@@ -128,7 +110,6 @@ def _excess_s(times: Times, rank: int, *names: str) -> list[float]:
 def find_limit(times: Times) -> Limit:
     """Return the largest part of the time that is above its threshold, or else whether the computation is slow."""
     parts, total_s, net = times.parts, times.total_s, times.network
-    step_s = sum(s for name, s in parts.items() if name not in OUTSIDE)
     slow = max((r for *_, r, _ in times.intervals), key=lambda r: sum(_excess_s(times, r.rank, *_OWN)))
     excess_s, since = _excess_s(times, slow.rank, 'compute', 'update'), None
     for (record, rank, _), s in zip(times.intervals, excess_s):
@@ -136,23 +117,21 @@ def find_limit(times: Times) -> Limit:
     latency_s = sum((record.latency_s or 0.0) * rank.num_steps for record, rank, _ in times.intervals)
     is_latency = net is not None and 2 * net.num_buckets * latency_s > parts['exchange']
     is_thin = 0 < times.bandwidth < _SLOW_LINK and not is_latency
+    step_s = sum(s for name, s in parts.items() if name not in OUTSIDE)
     fixed_s = parts['update'] + parts['python'] + parts['exchange']
-    has_few = net is not None and net.local_batch_size < _FEW_IMAGES and not is_thin and 2 * parts['python'] < fixed_s
+    has_few = net is not None and net.local_batch_size < _FEW_IMAGES and fixed_s > _LEAST_FIXED * step_s
+    has_few &= not is_thin and 2 * parts['python'] < fixed_s
     shares = {name: s / total_s for name, s, least in (
         ('input', sum(parts[name] for name in INPUT), _LEAST_SHARE), ('python', parts['python'], _LEAST_SHARE),
         ('slow_rank', sum(excess_s), _LEAST_SHARE), ('checkpoints', parts['checkpoints'], _LEAST_SHARE),
-        ('evaluation', parts['evaluation'], _LEAST_EVALUATION),
+        ('evaluation', parts['evaluation'], _LEAST_EVALUATION), ('batch', fixed_s * has_few, _LEAST_SHARE),
         ('exchange', parts['exchange'], _LEAST_CPU_EXCHANGE if times.is_cpu and not is_thin else _LEAST_SHARE),
-        ('batch', fixed_s * (has_few and fixed_s > _LEAST_FIXED * step_s), _LEAST_SHARE)) if s > least * total_s}
-    if not shares:
-        if 0 < times.peak_share < _LOW_PEAK and 2 * parts['compute'] > total_s:
-            return Limit('computation', parts['compute'] / total_s * (1 - times.peak_share))
-        return Limit('healthy', max(s for name, s in parts.items() if name != 'compute') / total_s)
-    name = max(shares, key=lambda key: shares[key])
-    part = {'input': INPUT[max(INPUT, key=lambda key: parts[key])] if net else None,
-            'exchange': 'latency' if is_latency else 'link'}.get(name)
-    # Input or Python is the fault of one rank if the others have less than half of its time.
-    phase = {'input': 'data', 'python': 'python'}.get(name)
-    is_alone = name == 'slow_rank' or phase and 2 * sum(_excess_s(times, slow.rank, phase)) > sum(
-        _own_s(r, phase) for record, *_ in times.intervals for r in record.ranks if r.rank == slow.rank)
-    return Limit(name, shares[name], part, slow if is_alone else None, since if name == 'slow_rank' else None)
+    ) if s > least * total_s}
+    if shares:
+        name = max(shares, key=lambda key: shares[key])
+        part = {'input': INPUT[max(INPUT, key=lambda key: parts[key])] if net else None,
+                'exchange': 'latency' if is_latency else 'link'}.get(name)
+        return Limit(name, shares[name], part, *((slow, since) if name == 'slow_rank' else (None, None)))
+    if 0 < times.peak_share < _LOW_PEAK and 2 * parts['compute'] > total_s:
+        return Limit('computation', parts['compute'] / total_s * (1 - times.peak_share))
+    return Limit('healthy', max(s for name, s in parts.items() if name != 'compute') / total_s)

@@ -1,13 +1,14 @@
 """A run with the records that explain its time and accuracy. The files are untrusted."""
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.read.reader import read_run
@@ -27,32 +28,33 @@ class WhyRun:
     folder: RunFolder
     log: Run | None = None
     records: Sequence[MetricsRecord] = ()  # lines of metrics.jsonl in their order; a resume may repeat epochs
-    config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # untrusted values of config.yaml
+    config: Config | None = None  # without keys of other versions
 
     def all(self, kind: type[T]) -> list[T]:
         """Return the records of a kind in their order."""
         return [r for r in self.records if isinstance(r, kind)]
 
     def last(self, kind: type[T]) -> T | None:
-        return next((r for r in reversed(self.records) if isinstance(r, kind)), None)
+        return next(iter(self.all(kind)[::-1]), None)
 
 
 def run_folder_at(path: Path) -> RunFolder:
     """Return the newest run of a folder, or the run of a given log. Raise UserError if there is none."""
     if (number := run_number(path.name)) is not None:
         return RunFolder(path.parent, number)
-    numbers = run_numbers(path) if path.is_dir() else []
-    if not numbers:
+    if not path.is_dir() or not (numbers := run_numbers(path)):
         raise UserError(f'{path}: got no run, expected a run folder, or result_<k>.txt in one')
     return RunFolder(path, max(numbers))
 
 
 def load_run(folder: RunFolder) -> WhyRun:
     """Read the log, the records and the configuration of a run; what is unreadable is missing."""
-    log, config = None, {}
+    log, config = None, None
     with suppress(UserError):
         log = read_run(folder.result)
     with suppress(ConfigError, msgspec.MsgspecError):
-        config = msgspec.convert(load_tree(folder.config, _MAX_CONFIG_BYTES), dict[str, dict[str, Any]])
+        loaded = msgspec.convert(load_tree(folder.config, _MAX_CONFIG_BYTES), Config)
+        check_values(loaded)
+        config = loaded
     lines: Iterator[tuple[int, MetricsRecord]] = read_lines(folder.metrics, MetricsRecord)  # type: ignore[arg-type]
     return WhyRun(folder, log, tuple(record for _, record in islice(lines, _MAX_RECORDS)), config)

@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mlperf_rn50.analysis.report import picture as drawing
-from mlperf_rn50.analysis.why.limit import INPUT, times_of
+from mlperf_rn50.analysis.why.limit import INPUT, OUTSIDE, times_of
 from mlperf_rn50.analysis.why.load import WhyRun
+from mlperf_rn50.analysis.why.text import explain_time
 from mlperf_rn50.analysis.why.trace import HOW_TO_TRACE, PHASES, Steps, host_names, read_traces
 from mlperf_rn50.files import writing_folder
 from mlperf_rn50.runfolder.names import RunFolder
@@ -28,9 +29,8 @@ _LOOKS = {
 
 def bar_of(parts: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of each part of the bar, given Times.parts; the three parts of input are one."""
-    names = ('python', 'input', 'compute', 'slow_rank', 'exchange', 'update', 'evaluation', 'checkpoints', 'rest')
-    seconds = {**parts, 'input': sum(parts.get(name, 0.0) for name in INPUT)}
-    return {shown: seconds.get(name, 0.0) for shown, name in zip(_LOOKS, names)}
+    names = (('python',), INPUT, ('compute',), (), ('exchange',), ('update',), *((name,) for name in OUTSIDE))
+    return {shown: sum(parts[name] for name in own) for shown, own in zip(_LOOKS, names)}
 
 
 def choose_ranks(steps: Steps) -> Sequence[int]:
@@ -70,7 +70,7 @@ def draw_times(run: RunFolder, records: Sequence[RanksRecord], bar: Mapping[str,
         picture = drawing.Picture('why', sentence.rstrip('.'), f'{run.dir.name}/{run.result.name}', figure, [
             f'Above, {min(len(steps), _MAX_ROWS)} of {plural(len(steps), "traced rank")}, clocks aligned within '
             f'{1e3 * error_s:.2f} ms, with the buckets of gradients under each' if steps else
-            f'No steps are traced; {HOW_TO_TRACE}', 'Below, the whole run along the rank that waits least'])
+            f'No steps are traced; {HOW_TO_TRACE}', 'Below, the whole run along its critical path'])
         for axes in above:
             _draw_steps(picture, axes, steps, host_names(records))
         for name, part_s in bar.items():
@@ -85,9 +85,9 @@ def draw_times(run: RunFolder, records: Sequence[RanksRecord], bar: Mapping[str,
     return picture
 
 
-def dump_times(run: WhyRun, sentence: str, folder: Path) -> None:
+def dump_times(run: WhyRun, folder: Path) -> None:
     """Write the picture of a run to a folder. Raise ConfigError on failure."""
+    bar, sentence = bar_of(times_of(run).parts), explain_time(run).sentence
     with writing_folder(folder, '--out'):
         folder.mkdir(parents=True, exist_ok=True)
-        picture = draw_times(run.folder, run.all(RanksRecord), bar_of(times_of(run).parts), sentence)
-        drawing.dump_picture(picture, folder, 'why')
+        drawing.dump_picture(draw_times(run.folder, run.all(RanksRecord), bar, sentence), folder, 'why')

@@ -1,15 +1,14 @@
 """Traced steps of all ranks: reading of untrusted files, alignment of clocks, and the Chrome trace format."""
 import json
-import re
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, chain, pairwise, zip_longest
+from itertools import chain, islice, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import astuple
 
+from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import write_atomically, writing_folder
 from mlperf_rn50.runfolder.jsonl import read_lines
@@ -20,8 +19,7 @@ from mlperf_rn50.text import plural, printable, short
 # Phases of a step in their order, as texts for people.
 PHASES = ('Python', 'input', 'forward and backward', 'waiting for the slowest rank', 'exchange', 'update')
 HOW_TO_TRACE = 'train with --run.trace 20@100 to trace the steps of each rank'
-# _MAX_BYTES: of all files; _MAX_GAP: more missing steps begin a new trace, perhaps of a resumed run on other hosts.
-_MAX_RANKS, _MAX_STEPS, _MAX_BUCKETS, _MAX_BYTES, _MAX_GAP = 1024, 10_000, 999, 1 << 26, 10
+_MAX_RANKS, _MAX_STEPS, _MAX_BUCKETS = 1024, 10_000, 999
 Steps = Mapping[int, Sequence['TracedStep']]  # by rank
 
 
@@ -53,25 +51,16 @@ def align(traces: Mapping[int, Sequence[StepSpans]]) -> tuple[Steps, float]:
         for rank, steps in moved.items()}, error_s
 
 
-def _read_trace(path: Path) -> Sequence[StepSpans]:
-    """Return the steps of the last trace in a file, without those whose times are out of order."""
-    trace = deque[StepSpans](maxlen=_MAX_STEPS)
-    for _, s in read_lines(path, StepSpans):
-        if all(a <= b for a, b in pairwise(astuple(s)[1:-1])) and len(s.buckets) <= _MAX_BUCKETS and all(
-                s.start_s <= a <= b <= s.updated_s for a, b in s.buckets):
-            if trace and not (0 < s.step - trace[-1].step <= _MAX_GAP and trace[-1].start_s <= s.start_s):
-                trace.clear()
-            trace.append(s)
-    return trace
-
-
 def read_traces(run: RunFolder) -> tuple[Steps, float]:
-    """Return the last traced steps of each rank as align does."""
-    sizes = sorted((int(m[1]), p.stat().st_size) for p in run.dir.glob('trace_*.jsonl')
-                   if (m := re.fullmatch(rf'trace_{run.index}_(\d{{1,6}})\.jsonl', p.name)) and p.is_file())
-    totals = accumulate(num_bytes for _, num_bytes in sizes[:_MAX_RANKS])
-    traces = {rank: _read_trace(run.trace(rank)) for (rank, _), total in zip(sizes, totals) if total <= _MAX_BYTES}
-    return align({rank: trace for rank, trace in traces.items() if trace})
+    """Return the traced steps of each rank as align does, without those whose times are out of order."""
+    traces = {}
+    for rank in range(_MAX_RANKS):
+        lines = islice(read_lines(run.trace(rank), StepSpans), _MAX_STEPS)
+        if steps := [s for _, s in lines if len(s.buckets) <= _MAX_BUCKETS and all(
+                a <= b for times in (astuple(s)[1:-1], *((s.start_s, *b, s.updated_s) for b in s.buckets))
+                for a, b in pairwise(times))]:
+            traces[rank] = steps
+    return align(traces)
 
 
 def host_names(records: Sequence[RanksRecord]) -> dict[int, str]:
@@ -96,12 +85,12 @@ def _events(steps: Steps, hosts: Mapping[int, str]) -> Iterator[dict[str, Any]]:
                 yield {'ph': 'X', 'name': name, 'pid': pid, 'tid': first + k, 'ts': start, 'dur': round(end - start, 3)}
 
 
-def write_perfetto(run: RunFolder, records: Sequence[RanksRecord], path: Path) -> str:
+def write_perfetto(run: WhyRun, path: Path) -> str:
     """Write the traced steps and return a sentence about them. Raise ConfigError if there are none, or on failure."""
-    steps, error_s = read_traces(run)
+    steps, error_s = read_traces(run.folder)
     if not steps:
-        raise ConfigError(f'--perfetto: {run.dir}: got no {run.trace(0).name}, expected traced steps; {HOW_TO_TRACE}')
+        raise ConfigError(f'--perfetto: got no {run.folder.trace(0)}, expected traced steps; {HOW_TO_TRACE}')
     with writing_folder(path.parent, '--perfetto'):
-        write_atomically(path, json.dumps({'traceEvents': [*_events(steps, host_names(records))]}))
+        write_atomically(path, json.dumps({'traceEvents': [*_events(steps, host_names(run.all(RanksRecord)))]}))
     return (f'{path}: {plural(max(map(len, steps.values())), "step")} of {plural(len(steps), "rank")}; the clocks are '
             f'aligned by the ends of exchanges, with an error of {1e3 * error_s:.2f} ms (95th percentile)')

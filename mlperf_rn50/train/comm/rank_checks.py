@@ -84,7 +84,7 @@ def describe_divergence(digests: Sequence[Mapping[str, int]], epoch: int) -> str
 
 
 def find_stragglers(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Describe the stragglers among the ranks of a RanksTimed event, slowest first."""
+    """Describe the stragglers among ranks with the keys of RankSteps, slowest first."""
     if len(ranks) < 2:
         return []
     usual_s = median_low(r['compute_s'] for r in ranks)

@@ -1,6 +1,7 @@
 """Times of all ranks since the last evaluation, for a RanksRecord, and traces of some steps."""
 import threading
 import time
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
@@ -8,63 +9,56 @@ from typing import Any
 
 import numpy as np
 
-from mlperf_rn50.files import read_text, write_atomically
+from mlperf_rn50.files import write_atomically
 from mlperf_rn50.runfolder.jsonl import encode
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import StepSpans
+from mlperf_rn50.runfolder.records import RanksRecord, RankSteps, StepSpans
 from mlperf_rn50.system.launcher_env import print_stderr, rank_name
 from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.rank_checks import find_stragglers
 from mlperf_rn50.train.comm.step_timer import COLUMNS, PHASES, StepTimer
-from mlperf_rn50.train.options import MAX_TRACED_STEPS
 
 _NUM_BINS = 100  # of a histogram, up to 282 s
 _NUM_LATENCIES = 5
-_DEFAULT_STEPS = 20  # of a trace on request
+_NUM_STEPS = 20  # of a trace on request
 
 
 class RankTimes:
     """Times of this rank; own: its rank, host and cores.
 
-    checkpoint_s: time of checkpoints since the last report. request: number of steps for which a trace is requested.
+    checkpoint_s: time of checkpoints since the last report. request: whether a trace is requested.
     """
 
     def __init__(self, comm: Comm, timer: StepTimer, own: dict[str, Any], folder: RunFolder):
         self._comm, self._timer, self._own, self._folder = comm, timer, own, folder
-        self.request = 0
+        self.request = False
         self._bins = np.zeros((len(PHASES), _NUM_BINS), int)
         self.checkpoint_s = 0.0
 
-    def report(self, eval_s: float) -> dict[str, Any]:
-        """Return fields of a RanksRecord, with the ranks only on rank 0; eval_s: time of the evaluation that ends."""
+    def report(self, epoch: int, time_s: float, eval_s: float) -> RanksRecord:
+        """Return the times since the last evaluation, with the ranks only on rank 0; eval_s: of the one that ends."""
         comm, times = self._comm, self._timer.take()
         own = {**self._own, **sum_times(times, comm.minimum(times[:, PHASES.index('wait')]))}
         self._bins += count_bins(times)
         bins = np.reshape(comm.sum(self._bins.ravel().tolist()), self._bins.shape).tolist()
         checkpoint_s, self.checkpoint_s = self.checkpoint_s, 0.0
-        return {'ranks': comm.gather_object(own, only_on_rank_0=True), 'eval_s': eval_s, 'checkpoint_s': checkpoint_s,
-                'latency_s': measure_latency(comm), 'histograms': dict(zip(PHASES, bins))}
+        ranks = comm.gather_object(own, only_on_rank_0=True)
+        return RanksRecord(epoch + 1, time_s, [RankSteps(**rank) for rank in ranks], find_stragglers(ranks), eval_s,
+                           checkpoint_s, measure_latency(comm), dict(zip(PHASES, bins)))
 
     def find_request(self) -> None:
         """Look, on rank 0, for a request in the run folder, which the loop passes on to all ranks."""
         if self._comm.rank == 0:
-            self.request = self.request or take_request(self._folder.trace_request)
+            with suppress(OSError):
+                self._folder.trace_request.unlink()
+                self.request = True
 
-    def trace(self, num_steps: int = 0, is_end: bool = False) -> None:
-        """Trace the next steps, if any; write a trace once it is complete, or as it is at the end of the run."""
-        if num_steps:
-            self._timer.start_trace(num_steps)
+    def trace(self, is_requested: bool = False, is_end: bool = False) -> None:
+        """Trace the next steps if requested; write a trace once it is complete, or as it is at the end of the run."""
+        if is_requested:
+            self._timer.start_trace(_NUM_STEPS)
         if spans := self._timer.take_trace(is_end):  # in a thread, because storage may be slow
             threading.Thread(target=write_trace, args=(self._folder.trace(self._comm.rank), spans)).start()
-
-
-def take_request(path: Path) -> int:
-    """Return the number of steps in a file that requests a trace, and remove the file; 0 without a file."""
-    try:
-        text = read_text(path, 100).strip()
-        path.unlink()
-    except (OSError, ValueError):
-        return 0
-    return min(int(text), MAX_TRACED_STEPS) if text.isdecimal() else _DEFAULT_STEPS
 
 
 def write_trace(path: Path, spans: list[StepSpans]) -> None:
@@ -82,7 +76,8 @@ def sum_times(times: np.ndarray, least_wait_s: np.ndarray) -> dict[str, Any]:
     least_wait_s: minimum over ranks of each step's wait, which moves bytes; the rest waits for the slowest rank.
     """
     slow_rank_s = times[:, PHASES.index('wait')] - least_wait_s
-    result: dict[str, Any] = {'num_steps': len(times), 'spread_s': {}}
+    critical_s = times[slow_rank_s <= 0, :-1].sum(0).round(6).tolist()
+    result: dict[str, Any] = {'num_steps': len(times), 'spread_s': {}, 'critical_s': dict(zip(COLUMNS, critical_s))}
     for name, column in zip((*COLUMNS, 'slow_rank'), [*times.T, slow_rank_s]):
         known = column[~np.isnan(column)]
         if len(known):

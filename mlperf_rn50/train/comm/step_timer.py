@@ -33,19 +33,16 @@ _CPU, _PRIORITIZED = (ctypes.c_int * 2)(1, 0), ctypes.c_int(3)  # Context::CPU()
 
 
 class Marks(NamedTuple):
-    """A step queued in MXNet, with arrays that are ready at the end of backward and of the exchange.
-
-    ready and done: numbers of the stamps of each bucket, before and after its exchange; None if not sampled.
-    """
+    """A step queued in MXNet."""
 
     asked_at: float
     arrived_at: float
     read_s: float
     decode_s: float
-    computed: mx.nd.NDArray
-    exchanged: mx.nd.NDArray
-    ready: Sequence[int] | None
-    done: Sequence[int]
+    computed: mx.nd.NDArray  # ready at the end of backward
+    exchanged: mx.nd.NDArray  # ready at the end of the exchange
+    ready: Sequence[int] | None  # numbers of the stamps of each bucket before its exchange; None if not sampled
+    done: Sequence[int]  # those after its exchange
 
 
 class _TimerThread(threading.Thread):

@@ -38,14 +38,10 @@ class Metrics:
             case events.Evaluated():
                 write(records.EvalRecord(epoch=event.epoch + 1, time_s=event.time_s, **asdict(event.accuracy),
                                          dataset=self._dataset))
-            case events.ReferenceFound() | events.Compared() | events.NetworkMeasured():
+            case events.ReferenceFound() | events.Compared() | events.NetworkMeasured() | events.RanksTimed():
                 write(event.record)
             case events.RecordsRead():
                 write(records.EpochRecord(event.epoch + 1, dict(event.num_bytes), dict(event.num_new_bytes)))
-            case events.RanksTimed():
-                ranks = [records.RankSteps(**rank) for rank in event.ranks]
-                write(records.RanksRecord(event.epoch + 1, event.time_s, ranks, list(event.stragglers),
-                                          event.eval_s, event.checkpoint_s, event.latency_s, dict(event.histograms)))
             case events.ClockStepped():
                 write(records.ClockStepRecord(event.host, event.step_s))
             case events.Ended(status='failed'):

@@ -45,10 +45,10 @@ class TensorBoard:
                 case events.EpochDone():
                     self._add('speed/images_per_s_of_epoch', event.images_per_s)
                 case events.RanksTimed():
-                    for rank in event.ranks:
+                    for rank in event.record.ranks:
                         for part in ('data', 'compute', 'wait'):
-                            self._add(f'{part}_ms_per_step/rank_{rank["rank"]}_{rank["host"]}',
-                                      1000 * rank[f'{part}_s'] / max(1, rank['num_steps']))
+                            self._add(f'{part}_ms_per_step/rank_{rank.rank}_{rank.host}',
+                                      1000 * getattr(rank, f'{part}_s') / max(1, rank.num_steps))
                 case events.Ended():
                     self._add('run/epochs_to_converge', event.epochs_to_converge or 0)
                     self._add('run/time_s', event.time_s)

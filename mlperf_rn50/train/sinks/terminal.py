@@ -49,7 +49,7 @@ class Terminal:
             case events.ReferenceFound() | events.Compared():
                 self._print(event.record.text)
             case events.RanksTimed():
-                for text in event.stragglers:
+                for text in event.record.stragglers:
                     self._print(text)
             case events.ClockStepped():
                 self._print(f'the wall clock of {event.host} jumped by {event.step_s:+.1f} s during the run (set, or '
