@@ -23,14 +23,14 @@ from mlperf_rn50.train.schedule import LossScale
 
 
 class MadeUpTimes:
-    """Times of a rank that gets a request for a trace of 5 steps with a report; it lists the calls of trace()."""
+    """Times of a rank that gets a request for a trace with a report; it lists the calls of trace()."""
 
     def __init__(self, requested_at):
-        self.request, self._requested_at, self._num_reports, self.traces = 0, requested_at, 0, []
+        self.request, self._requested_at, self._num_reports, self.traces = False, requested_at, 0, []
 
     def find_request(self):
         self._num_reports += 1
-        self.request = 5 if self._num_reports == self._requested_at else 0
+        self.request = self._num_reports == self._requested_at
 
     def trace(self, num_steps):
         self.traces.append(num_steps)
@@ -96,7 +96,7 @@ def test_stop_within_an_epoch_saves_once_and_its_images_count(monkeypatch, stops
 def test_requested_trace_starts_once_on_all_ranks(monkeypatch):
     """The request is found when step 4 is read, after the push of step 6, and is in the exchange of step 7."""
     _, run, _ = train_epoch(monkeypatch, 99, requested_at=2)
-    assert run.times.traces == [0] * 8 + [5] + [0]
+    assert run.times.traces == [False] * 8 + [True, False]
 
 
 @pytest.mark.parametrize('last_batch, images', [('weight', 76), ('wrap', 80)])
