@@ -92,9 +92,8 @@ def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Ite
     yield judge('batch', 'padding of an epoch relative to its images', per_epoch * batch / d.num_train - 1, most=0.25)
     memory = 1 / (1 - config.model.bn_momentum) / num_steps
     yield judge('batch_norm', 'part of the steps over which statistics are averaged', memory, most=0.25)
-    # 1.14 in all recipes for ImageNet, 1 in those for small images
-    yield judge('crop', 'side of an image relative to its evaluated part', d.resize_shorter / (d.eval_size or d.image_size),
-                most=1.3)
+    zoom = d.resize_shorter / (d.eval_size or d.image_size)  # 1.14 in recipes for ImageNet, 1 in those for small images
+    yield judge('crop', 'side of an image relative to its evaluated part', zoom, most=1.3)
     num_skipped = sum(r.now < r.before for r in run.all(LossScaleRecord))
     yield judge('loss_scale', 'steps that overflowed and were skipped', num_skipped, most=10 + num_steps // 100)
 
