@@ -102,10 +102,10 @@ def dump_arrays(folder: Path, out: Path) -> None:
 
 
 def load_recipe(config: Path) -> dict:
-    from mlperf_rn50.cli.train import make_parser
+    from mlperf_rn50.cli.parsers import config_parser
     from mlperf_rn50.config import to_tree
     from mlperf_rn50.config_file import resolve_config
-    return to_tree(resolve_config(config, [], make_parser()))
+    return to_tree(resolve_config(config, [], config_parser()))
 
 
 def train_torch(config: Path, precision: str, *options: object, seed: int = 0, **variables: str) -> dict:
