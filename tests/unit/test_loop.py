@@ -42,6 +42,7 @@ class MadeUpTrainer:
     def __init__(self, stops_at, overflows_at):
         self.loss_scale, self._overflows_at = LossScale(1024.0), overflows_at
         self.timer = SimpleNamespace(start=lambda step: None)
+        self.ema = SimpleNamespace(update=lambda step: None)
         self._stops_at, self._num_pushed, self.read_steps = stops_at, 0, []
 
     def step(self, *arguments):
