@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.analysis.why.accuracy import Cause, judge
+from mlperf_rn50.analysis.why.accuracy import Cause, weigh
 from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.data.batches import Batch, eval_batches, train_batches
 from mlperf_rn50.data.options import DataConfig
@@ -91,9 +91,9 @@ def judge_records(train: Sequence[tuple[int, int]], validation: Sequence[tuple[i
         yield Cause('classes_missing', 6.0 * is_accused, f'classes that are rare or missing in {split} images',
                     f'{len(few)} of {num}, such as {few[0]}' if len(few) else 'none', 'none')
     known = dict(train)
-    yield judge('leak', 'validation images that are also training images', sum(key in known for key, _ in validation),
+    yield weigh('leak', 'validation images that are also training images', sum(key in known for key, _ in validation),
                 most=max(3, 0.01 * len(validation)))
-    yield judge('label_noise', 'training images that recur with another label', len({*train}) - len(known),
+    yield weigh('label_noise', 'training images that recur with another label', len({*train}) - len(known),
                 most=max(3, 0.01 * len(train)))
 
 

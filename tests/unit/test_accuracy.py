@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from sample_log import write_run
 
-from mlperf_rn50.analysis.why.accuracy import Cause, explain_accuracy, judge, judge_course
+from mlperf_rn50.analysis.why.accuracy import Cause, explain_accuracy, judge_course, weigh
 from mlperf_rn50.analysis.why.load import WhyRun, load_run
 from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.options import DataConfig
@@ -97,7 +97,7 @@ def test_run_that_ended_before_its_last_step(tmp_path):
 
 
 def test_ratio_to_a_violated_limit_is_the_strength():
-    found = [judge('batch', 'steps', value, least=100, most=400) for value in (50, 200, 800)]
+    found = [weigh('batch', 'steps', value, least=100, most=400) for value in (50, 200, 800)]
     assert [c.strength for c in found] == [2, 0.5, 2] and found[0].expected == 'at least 100 and at most 400'
 
 

@@ -45,7 +45,7 @@ class Cause(NamedTuple):
         return f'{self.name.replace("_", " ")} ({self.figure}: {self.measured}, expected {self.expected})'
 
 
-def judge(name: str, figure: str, value: float, least: float = 0.0, most: float = math.inf) -> Cause:
+def weigh(name: str, figure: str, value: float, least: float = 0.0, most: float = math.inf) -> Cause:
     """Return a cause whose strength is the ratio of a value and the limit that it violates, if any."""
     limits = {word: v for word, v in (('at least', least), ('at most', most)) if 0 < v < math.inf}
     render = percent if max(limits.values()) <= 1 else '{:.3g}'.format  # the value is then a fraction
@@ -64,38 +64,38 @@ def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Ite
 
     if o.name == 'sgd':  # half the lowest (digits) and twice the highest (CIFAR-10) rate of the shipped recipes
         rate = peak * 256 / batch * 0.1 / (1 - o.momentum)
-        yield judge('learning_rate', 'per 256 images at momentum 0.9', rate, 0.04, 1.6)
+        yield weigh('learning_rate', 'per 256 images at momentum 0.9', rate, 0.04, 1.6)
         # Five times the largest shipped one, for CIFAR-10.
         shrink = peak * o.weight_decay / (1 - o.momentum)
-        yield judge('weight_decay', 'part of the weights that a step removes', shrink, most=0.01)
+        yield weigh('weight_decay', 'part of the weights that a step removes', shrink, most=0.01)
     relative = [v / math.log(d.num_classes) for e, v in losses if e >= num_epochs / 10] or [0.0]
     for name in ('learning_rate', 'gradient_scale'):
-        yield judge(name, 'largest loss after a tenth of the epochs, relative to equal logits', max(relative), most=2)
+        yield weigh(name, 'largest loss after a tenth of the epochs, relative to equal logits', max(relative), most=2)
     last = statistics.median(relative[-len(relative) // 4:])
-    yield judge('gradient_scale', 'loss in the last quarter, relative to equal logits', last, most=0.95)
-    yield judge('warmup', 'part of the epochs', s.warmup_epochs / num_epochs, most=0.5)
+    yield weigh('gradient_scale', 'loss in the last quarter, relative to equal logits', last, most=0.95)
+    yield weigh('warmup', 'part of the epochs', s.warmup_epochs / num_epochs, most=0.5)
     if rates and rates[-1][0] > num_epochs - 1:
         after = [r / peak for e, r in rates if e > s.warmup_epochs] or [0.0]
         # In the shipped schedules, up to a third of the steps are below 5 %, as with step decay at 30, 60 and 80 of 90.
-        yield judge('decay', 'part of the run with less than 5 % of the largest learning rate',
+        yield weigh('decay', 'part of the run with less than 5 % of the largest learning rate',
                     sum(r < 0.05 for r in after) / len(after), most=0.5)
         for name in ('epochs', 'decay') if s.decay_epochs > num_epochs else ('decay',):
-            yield judge(name, 'last learning rate relative to the largest', after[-1], most=0.25)
+            yield weigh(name, 'last learning rate relative to the largest', after[-1], most=0.25)
     elif rates and run.log and run.log.status in ('aborted', 'failed'):
-        yield judge('epochs', 'part of the planned epochs', rates[-1][0] / num_epochs, least=0.9)
+        yield weigh('epochs', 'part of the planned epochs', rates[-1][0] / num_epochs, least=0.9)
     # Digits, the easiest data set, needs 70 steps. No shipped recipe needs 2 epochs.
     is_large, local = per_epoch < num_epochs, batch // num_ranks // t.gradient_accumulation_steps
-    yield judge('batch' if is_large else 'epochs', f'steps with batch {batch}', num_steps, least=100)
+    yield weigh('batch' if is_large else 'epochs', f'steps with batch {batch}', num_steps, least=100)
     if not is_large:
-        yield judge('epochs', 'number', num_epochs, least=3)
-    yield judge('batch', 'images per rank for statistics of BatchNorm', local, least=8)
-    yield judge('batch', 'padding of an epoch relative to its images', per_epoch * batch / d.num_train - 1, most=0.25)
+        yield weigh('epochs', 'number', num_epochs, least=3)
+    yield weigh('batch', 'images per rank for statistics of BatchNorm', local, least=8)
+    yield weigh('batch', 'padding of an epoch relative to its images', per_epoch * batch / d.num_train - 1, most=0.25)
     memory = 1 / (1 - config.model.bn_momentum) / num_steps
-    yield judge('batch_norm', 'part of the steps over which statistics are averaged', memory, most=0.25)
+    yield weigh('batch_norm', 'part of the steps over which statistics are averaged', memory, most=0.25)
     zoom = d.resize_shorter / (d.eval_size or d.image_size)  # 1.14 in recipes for ImageNet, 1 in those for small images
-    yield judge('crop', 'side of an image relative to its evaluated part', zoom, most=1.3)
+    yield weigh('crop', 'side of an image relative to its evaluated part', zoom, most=1.3)
     num_skipped = sum(r.now < r.before for r in run.all(LossScaleRecord))
-    yield judge('loss_scale', 'steps that overflowed and were skipped', num_skipped, most=10 + num_steps // 100)
+    yield weigh('loss_scale', 'steps that overflowed and were skipped', num_skipped, most=10 + num_steps // 100)
 
 
 def judge_recipe(config: Config, num_ranks: int) -> Iterator[Cause]:
