@@ -2,6 +2,7 @@
 
 Each `judge_` function yields figures. Those that are accused have a fixed strength, the larger the more certain.
 """
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -75,7 +76,8 @@ def judge_noise(*splits: Images) -> Iterator[Cause]:
         sure = np.argsort(ordered[:, -2] - ordered[:, -1])[:len(ordered) // 4]
         ranks = (ordered[sure] > images.logits[sure, images.labels[sure]][:, None]).sum(1)
         num, wrong, far = len(sure), int((ranks > 0).sum()), int((2 * ranks >= ordered.shape[1]).sum())
-        is_accused |= exceeds(far, 0.01 * num) and far > max(8, 0.025 * num, wrong / 3) and 3 * wrong < 2 * num
+        most = max(8, 0.025 * num, 0.01 * num + _SIGMAS * (0.01 * num) ** 0.5, wrong / 3)
+        is_accused |= far > most and 3 * wrong < 2 * num
         shares.append(percent(2 * far / num, '.0f'))
     yield Cause('label_noise', 4.0 * is_accused, 'training and validation labels that surely are another class',
                 f'about {" and ".join(shares)}', 'at most 2 %')
@@ -93,8 +95,11 @@ def judge_records(train: Sequence[tuple[int, int]], validation: Sequence[tuple[i
     known = dict(train)
     yield weigh('leak', 'validation images that are also training images', sum(key in known for key, _ in validation),
                 most=max(3, 0.01 * len(validation)))
-    yield weigh('label_noise', 'training images that recur with another label', len({*train}) - len(known),
-                most=max(3, 0.01 * len(train)))
+    num_labels = Counter(key for key, _ in {*train})
+    yield weigh('label_noise', 'training images that recur with another label',
+                sum(num_labels[key] > 1 for key, _ in train), most=max(3, 0.01 * len(train)))
+    yield weigh('repeated_images', 'training images that are copies of others', len(train) - len(known),
+                most=max(3, 0.25 * len(train)))
 
 
 def judge_changes(right: np.ndarray, changes: Mapping[tuple[str, str], np.ndarray], num: int, train_top1: float,
@@ -113,7 +118,7 @@ def judge_changes(right: np.ndarray, changes: Mapping[tuple[str, str], np.ndarra
         is_better = exceeds(gained, lost) and gained - lost > 0.05 * len(right) and now > 2 / num
         is_certain = train_top1 - top1 > max(error, 0.05) and name != 'batch_norm'
         explains = not is_logged and abs(logged - now) < error
-        strength = now + 2 + is_certain if is_better else explains * (4 - abs(logged - now))
+        strength = now + 2 + 2 * is_certain if is_better else explains * (4 - abs(logged - now))
         yield Cause(name, strength, f'Top-1 with {text}', percent(now), f'at most {percent(top1)}')
 
 
@@ -164,6 +169,8 @@ def change_images(images: np.ndarray, train: np.ndarray, data: DataConfig) -> di
     return {('channel_order', 'blue before red'): (raw[:, ::-1] - mean) / std,
             ('orientation', 'images upside down'): images[:, :, ::-1],
             ('orientation', 'transposed images'): images.swapaxes(2, 3),
+            ('orientation', 'mirrored images'): images[..., ::-1],
+            **{('orientation', f'images turned by {90 * k} degrees'): np.rot90(images, k, (2, 3)) for k in (1, 2, 3)},
             ('normalisation', 'inverted images'): (255 - raw - mean) / std,
             ('normalisation', 'mean and deviation of training images'): (images - m) / s * t + n,
             ('normalisation', 'twice the values'): 2 * images,

@@ -153,14 +153,17 @@ def test_running_run_is_explained_once_it_is_behind(tmp_path):
     assert found.values['causes'][0]['cause'] == 'learning_rate' and found.notes == ('behind by 9 points',)
 
 
-def test_configuration_is_compared_with_the_reference_runs(tmp_path):
+@pytest.mark.parametrize('sections, expected', [
+    ({'data': {'min_area': 0.9}}, ['augmentation (data.min_area, in reference runs: 0.9, expected 0.05)']),
+    ({'optimizer': {'momentum': 0.98}}, ['learning rate (optimizer.momentum, in reference runs: 0.98, expected 0.9)']),
+    ({'train': {'max_epochs': None, 'global_batch_size': None, 'local_batch_size': 64}}, [])])
+def test_configuration_is_compared_with_the_reference_runs(tmp_path, sections, expected):
     reference = tmp_path / 'reference'
     reference.mkdir()
     write_run(reference / 'result_0.txt', DIGITS)
     (reference / 'config.yaml').write_text(render_yaml(DIGITS))
-    found = answer(tmp_path, changed(run={'reference': (str(reference),)}, data={'min_area': 0.9}))
-    assert [c['text'] for c in found.values['causes']] == [
-        'augmentation (data.min_area, in reference runs: 0.9, expected 0.05)']
+    found = answer(tmp_path, changed(run={'reference': (str(reference),)}, **sections))
+    assert [c['text'] for c in found.values['causes']] == expected
 
 
 def test_damaged_configuration_has_no_answer(tmp_path):

@@ -122,6 +122,17 @@ def test_image_with_two_labels():
     assert accused(probe.judge_records(train, images(LABELS, 5000), NUM)) == ['label_noise']
 
 
+def test_one_picture_with_many_labels():
+    train = [*images(LABELS), *((1000, label % NUM) for label in range(40))]
+    assert accused(probe.judge_records(train, images(LABELS, 5000), NUM)) == ['label_noise']
+
+
+@pytest.mark.parametrize('num_copies, expected', [(100, []), (200, ['repeated_images'])])
+def test_images_that_are_repeated(num_copies, expected):
+    train = [*images(LABELS), *images(LABELS[:num_copies])]
+    assert accused(probe.judge_records(train, images(LABELS, 5000), NUM)) == expected
+
+
 def right_images(num, of=400):
     return np.arange(of) < num
 
@@ -205,6 +216,9 @@ def test_changed_images():
     changed = {text: images for (_, text), images in probe.change_images((pixels - mean) / std, train, data).items()}
     np.testing.assert_allclose(changed['values from 0 to 255'], pixels, atol=1e-4)
     np.testing.assert_allclose(changed['blue before red'], (pixels[:, ::-1] - mean) / std, atol=1e-4)
+    for k in (1, 2, 3):
+        np.testing.assert_array_equal(np.rot90(changed[f'images turned by {90 * k} degrees'], -k, (2, 3)),
+                                      changed['half the values'] * 2)
     matched = changed['mean and deviation of training images']
     np.testing.assert_allclose(matched.mean((0, 2, 3)), train.mean((0, 2, 3)), atol=1e-4)
     np.testing.assert_allclose(matched.std((0, 2, 3)), train.std((0, 2, 3)), rtol=1e-4)

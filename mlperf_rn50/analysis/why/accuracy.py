@@ -107,12 +107,13 @@ def judge_recipe(config: Config, num_ranks: int) -> Iterator[Cause]:
     folders = [f for path in config.run.reference for f in find_run_folders(Path(path))[:20]]
     others = [other for f in folders for k in run_numbers(f)[:1] if (other := load_run(RunFolder(f, k)).config)]
     for key, name in _KEYS.items() if others else ():
-        got, values = attrgetter(key)(config), [attrgetter(key)(other) for other in others]
-        if got in values:
-            continue
-        # Numbers may differ by a quarter. Unequal values that are no positive numbers count as a factor of 2.
-        ratio = min(max(got / v, v / got) if isinstance(v, (int, float)) and min(v, got) > 0 else 1.0 + (v != got)
-                    for v in values)
+        got, values = attrgetter(key)(config), [v for v in map(attrgetter(key), others) if v is not None]
+        if got in (None, *values) or not values:
+            continue  # null: other keys determine it
+        # Numbers may differ by a quarter, also the weight of a new value in an average. Unequal values that are no
+        # positive numbers count as a factor of 2.
+        a, *rest = [1 - v if key.endswith('momentum') else v for v in (got, *values)]
+        ratio = min(max(a / b, b / a) if isinstance(b, (int, float)) and min(a, b) > 0 else 2.0 for b in rest)
         yield Cause(name, ratio / 1.25, f'{key}, in reference runs', render_value(got), render_value(values[0]))
 
 
