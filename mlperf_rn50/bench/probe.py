@@ -111,7 +111,7 @@ def judge_changes(right: np.ndarray, changes: Mapping[tuple[str, str], np.ndarra
     top1, error = float(right.mean()), _SIGMAS * 0.5 / len(right) ** 0.5
     logged = top1 if logged is None else logged
     is_logged = abs(logged - top1) < error
-    yield Cause('evaluation', 1.5 * (not is_logged), 'Top-1 that the run measured', percent(logged),
+    yield Cause('evaluation', 4.5 * (not is_logged), 'Top-1 that the run measured', percent(logged),
                 f'that of its weights, {percent(top1)}')
     for (name, text), other in changes.items():
         gained, lost, now = int((other & ~right).sum()), int((right & ~other).sum()), float(other.mean())
