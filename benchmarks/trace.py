@@ -170,7 +170,7 @@ class Measurement:
     def others(self):
         """Return seconds: to start the clock at an epoch, to report at an evaluation, to look for a request."""
         times, seconds = self.times['always on'], []
-        for action in (lambda: self.timers['always on'].start(next(self.numbers)), lambda: times.report(0.0),
+        for action in (lambda: self.timers['always on'].start(next(self.numbers)), lambda: times.report(0, 0.0, 0.0),
                        times.find_request):
             self.run('always on', 2)
             times._timer = self.timers['always on']
