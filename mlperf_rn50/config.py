@@ -17,7 +17,8 @@ from mlperf_rn50.train import options as train_options
 from mlperf_rn50.train.options import CheckpointConfig, CommConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 # Values that the closed division requires. Only those of OPEN_ONLY are not visible in other events of the log.
-OPEN_ONLY: dict[str, Any] = {'data.sizes': (), 'data.eval_size': None, 'data.eval_flip': False, 'train.ema': None}
+OPEN_ONLY: dict[str, Any] = {'data.sizes': (), 'data.eval_size': None, 'data.eval_flip': False, 'train.ema': None,
+                             'optimizer.last_layer_lr_factor': 1.0}
 _CLOSED = {'optimizer.nesterov': False, 'data.mirror': 'random', 'data.last_batch': 'wrap', 'train.init_weights': None,
            **OPEN_ONLY}
 _FIXED_SIZE = ('alexnet', 'vgg16', 'vgg19')  # networks whose dense layers fit images of one size

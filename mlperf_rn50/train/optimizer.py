@@ -22,7 +22,10 @@ _ALIGNMENT = 128  # elements between the starts of tensors in a flat array; floa
 
 @dataclass(frozen=True)
 class Tensor:
-    """A trained tensor and the arrays that its update uses; master: float32 copy of a float16 weight."""
+    """A trained tensor and the arrays that its update uses; master: float32 copy of a float16 weight.
+
+    lr_factor: factor on the learning rate.
+    """
 
     name: str
     weight: mx.nd.NDArray
@@ -30,6 +33,7 @@ class Tensor:
     velocity: mx.nd.NDArray
     master: mx.nd.NDArray | None
     decay: float
+    lr_factor: float
 
     @property
     def is_adapted(self) -> bool:
@@ -87,7 +91,7 @@ class Bucket:
         self.num_adapted = sum(t.is_adapted for t in self.tensors)
         context = self.tensors[0].weight.context
         self.decays = mx.nd.array([t.decay for t in self.tensors], context)
-        self.ones = mx.nd.ones_like(self.decays)
+        self.lr_factors = mx.nd.array([t.lr_factor for t in self.tensors], context)
         self.is_mixed = self.tensors[0].master is not None
 
     def groups(self, size: int) -> list[slice]:
@@ -196,7 +200,8 @@ class Optimizer:
         for tensor in bucket.tensors:
             if momentum != usual:  # the correction is for the stored velocity, not for the look-ahead step
                 tensor.velocity[:] = tensor.velocity * (momentum / usual)
-            update(*tensor.arrays, out=tensor.weight, lr=lr, wd=tensor.decay, momentum=usual, rescale_grad=rescale)
+            update(*tensor.arrays, out=tensor.weight, lr=lr * tensor.lr_factor, wd=tensor.decay, momentum=usual,
+                   rescale_grad=rescale)
 
     def _update_with_one_rate(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
         keys = {'momentum': momentum, 'rescale_grad': rescale}
@@ -205,15 +210,16 @@ class Optimizer:
             inputs = [a for t in tensors for a in t.arrays]
             if self.group_size == 1:
                 update = mx.nd.mp_sgd_mom_update if bucket.is_mixed else mx.nd.sgd_mom_update
-                update(*inputs, out=tensors[0].weight, lr=lr, wd=tensors[0].decay, lazy_update=False, **keys)
+                update(*inputs, out=tensors[0].weight, lr=lr * tensors[0].lr_factor, wd=tensors[0].decay,
+                       lazy_update=False, **keys)
             else:
                 update = mx.nd.multi_mp_sgd_mom_update if bucket.is_mixed else mx.nd.multi_sgd_mom_update
-                update(*inputs, out=[t.weight for t in tensors], lrs=[lr] * len(tensors),
+                update(*inputs, out=[t.weight for t in tensors], lrs=[lr * t.lr_factor for t in tensors],
                        wds=[t.decay for t in tensors], num_weights=len(tensors), **keys)
 
     def _lars_rates(self, bucket: Bucket, lr: float, rescale: float) -> mx.nd.NDArray:
-        """Return the learning rate of every tensor: lr, times eta |w| / (|g| + wd |w| + eps) for weights."""
-        n, rates = bucket.num_adapted, bucket.ones * lr
+        """Return the learning rate of every tensor: its lr, times eta |w| / (|g| + wd |w| + eps) for weights."""
+        n, rates = bucket.num_adapted, bucket.lr_factors * lr
         if n:
             sums = [_sums_of_squares(a) for a in ([t.weight for t in bucket.tensors[:n]], bucket.grads[:n])]
             mx.nd.multi_lars(rates[:n], *sums, bucket.decays[:n], eta=self._config.lars_eta,
@@ -261,7 +267,7 @@ def _move_to_flat(params: Sequence[mx.gluon.Parameter]) -> Flat:
 
 def _make_tensors(params: Sequence[tuple[str, mx.gluon.Parameter]], config: OptimizerConfig,
                   flat: Flat | None) -> list[Tensor]:
-    tensors = []
+    tensors, last_layer = [], params[0][0].rpartition('_')[0]
     for name, param in params:
         weight, master = param.data(), None
         if weight.dtype == np.float16:
@@ -269,7 +275,8 @@ def _make_tensors(params: Sequence[tuple[str, mx.gluon.Parameter]], config: Opti
             master[:] = weight.astype('float32')
         velocity = flat.view(flat.state[0], param) if flat else mx.nd.zeros(weight.shape, weight.context)
         has_decay = name.endswith('_weight') or config.decay_bn_and_bias
-        tensors.append(Tensor(name, weight, param.grad(), velocity, master, config.weight_decay * has_decay))
+        lr_factor = config.last_layer_lr_factor if name.rpartition('_')[0] == last_layer else 1.0
+        tensors.append(Tensor(name, weight, param.grad(), velocity, master, config.weight_decay * has_decay, lr_factor))
     return tensors
 
 

@@ -16,6 +16,7 @@ class OptimizerConfig:
         nesterov: use Nesterov momentum with sgd.
         weight_decay: factor of the L2 regularisation.
         decay_bn_and_bias: apply weight_decay also to BatchNorm gamma and beta and to biases.
+        last_layer_lr_factor: factor on the learning rate of the last layer, such as 0.05 for high learning rates.
         lars_eta: LARS trust coefficient.
         lars_epsilon: term added to the LARS denominator; MLPerf's closed division requires 0.
     """
@@ -25,6 +26,7 @@ class OptimizerConfig:
     nesterov: bool = False
     weight_decay: float = option(1e-4, FROM_0)
     decay_bn_and_bias: bool = False
+    last_layer_lr_factor: float = option(1.0, ABOVE_0)
     lars_eta: float = option(0.001, ABOVE_0)
     lars_epsilon: float = option(0.0, FROM_0)
 

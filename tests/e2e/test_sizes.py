@@ -10,7 +10,7 @@ from mlperf_rn50.runfolder.names import list_checkpoints
 from mlperf_rn50.train.checkpoint.checkpoint import load
 
 OPTIONS = ('--data.sizes=[16, 24, 32]', '--data.eval_size=24', '--data.eval_flip=true', '--train.ema=0.9',
-           '--checkpoint.period_steps=1')
+           '--optimizer.last_layer_lr_factor=0.5', '--checkpoint.period_steps=1')
 
 
 @pytest.fixture(scope='module')

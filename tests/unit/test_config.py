@@ -133,7 +133,8 @@ def test_errors_in_a_file(tmp_path, text, message):
        f'{key}: got {shown} in the closed division, expected {rule}, or run.submission_division=open')
       for key, value, shown, rule in (
           ('data.sizes', '[160, 192]', '160 192', '[]'), ('data.eval_size', '160', '160', 'null'),
-          ('data.eval_flip', 'true', 'true', 'false'), ('train.ema', '0.99', '0.99', 'null'))],
+          ('data.eval_flip', 'true', 'true', 'false'), ('train.ema', '0.99', '0.99', 'null'),
+          ('optimizer.last_layer_lr_factor', '0.1', '0.1', '1'))],
     ([*BATCH, '--data.sizes', '[0]'], 'data.sizes: got 0, expected a number above 0'),
     ([*BATCH, '--data.eval_size', '300'], 'data.resize_shorter: got 256, expected at least eval_size=300'),
     ([*BATCH, '--train.ema', '1'], 'train.ema: got 1.0, expected a fraction from 0 to below 1'),

@@ -9,8 +9,8 @@ from mlperf_rn50.train.optimizer import Optimizer, cut_buckets
 from mlperf_rn50.train.options import OptimizerConfig
 from mlperf_rn50.train.schedule import GROWTH_STEPS, LossScale
 
-SHAPES = {'conv0_weight': (4, 3, 3, 3), 'fc1_weight': (5, 6), 'zero_weight': (2, 2), 'fc1_bias': (5,),
-          'bn0_gamma': (4,), 'bn0_beta': (4,), 'a_weight': (7,), 'b_weight': (3, 1)}
+SHAPES = {'conv0_weight': (4, 3, 3, 3), 'zero_weight': (2, 2), 'bn0_gamma': (4,), 'bn0_beta': (4,), 'a_weight': (7,),
+          'b_weight': (3, 1), 'fc1_weight': (5, 6), 'fc1_bias': (5,)}
 
 
 def make_params(dtype='float32'):
@@ -44,10 +44,11 @@ def reference(config, weights, all_grads, lrs, fractions=None, new_batch_at=None
             g = grads[n].astype(np.float64)
             is_weight = n.endswith('_weight')
             wd = config.weight_decay if is_weight or config.decay_bn_and_bias else 0.0
-            rate = lr * fraction
+            own = lr * fraction * (config.last_layer_lr_factor if n.startswith('fc1') else 1)
+            rate = own
             norm_w, norm_g = np.linalg.norm(w), np.linalg.norm(g)
             if config.name == 'lars' and is_weight and norm_w > 0 and norm_g > 0:
-                rate = lr * fraction * config.lars_eta * norm_w / (norm_g + wd * norm_w + config.lars_epsilon)
+                rate = own * config.lars_eta * norm_w / (norm_g + wd * norm_w + config.lars_epsilon)
             kept, change = momentum * velocity[n], rate * (g + wd * w)
             velocity[n] = kept - change
             weights[n] = w + velocity[n]
@@ -60,7 +61,9 @@ def reference(config, weights, all_grads, lrs, fractions=None, new_batch_at=None
 @pytest.mark.parametrize('new_batch_at', [None, 2])
 @pytest.mark.parametrize('config', [
     OptimizerConfig(momentum=0.0), OptimizerConfig(weight_decay=0.1, nesterov=True),
-    OptimizerConfig(weight_decay=0.1, decay_bn_and_bias=True), OptimizerConfig('lars', weight_decay=0.01),
+    OptimizerConfig(weight_decay=0.1, decay_bn_and_bias=True, last_layer_lr_factor=0.1),
+    OptimizerConfig(weight_decay=0.1, nesterov=True, last_layer_lr_factor=0.1),
+    OptimizerConfig('lars', weight_decay=0.01), OptimizerConfig('lars', last_layer_lr_factor=3),
     OptimizerConfig('lars', momentum=0.94, lars_eta=0.1, decay_bn_and_bias=True)], ids=str)
 def test_four_steps_of_a_changing_rate_match_numpy(config, new_batch_at):
     params, grads, lrs, fractions, scale = make_params(), [], (0.1, 0.5, 0.05, 0.05), (1.0, 0.25, 1.0, 0.5), 128.0
