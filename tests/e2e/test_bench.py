@@ -99,7 +99,7 @@ def peers():
     ("compare.py step --rounds 1 --sides mlperf-rn50 'torch eager'", 'training step, float32, images/s: ratio '),
     ('pipeline.py 1', 'pipeline against ImageRecordIter, images/s: ratio '),
     ('trainer.py 1', 'trainer against the bare step, float32, images/s: ratio '),
-    ('cifar10_search.py {0}/run --train.precision float32 --train.max_epochs 1 --train.eval_period 1 '
+    ('cifar10.py trial {0}/run --train.precision float32 --train.max_epochs 1 --train.eval_period 1 '
      '--train.eval_offset 0 --schedule.decay_epochs 1', '{0}/run: Top-1 ')])
 def test_benchmark_script_runs(peers, tmp_path, words, last):
     done = run([sys.executable, *shlex.split(f'benchmarks/{words}'.format(tmp_path))], cwd=ROOT)
