@@ -4,8 +4,10 @@ Usage: .venv/bin/python benchmarks/cifar10.py COMMAND    (run folders: logs/run/
   target [RUNS [FOLDER]]  train with cifar10_cpu.yaml and cifar10_open.yaml in turn, until FOLDER (default
                           logs/run/cifar10_target) has RUNS complete runs of each (default 5); print both sides
                           and the ratio of their median times. An interrupted comparison continues.
-  long EPOCHS [OPTIONS]    train with cifar10_open.yaml stretched to EPOCHS; print Top-1 with and without mirror images
-  trial NAME [OPTIONS]     train on 45,000 of the training images with cifar10_open.yaml; print Top-1 of the others.
+  long SIDE EPOCHS [OPTIONS]
+                          train with cifar10_cpu or cifar10_open, stretched to EPOCHS and evaluated at the end; print
+                          Top-1 with and without mirror images
+  trial NAME [OPTIONS]    train on 45,000 of the training images with cifar10_open.yaml; print Top-1 of the others.
                           It does not use the official validation images.
 OPTIONS are those of mlperf-rn50 train.
 """
@@ -16,7 +18,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from compare import ROOT
+from compare import ROOT, load_recipe
 
 from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.prepare.command import pack
@@ -62,16 +64,20 @@ def target(num_runs: int, folder: Path) -> None:
     print(f'ratio of the medians {medians[1] / medians[0]:.3f}')
 
 
-def long(epochs: str, options: list[str]) -> None:
-    folder = RUNS / f'cifar10_{epochs}_epochs'
-    train('cifar10_open', folder, '--schedule.decay_epochs', epochs, '--schedule.warmup_epochs', int(epochs) / 5,
-          '--train.eval_period', epochs, '--train.eval_offset', int(epochs) - 1, '--train.target_accuracy', 1, *options)
-    options = ('--data.eval_flip', 'false', '--format', 'json')
-    evaluate = [sys.executable, '-m', 'mlperf_rn50', 'evaluate', folder, *options]
-    done = subprocess.run([str(c) for c in evaluate], cwd=ROOT, capture_output=True, text=True)
+def long(side: str, epochs: str, options: list[str]) -> None:
+    folder = RUNS / f'{side}_{epochs}_epochs'
+    recipe = load_recipe(CONFIGS / f'{side}.yaml')
+    warmup = recipe['schedule']['warmup_epochs'] * int(epochs) / recipe['schedule']['decay_epochs']
+    train(side, folder, '--schedule.decay_epochs', epochs, '--schedule.warmup_epochs', warmup, '--train.eval_period',
+          epochs, '--train.eval_offset', int(epochs) - 1, '--train.target_accuracy', 1, *options)
     [run] = ends(folder)
-    print(f'{epochs} epochs, {run["images_per_s"]:.0f} images/s: Top-1 {100 * run["top1"]:.2f} % with mirror images, '
-          f'{100 * json.loads(done.stdout)["top1"]:.2f} % without')
+    top1 = []
+    for flip in ('true', 'false'):
+        words = ['evaluate', str(folder), '--data.eval_flip', flip, '--format', 'json']
+        done = subprocess.run([sys.executable, '-m', 'mlperf_rn50', *words], cwd=ROOT, capture_output=True, text=True)
+        top1.append(f'{100 * json.loads(done.stdout)["top1"]:.2f} %')
+    print(f'{side}, {epochs} epochs, {run["images_per_s"]:.0f} images/s: Top-1 {top1[0]} with mirror images, '
+          f'{top1[1]} without')
 
 
 def trial(name: str, options: list[str]) -> None:
@@ -93,8 +99,8 @@ def main(words: list[str]) -> None:
         case ['target', *more] if len(more) < 3:
             num_runs, folder = [*more, *('5', RUNS / 'cifar10_target')[len(more):]]
             target(int(num_runs), Path(folder).resolve())
-        case ['long', epochs, *options]:
-            long(epochs, options)
+        case ['long', ('cifar10_cpu' | 'cifar10_open') as side, epochs, *options]:
+            long(side, epochs, options)
         case ['trial', name, *options]:
             trial(name, options)
         case _:
