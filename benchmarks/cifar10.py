@@ -12,6 +12,7 @@ Usage: .venv/bin/python benchmarks/cifar10.py COMMAND    (run folders: logs/run/
 OPTIONS are those of mlperf-rn50 train.
 """
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from compare import ROOT, load_recipe
 from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.prepare.command import pack
 
-CONFIGS, RUNS = ROOT / 'launch/configs', ROOT / 'logs/run'
+CONFIGS, RUNS = Path('launch/configs'), Path('logs/run')
 SIDES = ('cifar10_cpu', 'cifar10_open')
 PART, NUM_TRAIN, NUM_HELD = ROOT / 'data/cifar10_45k', 45_000, 5_000
 
@@ -32,7 +33,7 @@ def train(config: str, folder: Path, *options: object) -> None:
     """Train with one rank on all cores; end the program if the run does."""
     command = ['launch/local.sh', '--ranks-per-node', 1, '--config', CONFIGS / f'{config}.yaml', '--run-dir', folder,
                *options]
-    subprocess.run([str(c) for c in command], cwd=ROOT)  # fails for a run that misses its target
+    subprocess.run([str(c) for c in command])  # fails for a run that misses its target
     if not ends(folder):
         sys.exit(f'{folder}: no complete run')
 
@@ -74,7 +75,7 @@ def long(side: str, epochs: str, options: list[str]) -> None:
     top1 = []
     for flip in ('true', 'false'):
         words = ['evaluate', str(folder), '--data.eval_flip', flip, '--format', 'json']
-        done = subprocess.run([sys.executable, '-m', 'mlperf_rn50', *words], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, '-m', 'mlperf_rn50', *words], capture_output=True, text=True)
         top1.append(f'{100 * json.loads(done.stdout)["top1"]:.2f} %')
     print(f'{side}, {epochs} epochs, {run["images_per_s"]:.0f} images/s: Top-1 {top1[0]} with mirror images, '
           f'{top1[1]} without')
@@ -95,10 +96,11 @@ def trial(name: str, options: list[str]) -> None:
 
 
 def main(words: list[str]) -> None:
+    os.chdir(ROOT)
     match words:
         case ['target', *more] if len(more) < 3:
             num_runs, folder = [*more, *('5', RUNS / 'cifar10_target')[len(more):]]
-            target(int(num_runs), Path(folder).resolve())
+            target(int(num_runs), Path(folder))
         case ['long', ('cifar10_cpu' | 'cifar10_open') as side, epochs, *options]:
             long(side, epochs, options)
         case ['trial', name, *options]:
