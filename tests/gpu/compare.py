@@ -119,11 +119,12 @@ def compare_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: st
 def step_config(name: str, layout: Any, precision: str, optimizer: str, device: str = 'cpu') -> Config:
     """Configuration of a small training on images of 64 pixels with 4 channels, the last one zero.
 
-    With device=gpu the network uses fused operators if kernels exist; with cpu, none.
+    With device=gpu the network uses fused operators if kernels exist; with cpu, none, so that it also runs on a GPU.
     """
     data = DataConfig(num_train=32, num_val=16, num_classes=10, image_size=64, resize_shorter=64, synthetic=True,
                       pad_to_4_channels=True)
-    return Config(data=data, model=ModelConfig(name=name, layout=layout),
+    fused = None if device == 'gpu' else False
+    return Config(data=data, model=ModelConfig(name=name, layout=layout, fused_bn_relu=fused, fused_bn_add_relu=fused),
                   optimizer=OptimizerConfig(optimizer, weight_decay=1e-3, lars_eta=0.02),
                   train=TrainConfig(local_batch_size=16, precision=precision, loss_scale=128.0, label_smoothing=0.1,
                                     device=device))
@@ -134,8 +135,8 @@ def make_trainer(config: Config, device_id: int | None) -> Trainer:
 
 
 def plain(config: Config) -> Config:
-    """Return the same configuration for the CPU, in float32 and NCHW."""
-    return replace(config, model=replace(config.model, layout='NCHW'),
+    """Return the same configuration for the CPU, in float32 and NCHW, without fused operators."""
+    return replace(config, model=replace(config.model, layout='NCHW', fused_bn_relu=False, fused_bn_add_relu=False),
                    train=replace(config.train, precision='float32', device='cpu'))
 
 

@@ -28,6 +28,12 @@ from mlperf_rn50.train.options import OptimizerConfig
 from mlperf_rn50.train.plan import make_plan
 
 
+def test_compared_networks_have_no_operators_of_cpus_only():
+    """A CPU with AVX-512 selects a fused operator that MXNet lacks on a GPU."""
+    processor = replace(find_processor(), uses='AVX-512')
+    assert fusion_of(step_config('resnet18', 'NCHW', 'float32', 'sgd'), processor).norm_relu is None
+
+
 @pytest.mark.parametrize('optimizer', ['sgd', 'lars'])
 @pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
 @pytest.mark.parametrize('precision', ['float32', 'float16'])
