@@ -1,6 +1,6 @@
 """Time of the main thread per training step of ResNet-50, without the time of operators and of Horovod's exchange.
 
-Real: Trainer with its 161 tensors, schedule, optimizer (as on a GPU, 54 tensors per call), StepTimer, HorovodComm,
+Real: Trainer with its 161 tensors, schedule, optimizer (with the calls of a GPU), StepTimer, HorovodComm,
 Horovod's Python, MXNet's Python and C interface, which pushes every operator to the engine. Not real: the arrays, which
 have 4 channels and an image of 32 pixels, so that the engine's threads, whose time does not count, finish them quickly;
 Horovod's library, which returns at once; and for float16, for which CPUs have no convolution, the network, which stays
@@ -23,8 +23,9 @@ from mlperf_rn50.data.batches import synthetic_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.model import resnet
 from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.train import optimizer as optimizer_module
 from mlperf_rn50.train.comm import horovod as comm_module
-from mlperf_rn50.train.optimizer import Optimizer
+from mlperf_rn50.train.optimizer import Optimizer, group_size
 from mlperf_rn50.train.options import CommConfig, OptimizerConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
@@ -60,13 +61,15 @@ def step_times(precision, num_buckets, num_ranks, rounds):
     config = Config(data=DataConfig(num_train=IMAGES, image_size=32, resize_shorter=32, num_classes=10, synthetic=True),
                     model=ModelConfig(name='resnet50'), optimizer=OptimizerConfig('lars'),
                     comm=CommConfig(num_buckets=num_buckets), train=TrainConfig(local_batch_size=1))
-    with made_up_ranks(num_ranks) as exchanges:
+    sums = patch.object(optimizer_module, '_sums_of_squares',
+                        lambda arrays: mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays)))
+    with made_up_ranks(num_ranks) as exchanges, sums:
         plan, comm = make_plan(config, num_ranks), comm_module.open_comm('none')
         trainer, times = Trainer(plan, comm, 0, None), []
         if precision == 'float16':
             trainer._can_skip = True
             trainer.optimizer = Optimizer(float16_params(trainer.net), config.optimizer, num_buckets, can_skip=True)
-        trainer.optimizer.group_size = 54
+        trainer.optimizer.group_size = group_size('gpu', 'lars')
         batches = synthetic_batches(config, plan.train_shard(comm.rank), None)
         for step in range(3 + rounds * STEPS):
             trainer.settle()
