@@ -46,5 +46,5 @@ def check_report(path: Path) -> None:
     """Check that every report can be rendered and has no control characters."""
     studies = make_studies(load_run_sets([path]))
     for render in (render_table, partial(render_table, style=MARKDOWN), render_csv, render_json):
-        text = render(studies)
+        text = ''.join(render(studies))
         assert all(c.isprintable() or c == '\n' for c in text)

@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
         print(render_table(studies, MARKDOWN if options.format == 'markdown' else style, options.findings))
     elif options.format in ('csv', 'json'):
         csv = render_evaluations_csv if options.rows == 'evaluations' else render_csv
-        print((csv if options.format == 'csv' else render_json)(studies))
+        sys.stdout.writelines((csv if options.format == 'csv' else render_json)(studies))
     elif not options.out:
         from mlperf_rn50.analysis.report.page import render_html
         from mlperf_rn50.analysis.report.plots import draw_report

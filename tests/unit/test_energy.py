@@ -1,6 +1,5 @@
 """Energy of a run: telemetry files of nodes and every format of the report, with made-up numbers."""
 import csv
-import io
 import json
 import re
 
@@ -156,7 +155,7 @@ def test_tables_have_columns_of_known_values(studies, tmp_path):
 
 
 def test_unmeasured_values_are_null_in_json_and_csv(studies):
-    first, second, third, fourth = json.loads(render_json(studies(3.6)))['systems']
+    first, second, third, fourth = json.loads(''.join(render_json(studies(3.6))))['systems']
     assert first['cost'] == pytest.approx(0.022) and first['node_hours'] == pytest.approx(22 / 3600)
     assert first['cpu_kwh'] == pytest.approx(3300 / 3.6e6) and first['energy_not_measured'] == {}
     assert first['images_per_joule'] == pytest.approx(2 * 1_281_167 / 9900)
@@ -167,6 +166,6 @@ def test_unmeasured_values_are_null_in_json_and_csv(studies):
     assert second['runs'][0]['cpu_joules'] == pytest.approx(4400) and second['runs'][1]['cpu_joules'] is None
     assert (third['cpu_kwh'], third['images_per_joule'], third['energy_not_measured']) == (None, None, None)
     assert fourth['energy_not_measured'] == {'cpu': NO_COUNTERS, 'gpu': NO_COUNTERS}
-    rows = list(csv.DictReader(io.StringIO(render_csv(studies()))))
+    rows = list(csv.DictReader(render_csv(studies())))
     assert [r['cpu_joules'][:4] for r in rows] == ['2200', '4400', '4400', *[''] * 5]
     assert rows[0]['cost'] == '' and rows[5]['cpu_kwh'] == '' and 'energy_of_nodes' not in rows[0]

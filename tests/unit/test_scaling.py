@@ -126,7 +126,7 @@ def test_only_widest_of_many_splits_is_shown_with_a_note(tmp_path):
 
 def systems_of(*studies):
     """Return the systems of the JSON report by name."""
-    return {s['system']: s for s in json.loads(render_json(studies))['systems']}
+    return {s['system']: s for s in json.loads(''.join(render_json(studies)))['systems']}
 
 
 def submission(home, models, **keys):

@@ -1,8 +1,12 @@
-"""Machine-readable report: complete JSON, or CSV with a row per run or per evaluation."""
+"""Machine-readable report: complete JSON, or CSV with a row per run or per evaluation.
+
+Text is yielded in parts, because that of 10,000 runs takes more memory than the runs.
+"""
 import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import mlperf_rn50
@@ -83,21 +87,23 @@ def _encode(value: Any, depth: int) -> str:
     return json.dumps(value, indent=1, allow_nan=False).replace('\n', '\n' + ' ' * depth)
 
 
-def _encode_with_list(values: Mapping[str, Any], name: str, items: Iterable[str], depth: int) -> str:
-    """Return an object of depth `depth` as JSON. Its last key is a list of items that are JSON of depth + 2."""
+def _encode_with_list(values: Mapping[str, Any], name: str, items: Iterable[Iterable[str]],
+                      depth: int) -> Iterator[str]:
+    """Yield the parts of an object of depth `depth` as JSON. Its last key is a list of items of depth + 2, in parts."""
     line = '\n' + ' ' * (depth + 1)
-    head = _encode(values, depth).removesuffix(f'{line[:-1]}}}')
-    return f'{head},{line}"{name}": [{",".join(f"{line} {item}" for item in items)}{line}]{line[:-1]}}}'
+    yield f'{_encode(values, depth).removesuffix(f"{line[:-1]}}}")},{line}"{name}": ['
+    for number, item in enumerate(items):
+        yield f'{"," * (number > 0)}{line} '
+        yield from item
+    yield f'{line}]{line[:-1]}}}'
 
 
-def render_json(studies: Sequence[Study]) -> str:
-    """Return the JSON report, whose keys are described in docs/results.md.
-
-    Each run is encoded by itself, because the objects of 10,000 runs need 0.7 GB more than their text.
-    """
-    systems = (_encode_with_list(entry, 'runs', (_encode(_run_object(s, r), 4) for r in s.runs), 2)
+def render_json(studies: Sequence[Study]) -> Iterator[str]:
+    """Yield the parts of the JSON report, one per run, whose keys are described in docs/results.md."""
+    systems = (_encode_with_list(entry, 'runs', ((_encode(_run_object(s, r), 4),) for r in s.runs), 2)
                for s, entry in _systems(studies))
-    return _encode_with_list({'format': FORMAT, 'version': mlperf_rn50.__version__}, 'systems', systems, 0)
+    yield from _encode_with_list({'format': FORMAT, 'version': mlperf_rn50.__version__}, 'systems', systems, 0)
+    yield '\n'
 
 
 def _spreadsheet(value: Any) -> Any:
@@ -107,12 +113,13 @@ def _spreadsheet(value: Any) -> Any:
     return f"'{printable(value)}" if value[:1] in ('=', '+', '-', '@') else printable(value)
 
 
-def _render_rows(head: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
+def _render_rows(rows: Iterable[Iterable[Any]]) -> Iterator[str]:
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(head), lineterminator='\n')
-    writer.writeheader()
-    writer.writerows({k: _spreadsheet(v) for k, v in row.items()} for row in rows)
-    return out.getvalue().rstrip('\n')
+    writer = csv.writer(out, lineterminator='\n')
+    for row in rows:
+        writer.writerow(map(_spreadsheet, row))
+        yield out.getvalue()
+        out.seek(out.truncate(0))
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,17 +127,18 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if not isinstance(v, (list, tuple, dict)) and k not in _TABLES}
 
 
-def render_csv(studies: Sequence[Study]) -> str:
-    """Return CSV with a row per run: the plain values of its system, then those of the run."""
+def render_csv(studies: Sequence[Study]) -> Iterator[str]:
+    """Yield CSV with a row per run: the plain values of its system, then those of the run."""
     rows = [{**_plain(entry), **_plain(_run_object(run_set, run)), 'num_evaluations': len(run.evaluations),
              'num_warnings': run.num_warnings} for run_set, entry in _systems(studies) for run in run_set.runs]
-    return _render_rows(dict.fromkeys(k for row in rows for k in row), rows)
+    head = list(dict.fromkeys(k for row in rows for k in row))
+    return _render_rows(chain([head], ([row.get(k) for k in head] for row in rows)))
 
 
-def render_evaluations_csv(studies: Sequence[Study]) -> str:
-    """Return CSV with a row per evaluation: values of its system and run, then those of the evaluation."""
+def render_evaluations_csv(studies: Sequence[Study]) -> Iterator[str]:
+    """Yield CSV with a row per evaluation: values of its system and run, then those of the evaluation."""
     head = ('study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION)
     rows = ((study.name, s.name, *(getattr(s, name) for name in _EVALUATION_FACTS), str(run.path), run.status, run.seed,
              *(getattr(e, name) for name in _EVALUATION))
             for study in studies for s in study.run_sets for run in s.runs for e in run.evaluations)
-    return _render_rows(head, (dict(zip(head, row)) for row in rows))
+    return _render_rows(chain([head], rows))

@@ -3,7 +3,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
@@ -19,7 +18,7 @@ from mlperf_rn50.analysis.report.summary import summarise
 from mlperf_rn50.analysis.report.tables import finding_lines, is_large, overview_table, series_matrix, tables_of
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets.scaling import Study
-from mlperf_rn50.files import numbered_lines, write_atomically, writing_folder
+from mlperf_rn50.files import numbered_lines, replacing, write_atomically, writing_folder
 from mlperf_rn50.table import Cell, Ref, Table
 from mlperf_rn50.text import cut_names, printable
 
@@ -120,10 +119,11 @@ def dump_report(studies: Sequence[Study], folder: Path, has_all_findings: bool =
     """Write the plots, and the report in all formats. Return the page's path. Raise ConfigError if writing fails."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, render in (('.json', render_json), ('.csv', render_csv),
-                             ('_evaluations.csv', render_evaluations_csv),
-                             ('.md', partial(render_table, style=MARKDOWN, has_all_findings=has_all_findings))):
-            write_atomically(folder / f'report{name}', render(studies) + '\n')
+        for name, render in (('report.json', render_json), ('report.csv', render_csv),
+                             ('report_evaluations.csv', render_evaluations_csv)):
+            with replacing(folder / name) as f:
+                f.writelines(part.encode() for part in render(studies))
+        write_atomically(folder / 'report.md', render_table(studies, MARKDOWN, has_all_findings) + '\n')
         drawn, uses = [], Counter[str]()
         for pictures in track(plots.draw_report(studies), 1 + len(studies), 'draw plots'):
             drawn.append(pictures)
