@@ -338,13 +338,14 @@ def test_what_if_changes_the_machine():
 
 def test_what_if_takes_smaller_images_and_a_number_of_epochs():
     source = load_source([A100])
-    [whole], [half] = (answer_of(source, (1, 8), is_weak=True, what_if=WhatIf(pixels=p, epochs=24)).rows
-                       for p in (1.0, 0.5))
+    answers = [answer_of(source, (1, 8), is_weak=True, what_if=WhatIf(pixels=p, epochs=24)) for p in (1.0, 0.5)]
+    (whole,), (half,) = (a.rows for a in answers)
     assert half.step_s == pytest.approx(whole.step_s / 2) == pytest.approx(source.base.step_s / 2)
     assert half.layout.epochs == Epochs(24, 24, 24, 'given by --what-if', 'given')
     per_epoch_s = source.base.train_samples / 3264 * half.step_s + source.base.evaluation_s
     assert half.minutes == pytest.approx((24 * per_epoch_s + source.base.outside_s) / 60)
     assert half.knowledge == 'other' and half.measured_share is None
+    assert '\n- Recipe of 1x8: batch 3264; epochs on ImageNet: given by --what-if\n' in render_prediction(answers[1])
 
 
 @pytest.mark.parametrize('name, options, message', [

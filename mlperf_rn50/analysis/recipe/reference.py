@@ -160,12 +160,12 @@ def _find(recipe: Recipe, sets: Sequence[RunSet], spreads: Mapping[int, float],
 
 
 def describe_recipe(recipe: Recipe) -> str:
-    """Format optimizer, batch, learning rate, warm-up epochs and decay of a recipe."""
+    """Format optimizer, batch, learning rate, warm-up epochs and decay of a recipe, as far as they are known."""
     length = '' if recipe.decay == 'step' or recipe.decay_epochs is None else f' over {recipe.decay_epochs:g} epochs'
-    rate = '' if recipe.base_lr is None else f', learning rate {recipe.base_lr:g}'
-    warmup = '' if recipe.warmup_epochs is None else f', warm-up {recipe.warmup_epochs:g}'
-    return (f'{recipe.opt_name or "?"}, batch {recipe.global_batch_size}{rate}{warmup}, {recipe.decay or "decay ?"}'
-            f'{length}')
+    rate = None if recipe.base_lr is None else f'learning rate {recipe.base_lr:g}'
+    warmup = None if recipe.warmup_epochs is None else f'warm-up {recipe.warmup_epochs:g}'
+    decay = recipe.decay and recipe.decay + length
+    return ', '.join(filter(None, (recipe.opt_name, f'batch {recipe.global_batch_size}', rate, warmup, decay)))
 
 
 def set_name(run_set: RunSet) -> str:
