@@ -22,6 +22,7 @@ OPEN_ONLY: dict[str, Any] = {'data.sizes': (), 'data.eval_size': None, 'data.eva
 _CLOSED = {'optimizer.nesterov': False, 'data.mirror': 'random', 'data.last_batch': 'wrap', 'train.init_weights': None,
            **OPEN_ONLY}
 _FIXED_SIZE = ('alexnet', 'vgg16', 'vgg19')  # networks whose dense layers fit images of one size
+_LEAST, _MOST = 1e-15, 1e15  # a product of two such numbers fits in float32, as MXNet's operators require
 _UNPRINTED = ('Cc', 'Cs', 'Zl', 'Zp')  # Unicode categories of controls, surrogates, line and paragraph separators
 
 
@@ -146,6 +147,8 @@ def _check_key(name: str, key: dataclasses.Field, value: Any) -> None:
                  f'{name}: got a number with {len(str(part))} digits, expected at most 18')
         require(bounds is None or part is None or (math.isfinite(part) and bounds.holds(part)),
                  f'{name}: got {part}, expected {bounds and bounds.text}')
+        require(not isinstance(part, float) or part == 0 or _LEAST <= abs(part) <= _MOST,
+                 f'{name}: got {part}, expected 0 or a magnitude from {_LEAST:g} to {_MOST:g}')
 
 
 def check_values(c: Config) -> None:

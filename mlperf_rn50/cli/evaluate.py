@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.cli.weights import SavedWeights, load_saved
-from mlperf_rn50.config import Config, to_tree
+from mlperf_rn50.config import Config, for_evaluation, to_tree
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError, RunFailed, option_error
 
@@ -93,12 +93,13 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, heartbe
 def _is_as_trained(config: Config, weights: SavedWeights) -> bool:
     """Return whether the run's own evaluations used the same images and arithmetic."""
     from mlperf_rn50.data.records import data_digest
-    tree, description = to_tree(config), weights.description
+    tree, description = to_tree(for_evaluation(config)), weights.description
     # Synthetic images depend on the number of ranks.
     if config.data.synthetic or description.data_sha256 not in ('', data_digest(config.data)):
         return False
-    keys = {'model': set(description.model), 'data': set(description.data) - {'dir'}, 'train': {'precision', 'device'}}
-    return all(tree[s][k] == getattr(description, s)[k] for s, names in keys.items() for k in names)
+    saved = {**description.tree(), 'data': {'eval_flip': False, **description.data}}  # 0.6.0 had no eval_flip
+    keys = {'model': set(saved['model']), 'data': set(saved['data']) - {'dir'}, 'train': {'precision', 'device'}}
+    return all(tree[s][k] == saved[s][k] for s, names in keys.items() for k in names)
 
 
 def _logged_top1(weights: SavedWeights) -> float | None:

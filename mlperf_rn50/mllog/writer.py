@@ -135,8 +135,7 @@ class RunLog:
             values[keys.OPT_LR_DECAY_BOUNDARY_EPOCHS] = list(s.step_epochs)
         for key, value in values.items():
             self._event(key, value)
-        if options := open_values(config):
-            self._event(events.OPEN_OPTIONS, options)
+        self.open_options(config)
         momentum = 'Nesterov Momentum' if o.nesterov else 'Momentum'
         optimizer = 'LARS' if o.name == keys.LARS else f'SGD with {momentum}'
         for tag, value in {
@@ -145,6 +144,11 @@ class RunLog:
                 tags.MODEL_L2_REGULARIZATION: o.weight_decay,
                 tags.MODEL_EXCLUDE_BN_FROM_L2: not o.decay_bn_and_bias}.items():
             self._tag(tag, value)
+
+    def open_options(self, config: Config) -> None:
+        """Log the options that only the open division permits, if any differs from its default."""
+        if options := open_values(config):
+            self._event(events.OPEN_OPTIONS, options)
 
     def model(self, description: Sequence[tuple[str, Any]], tensor_names: Sequence[str]) -> None:
         """Log the network, given as (v0.5 tag, value) layer by layer, and the name of every initialized tensor."""

@@ -176,14 +176,16 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
         net = _resnet(config, None if is_plain else row_image_size(config), is_plain)
         net.initialize(ctx=context)
     else:
-        net = Classifier(config.model, config.data.num_classes)
+        net, d = Classifier(config.model, config.data.num_classes), config.data
+        smallest = min({*d.sizes, d.size_of(), d.eval_size or d.image_size})
         try:  # infer shapes without a forward pass, which would change the layout of the weights
-            net.infer_shape(mx.nd.zeros((1, *image_shape(config))))
+            net.infer_shape(mx.nd.zeros((1, *image_shape(with_size(config, smallest)))))
         except (mx.MXNetError, ValueError) as e:
             if 'exceed' not in str(e):  # MXNet's message for a kernel larger than its input
                 raise
-            raise ConfigError(f'data.image_size: got {config.data.image_size}, too small for {config.model.name}, '
-                              f'expected about {image_size_of(config.model.name)}; raise it') from e
+            name = config.model.name
+            raise ConfigError(f'data.image_size, data.sizes, data.eval_size: got {smallest}, too small for {name}, '
+                              f'expected about {image_size_of(name)}; raise it') from e
         net.initialize(mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context)
     if config.train.precision == 'float16':
         net.cast('float16')

@@ -65,6 +65,15 @@ def test_top1_different_from_the_log_is_a_failure(kept, tmp_path):
     assert ' 3 ' in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.parametrize('option', ['--data.eval_size=16', '--data.eval_flip=true'])
+def test_other_evaluation_is_not_compared(kept, tmp_path, option):
+    description, arrays = load_weights(kept)
+    old = {k: v for k, v in description.data.items() if k != 'eval_flip'}  # as of 0.6.0
+    save_weights(tmp_path / 'weights', 'best', replace(description, data=old, top1=0.99), arrays)
+    done = call('evaluate', tmp_path, option)
+    assert done.returncode == 0 and 'not compared' in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize('kind', ['images', 'classes'])
 def test_other_images_of_equal_count_are_not_compared_and_other_classes_refused(kept, tmp_path, kind):
     whole, data, classes = digits(), config_of(kept).data, [f'class {i}' for i in range(10)]

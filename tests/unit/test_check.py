@@ -129,6 +129,9 @@ def test_options_of_the_open_division_are_refused_by_name_in_a_closed_one(tmp_pa
     for ruleset in ('4.0.0', 'v0.5'):
         refused = [v.partition(' ')[0] for v in violations(path, ruleset, 'closed') if 'only the open division' in v]
         assert refused == ['data.sizes', 'data.eval_flip', 'train.ema']
+    # A resume may add an option.
+    path.write_text(path.read_text() + mllog('open_options', 9, {'data.eval_size': 16}) + '\n')
+    assert 'data.eval_size is 16, which' in ' '.join(violations(path, '4.0.0', 'closed'))
     assert 'open_options' not in write_run(tmp_path / 'result_1.txt').read_text()
 
 

@@ -60,7 +60,9 @@ def test_seed_determines_weights_but_not_their_names():
     assert list(nets[0]) == list(nets[1]) and all(n.startswith('googlenet_') for n in nets[0])
 
 
-@pytest.mark.parametrize('name', ['alexnet', 'inception_v4'])
-def test_too_small_images_are_refused(name):
-    with pytest.raises(ConfigError, match=f'data.image_size: got 16, too small for {name}, expected about '):
-        build_model(config_of(name, 4, image_size=16), mx.cpu(), 0)
+@pytest.mark.parametrize('name, sizes', [
+    ('alexnet', {'image_size': 16}), ('inception_v4', {'image_size': 299, 'sizes': (96, 16)}),
+    ('inception_v4', {'image_size': 96, 'eval_size': 16})])
+def test_too_small_images_are_refused(name, sizes):
+    with pytest.raises(ConfigError, match=f'data.eval_size: got 16, too small for {name}, expected about '):
+        build_model(config_of(name, 4, **sizes), mx.cpu(), 0)

@@ -101,10 +101,11 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
     except UserError as e:  # such as a second run
         loaded = e
     errors = loaded.errors if isinstance(loaded, Run) else (str(loaded).removeprefix(f'{path}: '),)
-    verdicts, options = [], last.get(events.OPEN_OPTIONS)
-    is_closed = (division or logged_division) == keys.CLOSED
+    verdicts, is_closed = [], (division or logged_division) == keys.CLOSED
+    options = {k: v for e in found if e.key == events.OPEN_OPTIONS and isinstance(e.value, dict)  # of each resume too
+               for k, v in e.value.items()}
     open_only = _limited([f'{key} is {value!r:.80}, which only the open division permits' for key, value in (
-        options.items() if is_closed and isinstance(options, dict) else ())], events.OPEN_OPTIONS)
+        options.items() if is_closed else ())], events.OPEN_OPTIONS)
     for ruleset in rulesets:
         violations = long + torn + open_only
         if ruleset == V05:

@@ -39,6 +39,7 @@ class MlperfLog:
             case events.Resumed():
                 log.run_resumed(event.step, event.step // event.plan.steps_per_epoch, event.clock_s,
                                 **render_ranks(event.plan, event.num_hosts), **render_changes(event))
+                log.open_options(event.plan.config)  # may be changed
             case events.EpochStarted():
                 if event.block_epochs:
                     log.block_start(event.epoch, event.block_epochs)
