@@ -22,7 +22,7 @@ OPEN_ONLY: dict[str, Any] = {'data.sizes': (), 'data.eval_size': None, 'data.eva
 _CLOSED = {'optimizer.nesterov': False, 'data.mirror': 'random', 'data.last_batch': 'wrap', 'train.init_weights': None,
            **OPEN_ONLY}
 _FIXED_SIZE = ('alexnet', 'vgg16', 'vgg19')  # networks whose dense layers fit images of one size
-_LEAST, _MOST = 1e-15, 1e15  # a product of two such numbers fits in float32, as MXNet's operators require
+_LEAST, _MOST = 1e-30, 1e30  # MXNet's operators take float32, which ends at 1.2e-38 and 3.4e38
 _UNPRINTED = ('Cc', 'Cs', 'Zl', 'Zp')  # Unicode categories of controls, surrogates, line and paragraph separators
 
 
