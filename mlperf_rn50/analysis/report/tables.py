@@ -7,6 +7,7 @@ from mlperf_rn50.analysis.report import detail_tables as details
 from mlperf_rn50.analysis.report.refs import (
     evaluation_refs,
     fact_refs,
+    has_other_epochs,
     labels_of,
     mixes_divisions,
     time_refs,
@@ -122,6 +123,7 @@ def _note(study: Study, run_sets: Sequence[RunSet], head: Sequence[str]) -> str:
          '(images/s) x statistics (epochs) x rest (first epoch, evaluations, gaps).'),
         (any((c.rest or 0.0) >= 1.0005 for s in bases if (c := study.comparison_of[s])), 'A rest above 100 % '
          'takes a smaller share of the time than on the baseline.'),
+        ('statistics' in head and has_other_epochs(*run_sets), 'Statistics compares the epochs of the scored runs.'),
         (any(has_other_units(s, b) for s, b in bases.items()),
          'Efficiency between different accelerators is not defined.'),
         ('time from' not in head, 'The time is the MLPerf score.'),

@@ -43,7 +43,10 @@ class CountReader:
         return make_count(integer(self._log.value(key), 1), self._log.source(key))
 
     def _count_lines(self, key: str) -> Count | None:
-        count, line = self._log.counts[key], self._log.first_lines.get(key)
+        lines, line, loggers = self._log.counts[key], self._log.first_lines.get(key), self._log.num_loggers
+        count = -(-lines // loggers)
+        if lines > count:
+            self._log.flag('lines_copied', line, lines, key, count, loggers)
         return Count(count, FactSource('implied', f'{count} {key} lines', line)) if count > 1 else None
 
     def _order(self, lines: Count | None) -> tuple[list[Count | None], list[Count | None]]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent
 from mlperf_rn50.mllog.findings import Findings
-from mlperf_rn50.mllog.run import FactSource
+from mlperf_rn50.mllog.run import IMAGENET_TRAIN, FactSource
 from mlperf_rn50.runfolder.jsonl import number
 
 _MAX_KEPT = 10_000  # maximum number of evaluations, epochs and so on; a real log has about a hundred
@@ -24,6 +24,9 @@ _SINGLE = _ONCE | {  # one value per run, for any number of ranks
     keys.SUBMISSION_ENTRY, keys.GLOBAL_BATCH_SIZE, keys.TRAIN_SAMPLES, keys.EVAL_SAMPLES, events.TARGET_ACCURACY,
     events.DATASET, events.NUM_NODES, events.NUM_RANKS, events.ACCELERATORS_PER_NODE, INPUT_BATCH_SIZE, RUN_FINAL}
 _COUNTED = frozenset([keys.INIT_START, keys.SEED, keys.CACHE_CLEAR])
+_PROGRESS = frozenset([keys.EPOCH_START, keys.EPOCH_STOP, keys.BLOCK_START, keys.BLOCK_STOP, keys.EVAL_START,
+                       keys.EVAL_STOP, keys.EVAL_ACCURACY])
+_TRAINING = _COUNTED | _SINGLE | _PROGRESS | {events.RUN_RESUMED}
 _V05_KEYS = {  # tags of v0.5 and the later keys with the same meaning
     'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED, 'train_epoch': keys.EPOCH_START,
     'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
@@ -67,6 +70,8 @@ class RawLog:
         self.optimizer: dict[str, Any] = {}
         self.counts = dict.fromkeys(_COUNTED, 0)  # numbers of lines, for keys that every rank or node may write
         self.first_lines: dict[str, int] = {}  # the first line of each of these keys
+        self.is_training = False  # whether a line has a key that only a training run writes
+        self._copies: Counter[str] = Counter()  # lines equal to the first one of a single key, also in time
         self.first_init: LinePosition | None = None
         self.seed: tuple[int, LogEvent] | None = None  # line and event of the first seed
         self.resumes: list[tuple[LinePosition, LogEvent]] = []
@@ -97,6 +102,12 @@ class RawLog:
         """Return the line of a single key; None if it is missing."""
         return self.single[key][0].line if key in self.single else None
 
+    @property
+    def num_loggers(self) -> int:
+        """Number of times that most single keys are written at the same time; ranks never write all at once."""
+        counts = Counter(1 + self._copies[key] for key in self.single)
+        return max(counts, key=lambda n: counts[n], default=1)
+
     def source(self, key: str) -> FactSource:
         return FactSource('logged', key, self.line(key))
 
@@ -125,6 +136,7 @@ class RawLog:
         if self.last_s is not None and event.key != events.RUN_RESUMED:
             self.longest_gap_s = max(self.longest_gap_s, event.time_s - self.last_s)
         self.last_s = event.time_s
+        self.is_training |= key in _TRAINING
         if key in _COUNTED:
             self.first_lines.setdefault(key, mark.line)
             if key == keys.INIT_START and (self.first_init is None or mark.time_s < self.first_init.time_s):
@@ -139,6 +151,8 @@ class RawLog:
         elif key in _SINGLE:
             self._add_single(mark, key, event)
         elif key == events.RUN_RESUMED and len(self.resumes) < _MAX_KEPT:
+            if event in [before for _, before in self.resumes[-1:]]:
+                return  # a copy
             self.resumes.append((mark, event))
             self.single.pop(keys.RUN_STOP, None)
             _, target = changes(event).get('train.target_accuracy', (None, None))
@@ -159,6 +173,7 @@ class RawLog:
             self.single[key] = mark, event
             return
         first, before = self.single[key]
+        self._copies[key] += event == before
         gap_s = mark.time_s - first.time_s
         if key == keys.RUN_START and keys.RUN_STOP in self.single and not 0 < abs(gap_s) <= _SAME_EVENT_S:
             raise ValueError(f'got more than one run (run_stop on line {self.line(keys.RUN_STOP)}, run_start on line '
@@ -189,6 +204,7 @@ class RawLog:
                 self._epoch_now = epoch or 0
         elif key == keys.BLOCK_START:
             first = _epoch_number(event.metadata.get('first_epoch_num'))
+            first = epoch if first is None else first
             count = _epoch_number(event.metadata.get('epoch_count')) or 1
             if not self._keep(self.blocks, first, (mark, count), mark, key) and first is not None:
                 self.block_repeats[first] += first in self.blocks
@@ -216,10 +232,25 @@ class RawLog:
     def _epoch(self, event: LogEvent) -> int | None:
         """Return the epoch of an event, or None. v0.5 counts from 0; without a number, it is the current epoch."""
         if self.format != 'MLPv0.5.0':
-            return _epoch_number(event.metadata.get('epoch_num'))
-        value = event.value.get('epoch') if isinstance(event.value, dict) else event.value
+            epoch = _epoch_number(event.metadata.get('epoch_num'))
+            return self._epoch_of_samples(event) if epoch is None else epoch
+        value = event.value
+        if isinstance(value, dict):
+            value = value.get('epoch')
+        elif event.key == keys.EVAL_ACCURACY:
+            value = None  # an accuracy
         epoch = _epoch_number(value)
         return self._epoch_now if epoch is None else epoch + 1
+
+    def _epoch_of_samples(self, event: LogEvent) -> int | None:
+        """Return the epoch from samples_count, as logged in recent rounds; an epoch may be padded to whole steps."""
+        samples = integer(event.metadata.get('samples_count'))
+        images = integer(self.value(keys.TRAIN_SAMPLES), 1) or IMAGENET_TRAIN
+        batch = integer(self.value(keys.GLOBAL_BATCH_SIZE), 1) or 1
+        sizes = () if samples is None else (images, -(-images // batch) * batch)
+        epochs = [_epoch_number((samples or 0) / size) for size in sizes]
+        is_start = event.key in (keys.EPOCH_START, keys.BLOCK_START)
+        return next((epoch + is_start for epoch in epochs if epoch is not None), None)
 
     def _add_accuracy(self, mark: LinePosition, epoch: int | None, event: LogEvent) -> None:
         value = event.value.get('value') if isinstance(event.value, dict) else event.value
