@@ -115,8 +115,10 @@ def _fastest(timed: Sequence[RunSet], names: _Names, goal: str) -> list[tuple]:
     first, *others = timed
     basis = 'MLPerf score' if first.score_minutes is not None else f'mean of {len(first.scored)}'
     before = [(names[s], ' ', _time(s), _near(first.time_s, s.time_s, first, s)) for s in others]
+    scope = ' of the three scored runs' * has_other_epochs(first)
     return [(names[first], f' is the fastest of {len(timed):,} systems{goal}: ' if others else ' takes ', _time(first),
-             f' minutes ({basis}) and ', _epochs(first), ' epochs' + ' of the three scored runs' * has_other_epochs(first), ', before ' * bool(others), *_listed(before), '.')]
+             f' minutes ({basis}) and ', _epochs(first), ' epochs', scope, ', before ' * bool(others), *_listed(before),
+             '.')]
 
 
 def _prices(studies: Sequence[Study], timed: Sequence[RunSet], names: _Names, goal: str) -> Iterator[tuple]:

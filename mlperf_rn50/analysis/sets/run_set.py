@@ -30,7 +30,7 @@ _T = TypeVar('_T')
 def generation_of(accelerator: str | None) -> str:
     """Return the generation of an accelerator, such as A100 for NVIDIA A100-SXM4-80GB (500W), or '' if unnamed."""
     found = re.search(r'\b[A-Z]\d{2,3}S?\b', (accelerator or '').upper())
-    return found[0] if found else (accelerator or '').split('-')[0].strip()
+    return found[0] if found else re.split(r'-(?!v\d)', accelerator or '')[0].strip()
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
@@ -123,10 +123,14 @@ class RunSet:
 
     @cached_property
     def num_nodes(self) -> int | None:
-        """Number of nodes; None for a pod: more accelerators per described node than one has, without a rank for each."""
+        """Number of nodes; None for a pod, with more accelerators per described node than a node has, not one per rank."""
         units = self.num_accelerators or 0
         is_pod = units > MAX_PER_NODE * (self.stated_nodes or 0) and units != self.num_ranks
         return None if is_pod else self.stated_nodes
+
+    @property
+    def generation(self) -> str | None:
+        return generation_of(self.accelerator) or None
 
     @cached_property
     def division(self) -> str | None:

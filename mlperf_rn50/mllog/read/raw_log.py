@@ -1,5 +1,6 @@
 """Collection of a log's lines, one at a time, in a limited amount of memory."""
 import re
+import statistics
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -105,8 +106,7 @@ class RawLog:
     @property
     def num_loggers(self) -> int:
         """Number of times that most single keys are written at the same time; ranks never write all at once."""
-        counts = Counter(1 + self._copies[key] for key in self.single)
-        return max(counts, key=lambda n: counts[n], default=1)
+        return statistics.mode([1 + self._copies[key] for key in self.single] or [1])
 
     def source(self, key: str) -> FactSource:
         return FactSource('logged', key, self.line(key))
@@ -247,8 +247,7 @@ class RawLog:
         samples = integer(event.metadata.get('samples_count'))
         images = integer(self.value(keys.TRAIN_SAMPLES), 1) or IMAGENET_TRAIN
         batch = integer(self.value(keys.GLOBAL_BATCH_SIZE), 1) or 1
-        sizes = () if samples is None else (images, -(-images // batch) * batch)
-        epochs = [_epoch_number((samples or 0) / size) for size in sizes]
+        epochs = [_epoch_number(samples and samples / size) for size in (images, -(-images // batch) * batch)]
         is_start = event.key in (keys.EPOCH_START, keys.BLOCK_START)
         return next((epoch + is_start for epoch in epochs if epoch is not None), None)
 
