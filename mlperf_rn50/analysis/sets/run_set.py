@@ -123,7 +123,7 @@ class RunSet:
 
     @cached_property
     def num_nodes(self) -> int | None:
-        """Number of nodes; None for a pod, with more accelerators per described node than a node has, not one per rank."""
+        """Number of nodes, None for a pod: more accelerators per described node than one has, and no rank for each."""
         units = self.num_accelerators or 0
         is_pod = units > MAX_PER_NODE * (self.stated_nodes or 0) and units != self.num_ranks
         return None if is_pod else self.stated_nodes

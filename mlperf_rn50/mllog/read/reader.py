@@ -19,7 +19,6 @@ from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
 from mlperf_rn50.mllog.run import Run
 
-
 _HINTS = {  # by the first bytes of a file without log lines
     rb'\xff\xfe|\xfe\xff': 'UTF-16, convert it to UTF-8',  # as written by some shells
     rb'\x1f\x8b|\xfd7zXZ|\(\xb5/\xfd|BZh|PK': 'packed (gzip, xz, zstd, bzip2 or zip), unpack it',
