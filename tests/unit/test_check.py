@@ -98,8 +98,8 @@ def verdict(*logs):
 def test_resumed_run_on_digits_passes_the_format_and_cannot_be_submitted(tmp_path):
     path, v06 = tmp_path / 'result_0.txt', tmp_path / 'result_0_v0.6.txt'
     write_run(path, replace(LARS, data=DataConfig(dataset='digits')), v06=v06)
-    path.write_text(path.read_text() + mllog('run_resumed', 9, 5, epoch_num=1, clock_s=0.0) + '\n' + mllog(
-        'run_stop', 10, status='success') + '\n')
+    path.write_text(path.read_text() + mllog(
+        'run_resumed', 2e8, 5, epoch_num=1, clock_s=1.0) + '\n' + mllog('run_stop', 2e8 + 1, status='success') + '\n')
     done = call('check', path)
     assert done.returncode == 0
     assert done.stdout == f'format passes: v0.5, v0.7 to v4.0; can be submitted: no (digits; resumed)\n  {path}\n'
