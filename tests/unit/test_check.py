@@ -9,7 +9,7 @@ from argparse import ArgumentTypeError
 from dataclasses import replace
 
 import pytest
-from helpers import PUBLISHED, ROOT, call, deny, run
+from helpers import PUBLISHED, call, deny, run, shipped_logs
 from lines import mllog, run_lines, write_lines
 from mlperf_logging.compliance_checker import mlp_parser
 from sample_log import LARS, SGD, closed, shift_clock, write_run
@@ -145,7 +145,7 @@ def test_verdicts_of_published_logs(name, ruleset, passes):
     assert (violations(PUBLISHED / name, ruleset) == ()) == passes
 
 
-DIGITS = ROOT / 'logs/digits_five'  # five real runs, with their metrics.jsonl
+DIGITS = shipped_logs() / 'digits_five'  # five real runs, with their metrics.jsonl
 
 
 @pytest.mark.parametrize('seconds, reason', [

@@ -247,6 +247,7 @@ class RunResolver:
             log.flag('target_low', log.line(events.TARGET_ACCURACY), target, rule, round_name)
         if log.seed:
             self.sources['seed'] = FactSource('logged', keys.SEED, log.seed[0])
+        single = [*log.single.items(), *((events.RUN_RESUMED, first) for first in log.resumed[:1])]
         return Run(
             self.path, round_name, status, org=self._org(), platform=_text(log.value(keys.SUBMISSION_PLATFORM)),
             division=division, submission_status=availability if availability in _AVAILABILITIES else None,
@@ -261,5 +262,5 @@ class RunResolver:
             is_from_0=self.is_from_0, last_s=log.last_s,
             start_s=log.single[keys.RUN_START][0].time_s if keys.RUN_START in log.single else None,
             age_s=age_s(self.path, self.now_s) if status == 'running' else None,
-            sources=self.sources, lines={key: mark.line for key, (mark, _) in log.single.items()},
+            sources=self.sources, lines={key: mark.line for key, (mark, _) in single},
             findings=log.findings.in_file(self.path), **times)
