@@ -38,7 +38,8 @@ guard_here() { # HOST RUN_FOLDER
     rm -rf -- "/dev/shm/mlperf_rn50-$job" "${TMPDIR:-/tmp}/mlperf_rn50-$job"
 }
 note() { # HOST RUN_FOLDER CAUSE; a line as written by mlperf_rn50/runfolder/records.py
-    printf '{"job": "%s", "host": "%s", "cause": "%s", "is_outside": true}\n' "$job" "$1" "$3" |
+    printf '{"job": "%s", "host": "%s", "cause": "%s", "is_outside": true, "time_s": %s}\n' \
+        "$job" "$1" "$3" "$(date +%s)" |
         dd of="$2/failures.jsonl" oflag=append,nofollow conv=notrunc status=none
 } >/dev/null 2>&1
 ranks() {

@@ -2,6 +2,7 @@
 import functools
 import os
 import resource
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,9 @@ from mlperf_rn50.system.processor import find_processor
 
 # MXNet reads this at import; without it every process has a spinning thread per core.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
+# A script's background job ignores SIGINT, and so would every program that the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Some continuous integration systems colour all output.
 os.environ.pop('FORCE_COLOR', None)
 

@@ -1,12 +1,15 @@
 """Helpers to run programs, write files and wait."""
 import contextlib
 import ctypes
+import functools
 import gc
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -23,6 +26,7 @@ HANG_LIMIT_S = 900
 PUBLISHED = ROOT.parent / 'shared/published'  # for tests marked needs_published
 HISTORY = ROOT.parent / 'shared/history'  # for tests marked needs_history
 MPIJOB_SCHEMA = ROOT.parent / 'shared/reference/mpijob-crd.yaml'  # for tests marked needs_mpijob_schema
+_COPY = tempfile.TemporaryDirectory(prefix='shipped-logs-')
 CLI = [sys.executable, '-m', 'mlperf_rn50']
 # Flags of processors, in /proc/cpuinfo.
 AVX2 = 'fpu sse4_1 sse4_2 avx f16c fma avx2 bmi2'
@@ -35,6 +39,20 @@ class Terminal(io.StringIO):
 
     def isatty(self):
         return True
+
+
+@functools.cache
+def shipped_logs() -> Path:
+    """Return a copy of the logs under version control, without the runs of a user in logs/."""
+    listed = subprocess.run(['git', '-c', 'safe.directory=*', '-C', ROOT, 'ls-files', '-z', 'logs'],
+                            capture_output=True, text=True)
+    if listed.returncode:  # not a checkout, such as an unpacked archive
+        return ROOT / 'logs'
+    for name in filter(None, listed.stdout.split('\0')):
+        target = Path(_COPY.name, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    return Path(_COPY.name, 'logs')
 
 
 def run(command, *, timeout=HANG_LIMIT_S, **keys) -> subprocess.CompletedProcess:

@@ -144,6 +144,7 @@ def _render_end(end: Ended, run: RunFolder, config: cfg.Config) -> str:
         f'best Top-1          {end.best_text} {of_data}',
         f'epochs to converge  {end.epochs_to_converge or "none"}',
         f'time to train       {end.time_s:.1f} s{"" if end.epochs_to_converge else " so far"}',
+        *([f'resumed             {end.parts.text}; no MLPerf score'] if end.parts else []),
         f'throughput          {end.images_per_s:.0f} images/s in training',
         f'log                 {run.result}',
         f'other files         {", ".join(p.name for p in (run.config, run.metrics, run.env, run.train_log))}'])

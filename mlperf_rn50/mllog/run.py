@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.elapsed import ElapsedParts, Resume, elapsed_parts
 from mlperf_rn50.mllog.findings import Finding
 
 # aborted: ended below the target, or run_stop has no status; interrupted: ended by a stop request; failed: ended by an
@@ -83,11 +84,12 @@ class Run:
     epochs_to_converge: int | None = None
     last_epoch: int | None = None
     is_from_0: bool = False  # whether the log counts evaluations from epoch 0, against the rules; here the first is 1
-    # From run_start to run_stop, without the gaps before resumes; None if logged times contradict each other.
-    time_to_train_s: float | None = None
+    time_to_train_s: float | None = None  # from run_start to run_stop; None if logged times contradict each other
+    start_s: float | None = None  # time of run_start, in seconds since 1970
     last_s: float | None = None  # time of the last event, in seconds since 1970
     age_s: float | None = None  # time since the last write to the log of a running run
     num_resumes: int = 0
+    resumes: Sequence[Resume] = ()  # those after run_start
     sources: Mapping[str, FactSource] = field(default_factory=dict)  # by field name
     lines: Mapping[str, int] = field(default_factory=dict)  # line numbers of keys that occur once, such as run_start
     findings: tuple[Finding, ...] = ()  # errors first; one finding for all lines of a kind
@@ -97,6 +99,12 @@ class Run:
         source = self.sources.get(name)
         is_cut = keys.RUN_STOP not in self.lines
         return None if is_cut and source and source.basis == 'implied' else getattr(self, name)
+
+    @property
+    def elapsed(self) -> ElapsedParts | None:
+        """Parts of the time to train of a resumed run or, without an end, of the time to its last line."""
+        seen_s = None if self.start_s is None or self.last_s is None else self.last_s - self.start_s
+        return elapsed_parts(self.resumes, seen_s if self.time_to_train_s is None else self.time_to_train_s)
 
     @property
     def num_warnings(self) -> int:

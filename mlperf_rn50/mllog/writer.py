@@ -170,7 +170,7 @@ class RunLog:
         self._event(keys.RUN_START, kind=keys.INTERVAL_START)
 
     def run_resumed(self, step: int, epoch: int, clock_s: float, **plan: Any) -> None:
-        """Log a resume from a checkpoint that was saved clock_s after run_start. plan: other metadata (RUN_RESUMED)."""
+        """Log a resume from a checkpoint that covers clock_s of training. plan: other metadata (RUN_RESUMED)."""
         self._event(events.RUN_RESUMED, step, epoch_num=epoch + 1, clock_s=clock_s, submittable=False, **plan)
 
     def data(self, config: Config, num_ranks: int, num_nodes: int) -> None:
@@ -239,10 +239,14 @@ class RunLog:
         self._tag(tags.EVAL_ACCURACY, {'epoch': epoch, 'value': float(top1)})
         self._tag(tags.EVAL_STOP, epoch)
 
-    def run_stop(self, reason: str) -> None:
-        """Log the end of the run. reason: aborted, interrupted, failed or, at the time of the last line, converged."""
+    def run_stop(self, reason: str, elapsed_parts: dict[str, float] | None = None) -> None:
+        """Log the end of the run. reason: aborted, interrupted, failed or, at the time of the last line, converged.
+
+        elapsed_parts: parts of the time to train of a resumed run, in seconds.
+        """
+        parts = {'elapsed_parts': elapsed_parts} if elapsed_parts else {}
         self._is_converged = reason == 'converged'
         self._event(keys.RUN_STOP, kind=keys.INTERVAL_END,
-                    status=keys.SUCCESS if self._is_converged else keys.ABORTED, reason=reason)
+                    status=keys.SUCCESS if self._is_converged else keys.ABORTED, reason=reason, **parts)
         self._tag(tags.RUN_STOP, {'success': self._is_converged})
         self._tag(tags.RUN_FINAL)

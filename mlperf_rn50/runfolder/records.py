@@ -2,7 +2,7 @@
 
 The files are not trusted. A reader skips a line whose values do not have these types and ranges, and ignores unknown
 keys. Keys with a default may be missing, because earlier versions did not write them. Epochs count from 1, accuracies
-are fractions, and time_s is on the run's clock.
+are fractions, and time_s is the time since run_start, unless a record states another origin.
 """
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,6 +100,7 @@ class NetworkRecord(Struct, tag_field='event', tag='network'):
     gradient_bytes: Whole  # exchanged by each rank in a step
     num_buckets: Count
     peak_flops_per_s: Gauge | None = None  # of a rank in large matrix products, while all ranks compute
+    job: Annotated[str, Meta(max_length=200)] = ''  # as in Failure
 
 
 class StepSpans(Struct):
@@ -121,6 +122,8 @@ class ResumedRecord(Struct, tag_field='event', tag='resumed', omit_defaults=True
     number_of_nodes: Count | None = None
     global_batch_size: Count | None = None
     lr_scale: Number | None = None
+    time_s: Number | None = None
+    elapsed_parts: dict[Name, Number] = {}  # of time_s, in seconds: fields of mllog.elapsed.ElapsedParts
     changed: dict[str, Any] = {}  # values [before, now] of each changed configuration key
 
 
@@ -176,6 +179,7 @@ class EndRecord(Struct, tag_field='event', tag='end', omit_defaults=True):
     best_top1: Fraction | None = None
     images_per_s: Number | None = None
     checkpoint_s: Number = 0.0
+    elapsed_parts: dict[Name, Number] = {}  # of time_to_train_s, for a resumed run, as in ResumedRecord
 
 
 # Any line of metrics.jsonl
@@ -208,6 +212,7 @@ class Failure:
     cause: str
     rank: int | None = None  # None for a failure of the host
     is_outside: bool = False  # whether the cause is outside the program, such as a lost host or a kill
+    time_s: float = 0.0  # since 1970; 0 in records of earlier versions
 
 
 def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
@@ -244,7 +249,8 @@ class TelemetryRecord(Struct, omit_defaults=True):
     host: str | None = None
     cpu_cores: Count | None = None
     memory_bytes: Gauge | None = None
-    clock_s: Number | None = None  # the run's clock, in the line for run_start
+    clock_s: Number | None = None  # in the line for run_start or a resume: training that the result is made of so far
+    elapsed_s: Number | None = None  # in the line for a resume: time since run_start
     boot: Name | None = None
     cpu_percent: Percent | None = None
     memory_used_bytes: Gauge | None = None

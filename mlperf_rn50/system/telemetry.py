@@ -82,9 +82,9 @@ class Telemetry:
                         memory_bytes=psutil.virtual_memory().total)
             self._thread.start()
 
-    def run_start(self, clock_s: float) -> None:
-        """Record the current time on the run's clock, so that readers can align the other lines with it."""
-        self._write(event='run_start', clock_s=clock_s)
+    def run_start(self, clock_s: float, elapsed_s: float | None = None) -> None:
+        """Record the run's times at present, so that readers can align the other lines with them."""
+        self._write(event='run_start', clock_s=clock_s, elapsed_s=elapsed_s)
 
     def check(self) -> None:
         """Raise StorageError if a sample could not be written."""

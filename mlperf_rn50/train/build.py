@@ -21,12 +21,12 @@ from mlperf_rn50.text import plural
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
 from mlperf_rn50.train.comm.device import device_id_of, measure_peak
-from mlperf_rn50.train.comm.rank_checks import WallClock
+from mlperf_rn50.train.comm.rank_checks import WallClock, boot_clock
 from mlperf_rn50.train.comm.rank_times import RankTimes
 from mlperf_rn50.train.compare import reference_event
 from mlperf_rn50.train.loop import TrainingRun
 from mlperf_rn50.train.options import parse_trace
-from mlperf_rn50.train.resume import report_resumption, restore
+from mlperf_rn50.train.resume import continue_clock, report_resumption, restore
 from mlperf_rn50.train.trainer import Trainer
 
 _PEAK = {'num': 3, 'side': 1024}  # matrix products that measure the peak, small enough not to delay a start
@@ -79,7 +79,8 @@ def build(run: TrainingRun) -> None:
     comm.barrier()
     peak = measure_peak(config.train.precision, trainer.context, **_PEAK)
     run.emit(events.NetworkMeasured(NetworkRecord(
-        plan.global_batch_size // comm.world_size, flops, num_bytes, len(trainer.optimizer.buckets), peak)))
+        plan.global_batch_size // comm.world_size, flops, num_bytes, len(trainer.optimizer.buckets), peak,
+        os.environ.get('MLPERF_RN50_JOB', ''))))
     mx.nd.waitall()
     mx.random.seed(progress.seed)  # gives dropout the same masks with and without a warm-up
     if comm.rank == 0 and (event := reference_event(run.comparison, config, comm.world_size)):
@@ -94,10 +95,12 @@ def build(run: TrainingRun) -> None:
 def start_clock(run: TrainingRun) -> None:
     """Start the clock of a new run, or continue that of a resumed one, on all ranks together."""
     run.comm.barrier()
-    run.clock_start, run.wall_clock = time.monotonic() - run.progress.clock_s, WallClock()
+    run.clock_start, run.wall_clock = time.monotonic(), WallClock()
     if run.resumption:
+        continue_clock(run)
         report_resumption(run, run.resumption)
     else:
+        run.progress.boot, run.progress.start_s = boot_clock()
         run.emit(events.RunStarted(run.plan, len(run.nodes)))
 
 

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from mlperf_rn50.mllog.elapsed import ElapsedParts
 from mlperf_rn50.runfolder.records import CourseRecord, NetworkRecord, RanksRecord, ReferenceRecord
 from mlperf_rn50.train.checkpoint.changes import Change
 from mlperf_rn50.train.evaluate import Accuracy
@@ -62,12 +63,19 @@ class RunStarted(Event, frozen=True):
 
 
 class Resumed(Event, frozen=True):
-    """The clock of a resumed run continues; changes: all configuration changes since the checkpoint."""
+    """The clock of a resumed run continues.
+
+    clock_s: training that the checkpoint covers. elapsed_s: time since run_start. stopped_s: this time at the last sign
+    of life before. parts: of elapsed_s. changes: configuration changes since the checkpoint.
+    """
 
     plan: Plan
     num_hosts: int
     step: int
     clock_s: float
+    elapsed_s: float
+    stopped_s: float
+    parts: ElapsedParts | None
     checkpoint: str
     world_size_before: int
     batch_before: int
@@ -178,6 +186,7 @@ class Ended(Event, frozen=True):
     best_top1: float
     images_per_s: float
     checkpoint_s: float = 0.0
+    parts: ElapsedParts | None = None  # of time_s; None for a run without a resume, and on ranks other than 0
 
     @property
     def best_text(self) -> str:

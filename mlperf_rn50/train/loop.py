@@ -10,6 +10,7 @@ from functools import partial
 
 from mlperf_rn50.data.batches import Batch
 from mlperf_rn50.errors import RunFailed, StorageError
+from mlperf_rn50.mllog.elapsed import Resume, elapsed_parts
 from mlperf_rn50.mllog.read.clock import STEP_S
 from mlperf_rn50.runfolder.names import RunFolder, check_present
 from mlperf_rn50.train import events
@@ -62,7 +63,9 @@ class TrainingRun:
     best_weights: BestWeights = field(init=False)
     writer: BackgroundWriter = field(init=False)
     wall_clock: WallClock = field(init=False)
-    clock_start: float = field(init=False)  # monotonic time at which the clock was 0
+    clock_start: float = field(init=False)  # monotonic time of run_start
+    resumes: Sequence[Resume] = ()  # on rank 0 only
+    without_s: float = 0.0  # time since run_start that training lost, or in which the run was paused or down
 
     @property
     def nodes(self) -> list[tuple[str, int]]:
@@ -74,13 +77,18 @@ class TrainingRun:
             sink.handle(event)
 
     def now_s(self) -> float:
+        """Return the time since run_start, including what was lost and paused before a resume."""
         return time.monotonic() - self.clock_start
+
+    def trained_s(self) -> float:
+        """Return the time since run_start that the result is made of."""
+        return self.now_s() - self.without_s
 
     def requests(self) -> Flags:
         """Return what this rank requests now; the clocks of ranks may differ."""
         period_s = self.plan.config.checkpoint.period_s
         return Flags(self.heartbeat.is_stop_requested,
-                     bool(period_s) and self.now_s() - self.progress.clock_s >= period_s, self.times.request)
+                     bool(period_s) and self.trained_s() - self.progress.clock_s >= period_s, self.times.request)
 
 
 def run_to_end(run: TrainingRun) -> events.Ended:
@@ -187,7 +195,7 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Eva
         result = evaluate(net, run.eval_data(), num_val, run.comm, run.heartbeat.beat)
     evaluated = events.Evaluated(epoch, first_epoch, run.now_s(), result)
     run.emit(evaluated)
-    if compared := run.comparison.compare(epoch + 1, result.top1, evaluated.time_s):
+    if compared := run.comparison.compare(epoch + 1, result.top1, run.trained_s()):
         run.emit(compared)
     check_agreement(run.comm, trainer.digests(), epoch)
     check_finite(trainer.find_non_finite(), epoch)
@@ -216,7 +224,7 @@ def save_checkpoint(run: TrainingRun) -> None:
     start = time.monotonic()
     run.emit(events.Saving())
     run.trainer.average_statistics()
-    run.progress.clock_s = run.now_s()
+    run.progress.clock_s = run.trained_s()
     if run.comm.rank == 0:
         write = partial(checkpoint.save, run.folder.checkpoints, copy(run.progress), run.trainer.state(),
                         run.plan.config.checkpoint.keep)
@@ -228,8 +236,9 @@ def save_checkpoint(run: TrainingRun) -> None:
 def end(run: TrainingRun, status: str, epochs_to_converge: int | None = None,
         time_s: float | None = None) -> events.Ended:
     """Log the end of the run, then write the remaining files. time_s: when the clock stopped; None stops it now."""
-    ended = events.Ended(status, epochs_to_converge, run.now_s() if time_s is None else time_s, run.progress.best_top1,
-                         run.progress.images_per_s, run.times.checkpoint_s)
+    time_s = run.now_s() if time_s is None else time_s
+    ended = events.Ended(status, epochs_to_converge, time_s, run.progress.best_top1, run.progress.images_per_s,
+                         run.times.checkpoint_s, elapsed_parts(run.resumes, time_s))
     with ExitStack() as cleanup:  # calls these in reverse order, even if one fails
         cleanup.callback(write_networks, run, status)
         cleanup.callback(run.writer.finish)

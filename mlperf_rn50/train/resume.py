@@ -1,11 +1,17 @@
 """Resumption of a run: checkpoint, plan, check of the configuration, and state of the trainer."""
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mlperf_rn50.config import Config, to_tree
 from mlperf_rn50.errors import CheckpointError, ConfigError
+from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.elapsed import Resume, elapsed_parts, make_resume
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.records import NetworkRecord, TrainRecord, read_failures
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.changes import check_changes, find_changes
@@ -13,6 +19,7 @@ from mlperf_rn50.train.checkpoint.checkpoint import LoadedCheckpoint
 from mlperf_rn50.train.checkpoint.progress import Progress, dump_state, parse_state
 from mlperf_rn50.train.checkpoint.resumable import check_unfinished, is_checkpoint
 from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.rank_checks import boot_clock
 from mlperf_rn50.train.loop import TrainingRun
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
 
@@ -71,6 +78,52 @@ def restore(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
     loaded.trainer.arrays.clear()
 
 
+def continue_clock(run: TrainingRun) -> None:
+    """Continue the clock of a run, which never stops, on all ranks; find on rank 0 what became of the time so far."""
+    progress = run.progress
+    resumes = run.comm.on_rank_0(lambda: find_resumes(run.folder, progress, boot_clock(), time.time()))
+    resumed_s = run.comm.gather_object(resumes and resumes[-1].resumed_s)[0]
+    run.resumes = resumes or ()
+    run.clock_start -= resumed_s
+    run.without_s = resumed_s - progress.clock_s
+    boot, now_s = boot_clock()
+    progress.boot, progress.start_s = boot, now_s - run.now_s()
+
+
+def find_resumes(folder: RunFolder, progress: Progress, boot_clock: tuple[str, float], now_s: float) -> list[Resume]:
+    """Return the earlier resumes of a run and the present one. now_s: wall clock, in seconds since 1970.
+
+    The time since run_start comes from the clock of the boot, which cannot be set. On another host, or after
+    another boot, it comes from the wall clocks.
+    """
+    log = read_run(folder.result)
+    if log.start_s is None:
+        raise CheckpointError(f'{folder.result}: got no run_start, expected the log of the run to resume')
+    seen_s = (log.last_s or log.start_s) - log.start_s
+    stopped_s = max(seen_s, last_sign_s(folder, seen_s, log.start_s))
+    boot, boot_s = boot_clock
+    is_same_boot = boot and boot == progress.boot
+    resumed_s = boot_s - progress.start_s if is_same_boot else max(now_s - log.start_s, stopped_s)
+    is_pause = keys.RUN_STOP in log.lines and log.status != 'failed'
+    return [*log.resumes, make_resume(log.resumes, progress.clock_s, resumed_s=resumed_s, stopped_s=stopped_s,
+                                      is_pause=is_pause)]
+
+
+def last_sign_s(folder: RunFolder, seen_s: float, start_s: float) -> float:
+    """Return the time of the last record of a run's metrics, or of the failure after it that ended the attempt.
+
+    Args:
+        seen_s: time of the last line of the log. All times but start_s are in seconds since run_start.
+        start_s: run_start, in seconds since 1970.
+    """
+    for _, step in read_lines(folder.metrics, TrainRecord, b'"train"'):
+        seen_s = max(seen_s, step.time_s or 0.0)
+    jobs = [network.job for _, network in read_lines(folder.metrics, NetworkRecord, b'"network"')]
+    before = jobs[:-1]  # the last one is of this attempt
+    ends = [f.time_s - start_s for f in read_failures(folder.dir) if f.time_s and f.job in before]
+    return min((end_s for end_s in ends if end_s > seen_s), default=seen_s)
+
+
 def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
     """Report from where the run resumes, and what differs from before."""
     if loaded.damaged:
@@ -80,5 +133,6 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
     if run.progress.data_sha256 and not before.data_sha256:
         run.emit(events.Noted('the images were not compared, because the checkpoint has no digest of them'))
     run.emit(events.Resumed(
-        run.plan, len(run.nodes), run.progress.step, run.progress.clock_s, str(loaded.path), before.world_size,
-        before.global_batch_size, find_changes(before.config, run.plan.config)))
+        run.plan, len(run.nodes), run.progress.step, run.progress.clock_s, run.without_s + run.progress.clock_s,
+        run.resumes[-1].stopped_s if run.resumes else 0.0, elapsed_parts(run.resumes, 0.0), str(loaded.path),
+        before.world_size, before.global_batch_size, find_changes(before.config, run.plan.config)))

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 from e2e.training import arguments
-from helpers import ROOT, call, run
+from helpers import ROOT, call, run, shipped_logs
 
 from mlperf_rn50.cli import COMMANDS, whole_parser
 from mlperf_rn50.launch.engines import ENGINES
 
-FIVE = ROOT / 'logs/digits_five'
+FIVE = shipped_logs() / 'digits_five'
 PRECIOUS = 'precious\n'
 ONLY_PRINTS = {'bench', 'check', 'classify', 'completion', 'doctor', 'evaluate'}
 # Words of each command that writes files, with {out} for the folder; {run} and {data} are made by a fixture.
@@ -20,10 +20,10 @@ WRITES = {
     'predict': 'v2.0/NVIDIA/dgxa100_ngc22.04_mxnet --layouts 1x8 8x8 --strong --out {out}',
     'prepare': 'digits --out {out} --workers 1',
     'recipe': '1664 --nodes 2 --ranks-per-node 4 --out {out}/recipe.yaml',
-    'report': f'{ROOT}/logs/digits_sweep {FIVE} --out {{out}}',
+    'report': f'{shipped_logs()}/digits_sweep {FIVE} --out {{out}}',
     'train': '',
     'watch': '{out} --html',
-    'why': f'{ROOT}/logs/cifar10_five --out {{out}}'}
+    'why': f'{shipped_logs()}/cifar10_five --out {{out}}'}
 _opened: list[str] = []  # paths opened to write
 
 

@@ -1,6 +1,6 @@
 """Report page in headless Chromium, with desktop and phone viewports."""
 import pytest
-from helpers import ROOT, call
+from helpers import call, shipped_logs
 from lines import write_set
 from made_systems import changed, refused
 
@@ -37,7 +37,7 @@ def write_rounds(folder):
 def paths(tmp_path_factory):
     """Pages of the committed sweep, of two rounds, and of these rounds as a large tree."""
     out = tmp_path_factory.mktemp('report')
-    done = call('report', ROOT / 'logs/digits_sweep', '--out', out, '--format', 'html')
+    done = call('report', shipped_logs() / 'digits_sweep', '--out', out, '--format', 'html')
     assert (done.returncode, done.stdout) == (0, ''), done.stderr
     rounds = write_rounds(tmp_path_factory.mktemp('rounds'))
     with pytest.MonkeyPatch.context() as patch:

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from helpers import CLI, PUBLISHED, ROOT, run
+from helpers import CLI, PUBLISHED, ROOT, run, shipped_logs
 from lines import write_set
 
 # Inputs of the wheel.
@@ -75,7 +75,7 @@ def logs(tmp_path_factory):
     """Synthetic set with a spread that Python 3.10 would round differently, a measured sweep, and published logs."""
     home = write_set(tmp_path_factory.mktemp('logs') / 'made_up/n1', epoch_s=lambda k: 7.1 + k / 3, target=0.759,
                      accuracies=lambda k: [0.1] * (36 + k % 3) + [0.7591])
-    return [home, ROOT / 'logs/digits_sweep', *([PUBLISHED] if PUBLISHED.is_dir() else [])]
+    return [home, shipped_logs() / 'digits_sweep', *([PUBLISHED] if PUBLISHED.is_dir() else [])]
 
 
 def clean_environment(**variables):
@@ -124,7 +124,7 @@ def test_report_works_without_checker_and_training_packages(home, wheel, logs, t
     done = run_both(home, 'report', *logs, '--format', 'json', path=f'{without.parent}:{ROOT}')
     assert done.returncode == 0 and len(json.loads(done.stdout)) > 0
     for words in (['--version'], ['predict', 'v0.7/NVIDIA/dgxa100_ngc20.06_mxnet', '--layouts', '1x8 2x8'],
-                  ['recipe', '--global-batch-size', '1664'], ['watch', ROOT / 'logs/digits_five', '--once'],
+                  ['recipe', '--global-batch-size', '1664'], ['watch', shipped_logs() / 'digits_five', '--once'],
                   ['report', logs[0], '--out', 'report']):
         done = run([home / 'bin/mlperf-rn50', *words], cwd=tmp_path, env=clean_environment())
         assert done.returncode == 0 and done.stdout, done.stderr
@@ -140,7 +140,7 @@ def test_check_and_package_require_an_extra(home, wheel, logs):
     assert names >= CHECKER_PACKAGES and not names & TRAINING_PACKAGES
     done = run_both(home, 'report', *logs, '--format', 'json')
     assert done.returncode == 0 and '"reference_epochs"' in done.stdout
-    five = ROOT / 'logs/digits_five'
+    five = shipped_logs() / 'digits_five'
     done = run_both(home, 'check', *sorted(five.glob('result_*.txt')), logs[0] / 'result_0.txt')
     assert done.returncode == 1 and 'digits_five: format passes: v0.5, v0.7 to v4.0; can be' in done.stdout
     done = run_both(home, 'package', five, '--org', 'us', '--system', 'vm', '--out', 'tree', '--code', ROOT)

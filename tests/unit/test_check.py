@@ -9,7 +9,7 @@ from argparse import ArgumentTypeError
 from dataclasses import replace
 
 import pytest
-from helpers import PUBLISHED, ROOT, call, deny, run
+from helpers import PUBLISHED, call, deny, run, shipped_logs
 from lines import mllog, run_lines, write_lines
 from mlperf_logging.compliance_checker import mlp_parser
 from sample_log import LARS, SGD, closed, shift_clock, write_run
@@ -98,8 +98,8 @@ def verdict(*logs):
 def test_resumed_run_on_digits_passes_the_format_and_cannot_be_submitted(tmp_path):
     path, v06 = tmp_path / 'result_0.txt', tmp_path / 'result_0_v0.6.txt'
     write_run(path, replace(LARS, data=DataConfig(dataset='digits')), v06=v06)
-    path.write_text(path.read_text() + mllog('run_resumed', 9, 5, epoch_num=1, clock_s=0.0) + '\n' + mllog(
-        'run_stop', 10, status='success') + '\n')
+    path.write_text(path.read_text() + mllog(
+        'run_resumed', 2e8, 5, epoch_num=1, clock_s=1.0) + '\n' + mllog('run_stop', 2e8 + 1, status='success') + '\n')
     done = call('check', path)
     assert done.returncode == 0
     assert done.stdout == f'format passes: v0.5, v0.7 to v4.0; can be submitted: no (digits; resumed)\n  {path}\n'
@@ -145,7 +145,7 @@ def test_verdicts_of_published_logs(name, ruleset, passes):
     assert (violations(PUBLISHED / name, ruleset) == ()) == passes
 
 
-DIGITS = ROOT / 'logs/digits_five'  # five real runs, with their metrics.jsonl
+DIGITS = shipped_logs() / 'digits_five'  # five real runs, with their metrics.jsonl
 
 
 @pytest.mark.parametrize('seconds, reason', [

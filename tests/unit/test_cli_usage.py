@@ -2,10 +2,10 @@
 import shlex
 
 import pytest
-from helpers import ROOT, call
+from helpers import ROOT, call, shipped_logs
 
 CONFIG = ROOT / 'launch/configs/digits_cpu.yaml'
-FIVE, ONE = ROOT / 'logs/digits_five', ROOT / 'logs/digits_sweep/1x1'
+FIVE, ONE = shipped_logs() / 'digits_five', shipped_logs() / 'digits_sweep/1x1'
 PREDICT = 'predict dgxa100_ngc20.06_mxnet --layouts'
 SWEEP = f'sweep --study x --config {CONFIG} --layouts'
 PRICE = 'expected a number above 0 and at most 1e9, such as 3.5'

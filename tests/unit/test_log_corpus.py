@@ -34,7 +34,7 @@ CASES = sorted(p for p in LOGS.iterdir() if p.is_dir())
 def facts_of_run(run: Run) -> dict:
     """Return the known facts of a run; findings are reduced to their line and id."""
     facts = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)} | {
-        'path': run.path.name, 'age_s': None, 'last_s': None,
+        'path': run.path.name, 'age_s': None, 'last_s': None, 'start_s': None,
         'optimizer': dict(run.optimizer), 'lines': dict(run.lines),
         'sources': {k: [s.basis, s.line] for k, s in run.sources.items()},
         'findings': [[f.line, f.kind] for f in run.findings]}

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from helpers import CLI, ROOT, call, git, run
+from helpers import CLI, ROOT, call, git, run, shipped_logs
 from lines import mllog
 from sample_log import ENV, LARS, SGD, closed, write_five
 
@@ -18,7 +18,7 @@ from mlperf_rn50.mllog.package import submission
 from mlperf_rn50.mllog.package.code import _CALLED, copy_code
 from mlperf_rn50.mllog.package.system_desc import describe_system, find_base, merge_description
 
-DIGITS = ROOT / 'logs/digits_five'  # five real runs
+DIGITS = shipped_logs() / 'digits_five'  # five real runs
 CODE = 'benchmarks/resnet/implementations/mlperf_rn50'
 OPEN = 'NOT ready for submission'
 

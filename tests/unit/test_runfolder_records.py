@@ -2,7 +2,7 @@
 import json
 
 import pytest
-from helpers import ROOT
+from helpers import shipped_logs
 
 from mlperf_rn50.runfolder import records
 from mlperf_rn50.runfolder.jsonl import decode, encode
@@ -16,8 +16,7 @@ from mlperf_rn50.runfolder.records import (
     TelemetryRecord,
 )
 
-# Not in the folders of the demo and of the user, see .gitignore.
-LOGS = [p for p in sorted(ROOT.glob('logs/**/*.jsonl')) if p.relative_to(ROOT).parts[1] not in ('digits_cpu', 'run')]
+LOGS = sorted(shipped_logs().rglob('*.jsonl'))
 # Lines of earlier versions, without keys added since, and one with a key of a later version.
 EARLIER = [
     ('{"event": "train", "step": 8}', MetricsRecord, records.TrainRecord(8)),
@@ -48,7 +47,7 @@ def test_lines_of_other_versions_are_read(line, kind, expected):
     assert decode(line, kind) == expected
 
 
-@pytest.mark.parametrize('path', LOGS, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize('path', LOGS, ids=lambda p: str(p.relative_to(shipped_logs())))
 def test_files_of_published_runs_are_read_and_would_be_written_with_the_same_keys(path):
     kind = TelemetryRecord if path.name.startswith('telemetry') else MetricsRecord
     lines = path.read_text().splitlines()

@@ -8,8 +8,8 @@ import socket
 from dataclasses import replace
 
 import pytest
-from helpers import ROOT, call, deny
-from lines import mllog, run_lines, v05, write_lines, write_set
+from helpers import PUBLISHED, call, deny, shipped_logs
+from lines import START_S, mllog, run_lines, v05, write_lines, write_set
 from made_systems import study_of
 
 from mlperf_rn50.analysis.report.text import render_table
@@ -67,6 +67,33 @@ def test_fewer_than_five_runs_have_a_mean_and_a_spread(tmp_path):
     assert system.score_minutes is None and system.time_s == pytest.approx(24) and system.spread_s == pytest.approx(2)
     single = load_set(write_set(tmp_path / 'single', 1, first_s=30, eval_s=2, accuracies=(0.5, 0.6, 0.76)))
     assert single.spread_s is None and single.parts == Parts(4, 30, 20, 6, 0) and single.parts.on_clock_s == 56
+
+
+def resume(folder, number, at_s=15.0):
+    """Insert a fault of a run and a resume 60 s after its first epoch into a log."""
+    path = folder / f'result_{number}.txt'
+    lines = path.read_text().splitlines()
+    place = next(i for i, line in enumerate(lines) if time_of(line) > at_s)
+    later = [re.sub(r'"time_ms": \d+', lambda m: f'"time_ms": {int(m[0].split()[1]) + 60_000}', x) for x in lines[place:]]
+    write_lines(path, [*lines[:place], mllog('run_resumed', 75, 1, epoch_num=2, clock_s=11.0), *later])
+
+
+def time_of(line):
+    return int(re.search(r'"time_ms": (\d+)', line)[1]) / 1000 - START_S
+
+
+@pytest.mark.parametrize('resumed, time_s, mark', [((), 24.0, ''), ((1, 3), 24.0, ''), (range(5), 84.0, ' (resumed)')])
+def test_resumed_runs_have_no_score_and_their_times_are_left_out_or_marked(tmp_path, resumed, time_s, mark):
+    folder = write_set(tmp_path / 'box', epoch_s=lambda k: 10.0 + k / 2)  # runs of 22, 23, 24, 25 and 26 s
+    for number in resumed:
+        resume(folder, number)
+    system = load_set(folder)
+    assert (system.score_minutes is None, system.time_s) == (bool(resumed), pytest.approx(time_s))
+    assert system.resumed_mark == mark and len(system.converged) == 5
+    assert [f.text for f in set_findings(system) if f.kind == 'runs_resumed'] == [
+        f'no MLPerf score: {len(resumed)} of 5 runs were resumed'
+        + ('; the times and epochs of 2 are left out' if len(resumed) == 2 else '')] * bool(resumed)
+    assert system.epochs == (2,) * (3 if len(resumed) == 2 else 5)
 
 
 @pytest.mark.parametrize('num_runs, keys, expected', [
@@ -309,9 +336,10 @@ def test_invalid_paths_are_one_line_errors(tmp_path):
     assert done.returncode == 1 and 'Too many levels of symbolic links' in done.stdout
 
 
-@pytest.mark.parametrize('folder', ['logs', pytest.param('../shared/published', marks=pytest.mark.needs_published)])
+@pytest.mark.parametrize('folder', [shipped_logs(), pytest.param(PUBLISHED, marks=pytest.mark.needs_published)],
+                         ids=['own', 'published'])
 def test_real_logs_are_not_duplicates(folder):
-    runs = [r for s in load_run_sets([ROOT / folder]) for r in s.runs]
+    runs = [r for s in load_run_sets([folder]) for r in s.runs]
     assert len(runs) > 10 and find_duplicates(runs) == []
 
 

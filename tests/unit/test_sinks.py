@@ -13,6 +13,7 @@ from tensorboardX import record_writer
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import StorageError
+from mlperf_rn50.mllog.elapsed import ElapsedParts
 from mlperf_rn50.mllog.read.reader import read_events, read_run
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.runfolder.jsonl import read_lines
@@ -33,7 +34,7 @@ from mlperf_rn50.train.sinks.watched import Sampled
 FULL = Path('/dev/full')
 PLAN = make_plan(Config(train=TrainConfig(local_batch_size=8)), 1)
 STEP = events.StepDone(1, 0.1, 1.0, 2.0, 0.1, 100.0, is_reported=True)
-RESUMED = events.Resumed(PLAN, 1, 40, 9.0, 'step_00000040', 1, 8)
+RESUMED = events.Resumed(PLAN, 1, 40, 9.0, 100.0, 12.0, ElapsedParts(9.0, 3.0, 0.0, 88.0), 'step_00000040', 1, 8)
 CHANGES = [Change('schedule.base_lr', 0.02, 0.5), Change('train.max_epochs', None, 9)]
 
 

@@ -2,7 +2,7 @@
 import io
 
 import pytest
-from helpers import ROOT, Terminal
+from helpers import Terminal, shipped_logs
 
 from mlperf_rn50 import cli
 from mlperf_rn50.cli.terminal import width_of
@@ -51,7 +51,7 @@ def test_report_fits_the_terminal_unless_it_is_piped_or_wide(monkeypatch):
     for name, stream, options in [('fits', Terminal(), ()), ('wide', Terminal(), ('--wide',)),
                                   ('pipe', io.StringIO(), ())]:
         monkeypatch.setattr('sys.stdout', stream)
-        assert cli.main(['report', str(ROOT / 'logs/digits_sweep'), *options]) == 0
+        assert cli.main(['report', str(shipped_logs() / 'digits_sweep'), *options]) == 0
         sizes[name] = max(map(len, stream.getvalue().splitlines()))
         assert ('more columns: --wide' in stream.getvalue()) == (name == 'fits')
     assert sizes['fits'] <= 60 and sizes['wide'] == sizes['pipe'] > 120

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, shipped_logs
 
 from mlperf_rn50.analysis.why.limit import Limit, find_limit, times_of
 from mlperf_rn50.analysis.why.load import WhyRun, load_run, run_folder_at
@@ -187,14 +187,14 @@ def test_comparison_within_the_noise_names_no_phase():
 
 
 def test_old_run_gets_what_is_known(capsys):
-    assert main(['why', str(ROOT / 'logs/cifar10_five')]) == 0
+    assert main(['why', str(shipped_logs() / 'cifar10_five')]) == 0
     assert capsys.readouterr().out.startswith('Healthy: 96 % of the time is forward and backward')
 
 
 def test_command_prints_json_of_a_run_and_of_two(tmp_path, capsys):
     for name, run in (('a', made_run()), ('b', made_run(*two(python=41)))):
         (tmp_path / name).mkdir()
-        shutil.copy(ROOT / 'logs/digits_2ranks/result_0.txt', tmp_path / name)
+        shutil.copy(shipped_logs() / 'digits_2ranks/result_0.txt', tmp_path / name)
         (tmp_path / name / 'metrics.jsonl').write_text(''.join(encode(r) + '\n' for r in run.records))
     assert why.run([str(tmp_path / 'b'), '--format', 'json']) == 0
     found = json.loads(capsys.readouterr().out)
@@ -209,7 +209,7 @@ def test_tiny_change_is_not_named():
 
 
 def test_report_page_begins_with_what_limits_the_run(capsys):
-    assert main(['report', str(ROOT / 'logs/cifar10_five'), '--format', 'html']) == 0
+    assert main(['report', str(shipped_logs() / 'cifar10_five'), '--format', 'html']) == 0
     assert '<ul class="answers"><li>Healthy: 96 %' in capsys.readouterr().out
 
 

@@ -15,12 +15,14 @@ from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
+from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.findings import Finding
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import printable
 
 FORMAT = 'mlperf-rn50 report 1'
-_TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')  # keys whose value is an object or null
+# Keys whose value is an object or null.
+_TABLES = ('time_parts_s', 'elapsed_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')
 # Attributes of RunSet that are also keys of the JSON report.
 _FACTS = ('platform', 'division', 'num_nodes', 'num_accelerators', 'accelerator', 'generation', 'framework',
           'num_ranks', 'global_batch_size', 'target_accuracy')
@@ -38,7 +40,8 @@ def _run_object(run_set: RunSet, run: Run) -> dict[str, Any]:
     energy = run_set.energies.get(run.path)
     return {'file': str(run.path), 'status': run.status, 'epochs_to_converge': run.epochs_to_converge,
             'time_to_train_s': run.time_to_train_s, 'final_accuracy': run.final_accuracy, 'seed': run.seed,
-            'last_epoch': run.last_epoch, 'age_s': run.age_s,
+            'last_epoch': run.last_epoch, 'age_s': run.age_s, 'num_resumes': run.num_resumes,
+            'elapsed_parts_s': render_parts(run.elapsed) or None,
             'findings': list(map(_finding_object, run.findings)),
             'evaluations': [{name: getattr(e, name) for name in _EVALUATION} for e in run.evaluations],
             'energy_s': energy.seconds if energy and energy.measured else None,
@@ -60,7 +63,7 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
         'optimizer': next((dict(r.optimizer) for r in (*run_set.converged, *run_set.runs)
                            if r.optimizer and not run_set.refusal), {}),
         'dataset': run_set.dataset, 'is_imagenet': run_set.is_imagenet, 'num_runs': len(run_set.runs),
-        'num_converged': len(run_set.converged), 'refusal': run_set.refusal,
+        'num_converged': len(run_set.converged), 'num_resumed': len(run_set.resumed), 'refusal': run_set.refusal,
         'epochs_to_converge_mean': run_set.epochs_mean, 'score_minutes': run_set.score_minutes,
         'official_score_minutes': rcp.official_score_minutes(run_set),
         'time_to_train_mean_s': run_set.time_s, 'time_to_train_spread_s': run_set.spread_s,

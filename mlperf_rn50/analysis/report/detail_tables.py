@@ -5,6 +5,7 @@ from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.events import RUN_RESUMED
 from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.mllog.run import Run
@@ -44,6 +45,19 @@ def runs_table(study: Study) -> Table:
     return Table('Runs', ('system', 'log', 'status', 'epochs', 'time, min',
                           f'last Top-1, {data_name(study.baseline.other_dataset)}', 'seed', 'warnings'), rows, note,
                  minor=('seed', 'warnings'))
+
+
+def resumes_table(study: Study) -> Table:
+    """Return the table of what became of the time of resumed runs."""
+    resumed = [(s, r, parts) for s in study.run_sets for r in s.runs if (parts := r.elapsed)][:_MAX_RUNS]
+    rows = tuple((Cell(s.name), Cell(r.path.name), number_cell(r.num_resumes),
+                  number_cell(r.time_to_train_s, ',.1f', clock_refs(r)),
+                  *(number_cell(seconds, ',.1f', line_refs(r, RUN_RESUMED)) for seconds in parts))
+                 for s, r, parts in resumed)
+    return Table('Resumed runs, seconds from run_start to run_stop', (
+        'system', 'log', 'resumes', 'time to train', 'training preserved', 'training lost', 'paused by the user',
+        'between a fault and the resume'), rows,
+        'The parts add up to the time to train, or to the time so far. A resumed run has no MLPerf score.')
 
 
 def splits_table(study: Study) -> Table:

@@ -53,6 +53,10 @@ def _weaknesses(run_set: RunSet) -> Iterator[Finding]:
     yield from _failures(run_set)
     if num_running:
         yield make_finding('runs_unfinished', None, num_running, len(runs))
+    elif run_set.resumed:
+        left_out = len(run_set.converged) - len(run_set.timed)
+        yield make_finding('runs_resumed', None, len(run_set.resumed), len(runs), (
+            f'; the times and epochs of {left_out} are left out' if left_out else ''))
     elif len(runs) == RUNS_OF_A_SCORE and run_set.score_minutes is None:
         yield make_finding('score_invalid')
     elif len(runs) != RUNS_OF_A_SCORE:

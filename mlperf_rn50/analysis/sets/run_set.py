@@ -166,34 +166,48 @@ class RunSet:
         return tuple(r for r in self.counted if r.status == 'converged')
 
     @cached_property
+    def timed(self) -> tuple[Run, ...]:
+        """Converged runs whose times and epochs count: those without a resume or, if there are none, all."""
+        return tuple(r for r in self.converged if not r.num_resumes) or self.converged
+
+    @cached_property
+    def resumed(self) -> tuple[Run, ...]:
+        return tuple(r for r in self.counted if r.num_resumes)
+
+    @property
+    def resumed_mark(self) -> str:
+        """Mark of times and ratios of the set, ' (resumed)' if they are those of resumed runs."""
+        return ' (resumed)' if any(r.num_resumes for r in self.timed) else ''
+
+    @cached_property
     def score_minutes(self) -> float | None:
-        if self.refusal or any(r.status == 'running' for r in self.runs):
+        if self.refusal or self.resumed or any(r.status == 'running' for r in self.runs):
             return None
         return score_minutes([r.time_to_train_s if r.status == 'converged' else None for r in self.counted])
 
     @cached_property
     def scored(self) -> tuple[Run, ...]:
-        """Runs over which the time is averaged: three for an MLPerf score, else all converged runs."""
+        """Runs over which the time is averaged: three for an MLPerf score, else the timed runs."""
         if self.refusal or self.score_minutes is None:
-            return () if self.refusal else self.converged
+            return () if self.refusal else self.timed
         return tuple(sorted(self.converged, key=lambda r: r.time_to_train_s or 0.0)[1:RUNS_OF_A_SCORE - 1])
 
     @cached_property
     def time_s(self) -> float | None:
-        """MLPerf score, or mean of the converged runs, in seconds."""
+        """MLPerf score, or mean of the timed runs, in seconds."""
         times = [r.time_to_train_s for r in self.scored if r.time_to_train_s is not None]
         return statistics.fmean(times) if times else None
 
     @cached_property
     def spread_s(self) -> float | None:
-        """Standard deviation of the times of all converged runs, in seconds, or None for fewer than two."""
-        times = [r.time_to_train_s for r in self.converged if r.time_to_train_s is not None]
+        """Standard deviation of the times of all timed runs, in seconds, or None for fewer than two."""
+        times = [r.time_to_train_s for r in self.timed if r.time_to_train_s is not None]
         # Decimals, because Python 3.10 rounds the stdev of floats differently.
         return float(statistics.stdev(map(Decimal, times))) if len(times) > 1 and not self.refusal else None
 
     @cached_property
     def epochs(self) -> tuple[int, ...]:
-        return tuple(r.epochs_to_converge for r in self.converged if r.epochs_to_converge is not None)
+        return tuple(r.epochs_to_converge for r in self.timed if r.epochs_to_converge is not None)
 
     @cached_property
     def epochs_mean(self) -> float | None:

@@ -3,6 +3,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlperf_rn50.mllog.elapsed import gaps_of, outside_s
 from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.run import Run
 
@@ -17,18 +18,19 @@ class Parts:
     first_s: float  # first epoch, or first logged block of epochs
     training_s: float  # later epochs
     evaluation_s: float  # without training at the same time
-    other_s: float
+    other_s: float  # with training that was lost, pauses, and times between a fault and the resume
 
     @property
     def on_clock_s(self) -> float:
         return self.first_s + self.training_s + self.evaluation_s + self.other_s
 
 
-def _covered_s(intervals: list[tuple[float, float]]) -> float:
-    """Return the length of the union of intervals."""
+def _covered_s(intervals: list[tuple[float, float]], gaps: Sequence[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals outside the gaps."""
     total, end = 0.0, float('-inf')
     for start, stop in sorted(intervals):
-        total += max(stop - max(start, end), 0.0)
+        start = max(start, end)
+        total += max(outside_s(gaps, start, stop), 0.0)
         end = max(end, stop)
     return total
 
@@ -41,7 +43,9 @@ def parts_of(run: Run) -> Parts | None:
     training = [(s.start_s, min(s.stop_s, end_s)) for s in run.segments]
     evaluation = [(max(e.start_s, 0.0), min(e.stop_s, end_s)) for e in run.evaluations
                   if e.start_s is not None and e.stop_s is not None]
-    first_s, trained_s, total_s = map(_covered_s, (training[:1], training, training + evaluation))
+    gaps = gaps_of(run.resumes)
+    first_s, trained_s, total_s = (
+        _covered_s(intervals, gaps) for intervals in (training[:1], training, training + evaluation))
     return Parts(run.init_s, first_s, trained_s - first_s, total_s - trained_s, end_s - total_s)
 
 
@@ -58,15 +62,17 @@ def mean_parts(runs: Sequence[Run]) -> Parts | None:
 
 def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
     """Return the mean seconds per epoch. A run's first epoch counts only if it is the only one."""
-    segments = [s for run in runs for s in run.segments[1:] or run.segments]
-    epochs = sum(s.num_epochs for s in segments)
-    return sum(s.stop_s - s.start_s for s in segments) / epochs if epochs else None
+    segments = [(run, s) for run in runs for s in run.segments[1:] or run.segments]
+    epochs = sum(s.num_epochs for _, s in segments)
+    seconds = sum(outside_s(gaps_of(run.resumes), s.start_s, s.stop_s) for run, s in segments)
+    return seconds / epochs if epochs else None
 
 
 def _span_s(run: Run) -> float:
     """Return the time from the first logged epoch to the end of the last epoch or evaluation."""
     ends = [s.stop_s for s in run.segments] + [e.stop_s for e in run.evaluations if e.stop_s is not None]
-    return min(max(ends), run.time_to_train_s or 0.0) - run.segments[0].start_s
+    start_s, stop_s = run.segments[0].start_s, min(max(ends), run.time_to_train_s or 0.0)
+    return outside_s(gaps_of(run.resumes), start_s, stop_s)
 
 
 def speed_doubt(runs: Sequence[Run]) -> Finding | None:

@@ -129,6 +129,11 @@ def _others(run: LiveRun) -> str:
     return '; '.join(f'{names(numbers)} {status}' for status, numbers in groups.items())
 
 
+def _resumed(run: LiveRun) -> str:
+    times = plural(run.num_resumes, 'time') if run.num_resumes else ''
+    return f'{times}; {run.elapsed_parts.text}' if run.elapsed_parts else times
+
+
 def _progress(run: LiveRun, price: float | None) -> list[Fact]:
     """Return the facts that come from a run's log, metrics and checkpoints."""
     clock = f', {duration(run.time_s)} on the clock' if run.time_s and run.status == 'running' else ''
@@ -142,7 +147,6 @@ def _progress(run: LiveRun, price: float | None) -> list[Fact]:
             Fact('left', '' if run.left_s is None else
                  f'{duration(run.left_s)} to epoch {run.max_epochs}, the end of the schedule'),
             Fact('target in', _time_to_target(run)), Fact('checkpoints', _checkpoints(run)),
-            Fact('resumed', plural(run.num_resumes, 'time') if run.num_resumes else ''),
             Fact('node-hours', _hours(run, price)), Fact('energy', _energy(run))]
 
 
@@ -150,7 +154,7 @@ def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
     """Return all known facts; price is the cost of a node-hour."""
     has_started = run.status not in (WAITING, STARTING) or run.has_end  # one that resumes had ended
     attempts = f'{len(run.attempts)} by the launcher, latest: {run.attempts[-1]}' if run.attempts else ''
-    facts = [Fact('status', status_text(run), STATUS_LEVELS[run.status]),
+    facts = [Fact('status', status_text(run), STATUS_LEVELS[run.status]), Fact('resumed', _resumed(run)),
              *(_progress(run, price) if has_started else []), Fact('nodes', '' if run.has_end else _nodes(run)),
              Fact('attempts', attempts), Fact('other runs', _others(run))]
     return [f for f in facts if f.text]

@@ -158,7 +158,7 @@ def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: 
     first_s, last_s = map(left_s, ends or (None, None))
     state = replace(
         state, status=run.status, has_end=keys.RUN_STOP in run.lines,
-        num_resumes=max(run.num_resumes, history.num_resumes),
+        num_resumes=max(run.num_resumes, history.num_resumes), elapsed_parts=run.elapsed,
         dataset=None if run.is_imagenet else text(run.dataset or '') or 'an unnamed data set',
         target=run.target_accuracy, num_nodes=resumed.number_of_nodes or run.num_nodes,
         num_ranks=resumed.number_of_ranks or run.num_ranks,
@@ -181,7 +181,7 @@ def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str,
     ages = [n.age_s for n in state.nodes if n.age_s is not None] if run.status == 'running' else []
     quiet = [f'telemetry of {n.host}: nothing was written for {n.age_s:.0f} s' for n in state.nodes
              if ages and n.age_s is not None and n.age_s > _UNEXPECTEDLY_QUIET_S + min(ages)]
-    log = [text(w.text) for w in run.findings if w.kind != 'no_run_stop']
+    log = [text(w.text) for w in run.findings if w.kind not in ('no_run_stop', 'resumed')]
     return (*behind, *stragglers, *quiet, *log)[:MAX_ITEMS]
 
 

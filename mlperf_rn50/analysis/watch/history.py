@@ -69,7 +69,7 @@ class MetricsHistory:
             epoch = record.step * self.last.epoch / self.last.step
             self.evaluations = {e: v for e, v in self.evaluations.items() if e <= epoch + 1e-6}
             self.standings = {e: v for e, v in self.standings.items() if e <= epoch + 1e-6}
-            self.last = records.TrainRecord(record.step, epoch)
+            self.last = records.TrainRecord(record.step, epoch, record.time_s)
         self.points, self.ranks, self.stragglers = [], (), ()
 
     @property

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlperf_rn50.analysis.sets.cost import cost_of, node_hours
+from mlperf_rn50.mllog.elapsed import ElapsedParts, render_parts
 
 _JSON_KEYS = {'standing': 'verdict', 'standing_epoch': 'verdict_epoch'}
 WAITING, STARTING = 'waiting', 'starting'  # no log, or no readable log; mllog.run.RunStatus has the other statuses
@@ -11,7 +12,7 @@ WAITING, STARTING = 'waiting', 'starting'  # no log, or no readable log; mllog.r
 
 @dataclass(frozen=True)
 class LiveEvaluation:
-    """Accuracy (Top-1) after a number of epochs, as a fraction; time_s is on the run's clock."""
+    """Accuracy (Top-1) after a number of epochs, as a fraction; time_s is the time since run_start."""
 
     epoch: int
     accuracy: float
@@ -99,6 +100,7 @@ class LiveRun:
     has_end: bool = False  # whether the log has run_stop; a failed run without run_stop was killed
     note: str = ''  # reason for WAITING or STARTING
     num_resumes: int = 0
+    elapsed_parts: ElapsedParts | None = None  # of a resumed run, up to the last line of its log
     warnings: tuple[str, ...] = ()
 
     dataset: str | None = None  # None for ImageNet
@@ -116,7 +118,7 @@ class LiveRun:
     loss: float | None = None
     learning_rate: float | None = None
     images_per_s: float | None = None  # average over the current epoch
-    time_s: float | None = None  # on the run's clock
+    time_s: float | None = None  # since run_start
     epoch_s: float | None = None  # time per epoch with its evaluation, averaged over recent epochs
     left_s: float | None = None  # estimated time to max_epochs
     speeds: tuple[tuple[float, float], ...] = ()  # (time_s, images_per_s)
@@ -155,6 +157,8 @@ class LiveRun:
 def to_json(run: LiveRun, price: float | None = None) -> dict[str, Any]:
     """Return a run as a JSON object; price is the cost of a node-hour."""
     hours, hours_at_end = run.node_hours(), run.node_hours(run.left_s)
+    parts = render_parts(run.elapsed_parts) or None
     content = {_JSON_KEYS.get(name, name): value for name, value in asdict(run).items()}
-    return {**content, 'skew': run.skew, 'is_over': run.is_over, 'node_hours': hours, 'cost': cost_of(hours, price),
+    return {**content, 'elapsed_parts': parts, 'skew': run.skew, 'is_over': run.is_over,
+            'node_hours': hours, 'cost': cost_of(hours, price),
             'node_hours_at_end': hours_at_end, 'cost_at_end': cost_of(hours_at_end, price)}

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.elapsed import SKEW_S, gaps_of, outside_s
 from mlperf_rn50.mllog.findings import Finding, make_finding
-from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog, integer
+from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog
 from mlperf_rn50.mllog.run import Evaluation, TrainSegment
 from mlperf_rn50.runfolder.jsonl import number
 
-SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; milliseconds in published logs
 STEP_S = 1.0  # tolerated difference between the wall clock and the monotonic clock over a run
 _GAP_S = 60.0  # tolerated time between the last evaluation and run_stop, however short the epochs are
 _MAX_QUEUED = 0.05  # tolerated time between ends of epochs and their evaluations, as a share of the training
@@ -67,7 +67,7 @@ def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]
     starts = log.epochs or log.blocks
     borders = sorted(t for t in [end_s, *(log.clock_s(mark) for mark, _ in starts.values()),
                                  *map(log.clock_s, log.eval_starts.values())] if t is not None)
-    segments = []
+    segments, gaps = [], gaps_of(log.resumes)
     for epoch, (mark, num_epochs) in sorted(starts.items()):
         start_s, stop_s = log.clock_s(mark), log.clock_s(log.epoch_stops.get(epoch + num_epochs - 1))
         if start_s is None:
@@ -84,7 +84,7 @@ def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]
     borders, evals = [*borders, math.inf], {log.clock_s(mark) for mark in log.eval_starts.values()}
     ends = [end if (end := borders[bisect.bisect_left(borders, s.stop_s)]) in evals else s.stop_s for s in segments]
     queued_s = sum(end - s.stop_s for s, end in zip(segments, ends))
-    is_queued = queued_s > _MAX_QUEUED * sum(s.stop_s - s.start_s for s in segments)
+    is_queued = queued_s > _MAX_QUEUED * sum(outside_s(gaps, s.start_s, s.stop_s) for s in segments)
     return tuple(s._replace(stop_s=end) if is_queued else s for s, end in zip(segments, ends))
 
 
@@ -102,36 +102,15 @@ def _eval_moments(log: RawLog) -> list[Moment]:
 
 
 def contradictions(log: RawLog) -> list[Finding]:
-    """Return the findings that make the time to train unusable; for a resumed run, only findings about its resumes."""
-    if log.resumes:
-        return list(_check_resumes(log))
+    """Return the findings that make the time to train unusable."""
     if keys.RUN_START not in log.single:
         return []
-    return [*_check_start(log), *_check_stop(log), *_check_order('epoch_back', log.epochs)]
-
-
-def _check_resumes(log: RawLog) -> Iterator[Finding]:
-    for part, (mark, event) in enumerate(log.resumes):
-        clock_s = number(event.metadata.get('clock_s'), 0, 1e9)
-        if clock_s is None:
-            yield make_finding('resume_without_clock', mark.line)
-            continue
-        epoch = integer(event.metadata.get('epoch_num'), 1)
-        # An evaluation may come after the checkpoint of its epoch.
-        kept = [*((k, start) for k, (start, _) in log.epochs.items()),
-                *((k + 1, stop) for k, stop in log.epoch_stops.items()),
-                *((k + 2, accuracy) for k, (accuracy, _) in log.accuracies.items())]
-        before_s = max([log.clock_s(m) or 0.0 for k, m in kept if epoch and k <= epoch and m.part <= part], default=0.0)
-        if clock_s < before_s - SKEW_S:
-            yield make_finding('resume_clock_low', mark.line, clock_s, before_s)
-        now_s = log.clock_s(mark._replace(part=part))
-        if now_s is not None and 0 <= now_s < clock_s - SKEW_S:
-            yield make_finding('resume_clock_high', mark.line, clock_s, now_s)
+    return [*log.early_resumes, *_check_start(log), *_check_stop(log), *_check_order('epoch_back', log.epochs)]
 
 
 def misplaced(log: RawLog) -> Iterator[Finding]:
     """Yield findings about misplaced init_stop, evaluations and ends of epochs; the time to train stays usable."""
-    if log.resumes or keys.RUN_START not in log.single:
+    if keys.RUN_START not in log.single:
         return
     start, init = log.single[keys.RUN_START][0], log.single.get(keys.INIT_STOP)
     if init and (early_s := init[0].time_s - start.time_s) > SKEW_S:

@@ -73,9 +73,9 @@ class CountReader:
     def _settle(self, name: str, unit: str, *values: Count | None) -> int | None:
         """Return the first known number and warn if others differ; of a resumed run, return that of its last resume."""
         log, known = self._log, [v for v in values if v]
-        if log.resumes:
+        if log.resumed:
             key = {'num_nodes': events.NUM_NODES, 'num_ranks': events.NUM_RANKS}.get(name, name)
-            mark, event = log.resumes[-1]
+            mark, event = log.resumed[-1]
             source = FactSource('logged', events.RUN_RESUMED, mark.line)
             last = make_count(integer(event.metadata.get(key), 1), source)
             known = [last] if last else known[:1]

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from mlperf_rn50.mllog import events, keys
+from mlperf_rn50.mllog import elapsed, events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent
-from mlperf_rn50.mllog.findings import Findings
+from mlperf_rn50.mllog.findings import Finding, Findings, make_finding
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, FactSource
 from mlperf_rn50.runfolder.jsonl import number
 
 _MAX_KEPT = 10_000  # maximum number of evaluations, epochs and so on; a real log has about a hundred
 _MAX_KEYS = 64
 _SAME_EVENT_S = 2.0  # maximum time between the lines that several ranks write for one event
+_ROUNDING_S = 0.002  # of times in logs
 _MAX_EPOCH = 10**6
 _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps')
 INPUT_BATCH_SIZE = 'input_batch_size'  # in v0.5: images per step of one accelerator
@@ -55,11 +56,15 @@ def _epoch_number(value: Any) -> int | None:
 
 
 class LinePosition(NamedTuple):
-    """Time and line of an event, and the number of resumes before it (part)."""
+    """Time of an event, in seconds since 1970, and its line."""
 
     time_s: float
     line: int
-    part: int
+
+
+def _mark_of(value: Any) -> LinePosition:
+    """Return the position of an event that is kept alone or as the first item of a tuple."""
+    return value if isinstance(value, LinePosition) else value[0]
 
 
 class RawLog:
@@ -75,7 +80,9 @@ class RawLog:
         self._copies: Counter[str] = Counter()  # lines equal to the first one of a single key, also in time
         self.first_init: LinePosition | None = None
         self.seed: tuple[int, LogEvent] | None = None  # line and event of the first seed
-        self.resumes: list[tuple[LinePosition, LogEvent]] = []
+        self.resumed: list[tuple[LinePosition, LogEvent]] = []
+        self.resumes: list[elapsed.Resume] = []  # of these lines, if the log has a run_start
+        self.early_resumes: list[Finding] = []  # about those that are earlier than the line before
         self.epochs: dict[int, tuple[LinePosition, int]] = {}  # by first epoch: (start, number of epochs)
         self.blocks: dict[int, tuple[LinePosition, int]] = {}
         self.block_repeats: Counter[int] = Counter()  # further starts of a block, by its first epoch
@@ -118,22 +125,18 @@ class RawLog:
         return event.metadata.get('status') == keys.SUCCESS
 
     def clock_s(self, mark: LinePosition | None) -> float | None:
-        """Return seconds since run_start, None if unknown. After a resume, they continue from its checkpoint's."""
-        if mark is None:
-            return None
-        if mark.part:
-            start, event = self.resumes[mark.part - 1]
-            before_s = number(event.metadata.get('clock_s'), 0, 1e9)
-            return mark.time_s - start.time_s + before_s if before_s is not None else None
-        if keys.RUN_START not in self.single:
+        """Return seconds since run_start, None if unknown."""
+        if mark is None or keys.RUN_START not in self.single:
             return None
         return mark.time_s - self.single[keys.RUN_START][0].time_s
 
     def add(self, line: int, event: LogEvent) -> None:
         """Add an event; raise ValueError if it begins a second run."""
-        mark = LinePosition(event.time_s, line, len(self.resumes))
+        mark = LinePosition(event.time_s, line)
         key = _V05_KEYS.get(event.key, event.key) if self.format == 'MLPv0.5.0' else event.key
-        if self.last_s is not None and event.key != events.RUN_RESUMED:
+        if event.key == events.RUN_RESUMED and len(self.resumed) < _MAX_KEPT:
+            self._resume(mark, event)
+        elif self.last_s is not None:
             self.longest_gap_s = max(self.longest_gap_s, event.time_s - self.last_s)
         self.last_s = event.time_s
         self.is_training |= key in _TRAINING
@@ -150,14 +153,6 @@ class RawLog:
             self.counts[key] += 1
         elif key in _SINGLE:
             self._add_single(mark, key, event)
-        elif key == events.RUN_RESUMED and len(self.resumes) < _MAX_KEPT:
-            if event in [before for _, before in self.resumes[-1:]]:
-                return  # a copy
-            self.resumes.append((mark, event))
-            self.single.pop(keys.RUN_STOP, None)
-            _, target = changes(event).get('train.target_accuracy', (None, None))
-            if number(target, 0, 1) is not None:
-                self.single[events.TARGET_ACCURACY] = mark, replace(event, value=target)
         elif _OPTIMIZER_KEY.fullmatch(key):
             if len(self.optimizer) < _MAX_KEYS:
                 self.optimizer.setdefault(key, event.value)
@@ -167,6 +162,49 @@ class RawLog:
             self.flag('clock_jumped', line, event.metadata.get('host'), event.value)
         else:
             self._add_progress(mark, key, event)
+
+    def _resume(self, mark: LinePosition, event: LogEvent) -> None:
+        """Add a resume, and drop what was logged after its checkpoint, because the run repeats it."""
+        if event in [before for _, before in self.resumed[-1:]]:
+            return  # a copy by a second logger
+        self.resumed.append((mark, event))
+        stop = self.single.pop(keys.RUN_STOP, None)
+        _, target = changes(event).get('train.target_accuracy', (None, None))
+        if number(target, 0, 1) is not None:
+            self.single[events.TARGET_ACCURACY] = mark, replace(event, value=target)
+        resumed_s, before_s = self.clock_s(mark), self.last_s
+        if resumed_s is None or before_s is None:
+            return
+        last_s = resumed_s - (mark.time_s - before_s)
+        if last_s > resumed_s + elapsed.SKEW_S:
+            self.early_resumes.append(make_finding('resume_early', mark.line, last_s - resumed_s))
+        epoch = integer(event.metadata.get('epoch_num'), 1) or 0
+        # An evaluation may come after the checkpoint of its epoch.
+        kept = [*((k, start) for k, (start, _) in self.epochs.items()),
+                *((k + 1, end) for k, end in self.epoch_stops.items()),
+                *((k + 2, accuracy) for k, (accuracy, _) in self.accuracies.items())]
+        covered_s = max((self.clock_s(m) or 0.0 for k, m in kept if k <= epoch), default=0.0)
+        clock_s = number(event.metadata.get('clock_s'), 0, 1e9)
+        fault = elapsed.clock_fault(self.resumes, clock_s, covered_s, resumed_s)
+        if fault:
+            self.flag(fault, mark.line, clock_s, covered_s, resumed_s)
+        resume = elapsed.make_resume(
+            self.resumes, None if fault else clock_s, resumed_s=resumed_s,
+            stopped_s=max(last_s, number(event.metadata.get('stopped_s'), 0, 1e9) or 0.0),
+            is_pause=stop is not None and stop[1].metadata.get('reason') != 'failed')
+        self.resumes.append(resume)
+        if resume.checkpoint_s is not None:
+            self._drop_after(mark.time_s - resumed_s + resume.checkpoint_s)
+
+    def _drop_after(self, time_s: float) -> None:
+        """Drop epochs, evaluations and statistics that were logged after a time since 1970."""
+        for kept in (self.epochs, self.blocks, self.epoch_stops, self.eval_starts, self.eval_stops, self.accuracies,
+                     self.stats):
+            for epoch in [k for k, value in kept.items() if _mark_of(value).time_s > time_s + _ROUNDING_S]:
+                del kept[epoch]
+        self.rates = [(mark, rate) for mark, rate in self.rates if mark.time_s <= time_s + _ROUNDING_S]
+        self._epoch_now, self._evaluated = max(self.epochs, default=0), max(self.accuracies, default=0)
+        self._open_eval = []
 
     def _add_single(self, mark: LinePosition, key: str, event: LogEvent) -> None:
         if key not in self.single:
@@ -270,9 +308,8 @@ class RawLog:
         if epoch is None:
             self.flag('epoch_missing', mark.line, key)
         elif epoch in kept:
-            if not self.resumes:  # a resumed run repeats the epochs after its checkpoint
-                first = kept[epoch] if isinstance(kept[epoch], LinePosition) else kept[epoch][0]
-                is_at_once = abs(mark.time_s - first.time_s) <= _SAME_EVENT_S
+            if not self.resumed:  # a resumed run repeats the epochs after its checkpoint
+                is_at_once = abs(mark.time_s - _mark_of(kept[epoch]).time_s) <= _SAME_EVENT_S
                 self.flag('epoch_repeated_at_once' if is_at_once else 'epoch_repeated', mark.line, key, epoch)
         elif len(kept) >= _MAX_KEPT:
             self.flag('lines_too_many', mark.line, _MAX_KEPT, key)

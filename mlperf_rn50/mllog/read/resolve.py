@@ -193,9 +193,9 @@ class RunResolver:
 
     def _flag_resumes(self) -> None:
         log = self.log
-        if log.resumes:
-            log.flag('resumed', log.resumes[0][0].line, plural(len(log.resumes), 'time'))
-        for mark, event in log.resumes:
+        if log.resumed:
+            log.flag('resumed', log.resumed[0][0].line, plural(len(log.resumed), 'time'))
+        for mark, event in log.resumed:
             texts = [f'{key[:60]} {str(before)[:40]} -> {str(now)[:40]}'
                      for key, (before, now) in list(changes(event).items())[:_MAX_CHANGES]]
             if texts:
@@ -223,7 +223,7 @@ class RunResolver:
         return {'evaluations': self.evaluations, 'segments': segments, 'learning_rates': rates,
                 'init_s': self._init_s(), 'time_to_train_s': time_s if is_sound and (time_s or 0.0) >= 0 else None,
                 'last_epoch': max([*log.epochs, *log.blocks, *log.accuracies], default=None),
-                'num_resumes': len(log.resumes)}
+                'num_resumes': len(log.resumed), 'resumes': tuple(log.resumes)}
 
     def run(self) -> Run:
         log, description = self.log, self.description
@@ -247,6 +247,7 @@ class RunResolver:
             log.flag('target_low', log.line(events.TARGET_ACCURACY), target, rule, round_name)
         if log.seed:
             self.sources['seed'] = FactSource('logged', keys.SEED, log.seed[0])
+        single = [*log.single.items(), *((events.RUN_RESUMED, first) for first in log.resumed[:1])]
         return Run(
             self.path, round_name, status, org=self._org(), platform=_text(log.value(keys.SUBMISSION_PLATFORM)),
             division=division, submission_status=availability if availability in _AVAILABILITIES else None,
@@ -259,6 +260,7 @@ class RunResolver:
             target_accuracy=target, train_samples=num_train, eval_samples=num_val,
             epochs_to_converge=self.evaluations[-1].epoch if status == 'converged' else None,
             is_from_0=self.is_from_0, last_s=log.last_s,
+            start_s=log.single[keys.RUN_START][0].time_s if keys.RUN_START in log.single else None,
             age_s=age_s(self.path, self.now_s) if status == 'running' else None,
-            sources=self.sources, lines={key: mark.line for key, (mark, _) in log.single.items()},
+            sources=self.sources, lines={key: mark.line for key, (mark, _) in single},
             findings=log.findings.in_file(self.path), **times)

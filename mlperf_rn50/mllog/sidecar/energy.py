@@ -171,7 +171,7 @@ def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
 def read_energy(run: Run, files: Mapping[int, Sequence[Path]] | None = None) -> Energy:
     """Return the energy to the run's end or, without one, the last time sampled by all nodes. files: see files_of."""
     nodes = [_read_node(path) for path in files_of(run, files)]
-    seconds = run.time_to_train_s
+    seconds = run.time_to_train_s if run.elapsed is None else run.elapsed.training_preserved_s
     if seconds is None:
         seconds = max(0.0, min(map(_last_s, nodes), default=0.0))
     measured: dict[str, dict[str, Devices]] = {}

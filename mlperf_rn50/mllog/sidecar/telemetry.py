@@ -39,7 +39,8 @@ def read_node(path: Path) -> NodeTelemetry | None:
     samples: list[tuple[float, ...]] = []
     for _, record in read_lines(path, TelemetryRecord):
         if record.event == 'run_start':
-            offset_s = None if record.clock_s is None else record.clock_s - record.time_s
+            run_s = record.clock_s if record.elapsed_s is None else record.elapsed_s
+            offset_s = None if run_s is None else run_s - record.time_s
         elif record.event is None and offset_s is not None:
             samples.append((record.time_s + offset_s, *(_rate(record, kinds) for kinds in KINDS.values()),
                             *(math.nan if v is None else v for v in (record.cpu_percent, record.page_cache_bytes))))

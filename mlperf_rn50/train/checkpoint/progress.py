@@ -8,6 +8,7 @@ from msgspec import Meta
 _From0 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _From1 = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 _Number = Annotated[float, Meta(ge=0, lt=2.0**63)]  # rejects NaN
+_ADDED = ('data_sha256', 'boot', 'start_s')  # keys that older checkpoints lack
 
 
 @dataclass
@@ -18,7 +19,7 @@ class Progress:
     seed: _From0
     world_size: _From1
     best_top1: _Number  # a fraction
-    clock_s: _Number
+    clock_s: _Number  # training up to the checkpoint that the result is made of, without lost training and pauses
     global_batch_size: _From1
     lr_batch_size: _From1  # images per step for which the learning rate is configured
     num_train: _From1
@@ -29,6 +30,8 @@ class Progress:
     train_s: _Number = 0.0
     config: dict[str, dict[str, Any]] = field(default_factory=dict)
     data_sha256: str = ''  # data_digest() of the images; '' for synthetic images and in older checkpoints
+    boot: str = ''  # boot of rank 0's host, '' if unknown; an older checkpoint has neither this nor start_s
+    start_s: _Number = 0.0  # time of run_start since this boot
 
     @property
     def images_per_s(self) -> float:
@@ -58,7 +61,7 @@ def dump_state(progress: Progress, trainer: TrainerState) -> dict[str, Any]:
 def parse_state(tree: Any) -> tuple[Progress, TrainerState]:
     """Return the states in a value of dump_state; raise ValueError for wrong keys, types or values."""
     keys = [f.name for f in (*fields(Progress), *fields(TrainerState)) if f.name != 'arrays']
-    if not isinstance(tree, dict) or {*tree, 'data_sha256'} != set(keys):
+    if not isinstance(tree, dict) or {*tree, *_ADDED} != set(keys):
         raise ValueError(f'the state lacks keys, or has keys other than {", ".join(keys)}')
     progress = msgspec.convert(tree, Progress)
     if len(progress.nodes) != progress.world_size:

@@ -11,6 +11,8 @@ from typing import Any
 import mxnet as mx
 
 from mlperf_rn50.errors import RunFailed
+from mlperf_rn50.system.cgroup import read_small
+from mlperf_rn50.system.power import BOOT_ID
 from mlperf_rn50.train.comm.device import wait_for
 from mlperf_rn50.train.comm.horovod import Comm
 
@@ -28,6 +30,14 @@ class WallClock:
         """Return the seconds by which the wall clock was changed since the last call."""
         before, self._ahead_s = self._ahead_s, time.time() - time.monotonic()
         return self._ahead_s - before
+
+
+def boot_clock() -> tuple[str, float]:
+    """Return the id of this boot of the host, '' if unknown, and the seconds since then, time of suspension included.
+
+    All processes of a boot read the same clock, which nobody can set.
+    """
+    return read_small(BOOT_ID), time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def device_digests(arrays: Mapping[str, mx.nd.NDArray]) -> dict[str, int]:

@@ -5,6 +5,7 @@ from msgspec import Struct
 
 from mlperf_rn50.config import render_yaml
 from mlperf_rn50.files import LineFile, write_atomically, writing
+from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.runfolder import records
 from mlperf_rn50.runfolder.jsonl import encode
 from mlperf_rn50.runfolder.names import RunFolder
@@ -28,8 +29,8 @@ class Metrics:
                 with writing(self._run.env):
                     dump_environment(self._run.env, list(event.hosts))
             case events.Resumed():
-                write(records.ResumedRecord(event.step, **render_ranks(event.plan, event.num_hosts),
-                                            **render_changes(event)))
+                write(records.ResumedRecord(event.step, time_s=event.elapsed_s, elapsed_parts=render_parts(event.parts),
+                                            **render_ranks(event.plan, event.num_hosts), **render_changes(event)))
             case events.StepDone(is_reported=True):
                 write(records.TrainRecord(event.step, event.epoch, event.time_s, event.mean_loss, event.learning_rate,
                                           event.images_per_s))
@@ -48,7 +49,7 @@ class Metrics:
                 write(records.EndRecord('failed', None))
             case events.Ended():
                 write(records.EndRecord(event.status, event.epochs_to_converge, event.time_s, event.best_top1,
-                                        event.images_per_s, event.checkpoint_s))
+                                        event.images_per_s, event.checkpoint_s, render_parts(event.parts)))
 
     def close(self) -> None:
         self._file.close()

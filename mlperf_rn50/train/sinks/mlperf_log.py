@@ -5,6 +5,7 @@ from typing import Any
 from mlperf_compliance import tags
 
 from mlperf_rn50.config import Config
+from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.resnet import Unit, depth_of, side_after, units
 from mlperf_rn50.train import events
@@ -38,6 +39,7 @@ class MlperfLog:
                 log.data(event.plan.config, event.plan.world_size, event.num_hosts)
             case events.Resumed():
                 log.run_resumed(event.step, event.step // event.plan.steps_per_epoch, event.clock_s,
+                                stopped_s=event.stopped_s, elapsed_parts=render_parts(event.parts),
                                 **render_ranks(event.plan, event.num_hosts), **render_changes(event))
                 log.open_options(event.plan.config)  # may be changed
             case events.EpochStarted():
@@ -56,7 +58,7 @@ class MlperfLog:
                 log.eval_stop(event.epoch, event.accuracy.top1)
                 log.block_stop(event.first_epoch)
             case events.Ended():
-                log.run_stop(event.status)
+                log.run_stop(event.status, render_parts(event.parts))
 
     def close(self) -> None:
         self._log.close()

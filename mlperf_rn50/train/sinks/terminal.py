@@ -57,7 +57,8 @@ class Terminal:
             case events.Ended():
                 self._end_bar()
                 if event.status != 'failed':  # the error message reports a failure
-                    self._print(f'{event.status} after {event.time_s:.1f} s, best Top-1 {event.best_text} '
+                    parts = f' (resumed: {event.parts.text})' if event.parts else ''
+                    self._print(f'{event.status} after {event.time_s:.1f} s{parts}, best Top-1 {event.best_text} '
                                 f'on {self._dataset}')
 
     def _print(self, text: str) -> None:
@@ -78,7 +79,10 @@ class Terminal:
 
     def _report_resume(self, event: events.Resumed) -> None:
         plan = event.plan
-        self._print(f'resumed from {event.checkpoint} at step {event.step}; this log can no longer be submitted')
+        self._print(f'resumed from {event.checkpoint} at step {event.step}, {event.elapsed_s:.1f} s after run_start; '
+                    'MLPerf does not accept the log of a resumed run')
+        if event.parts:
+            self._print(f'time since run_start: {event.parts.text}')
         if plan.world_size != event.world_size_before:
             self._print(f'new plan: {plan.world_size} ranks (before: {event.world_size_before}), global batch '
                         f'{plan.global_batch_size} (before: {event.batch_before}), learning rate times '

@@ -40,7 +40,7 @@ class Sampled:
             case events.RunStarted():
                 self._telemetry.run_start(0.0)
             case events.Resumed():
-                self._telemetry.run_start(event.clock_s)
+                self._telemetry.run_start(event.clock_s, event.elapsed_s)
 
     def close(self) -> None:
         self._telemetry.close()
