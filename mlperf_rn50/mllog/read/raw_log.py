@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from mlperf_rn50.mllog import elapsed, events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent
 from mlperf_rn50.mllog.findings import Finding, Findings, make_finding
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN, FactSource
+from mlperf_rn50.mllog.read.values import MAX_EPOCH, epoch_number, epoch_of_samples, integer
+from mlperf_rn50.mllog.run import FactSource
 from mlperf_rn50.runfolder.jsonl import number
 
 _MAX_KEPT = 10_000  # maximum number of evaluations, epochs and so on; a real log has about a hundred
 _MAX_KEYS = 64
 _SAME_EVENT_S = 2.0  # maximum time between the lines that several ranks write for one event
 _ROUNDING_S = 0.002  # of times in logs
-_MAX_EPOCH = 10**6
 _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps')
 INPUT_BATCH_SIZE = 'input_batch_size'  # in v0.5: images per step of one accelerator
 RUN_FINAL = 'run_final'  # in v0.5: follows run_stop
@@ -28,6 +28,7 @@ _SINGLE = _ONCE | {  # one value per run, for any number of ranks
 _COUNTED = frozenset([keys.INIT_START, keys.SEED, keys.CACHE_CLEAR])
 _PROGRESS = frozenset([keys.EPOCH_START, keys.EPOCH_STOP, keys.BLOCK_START, keys.BLOCK_STOP, keys.EVAL_START,
                        keys.EVAL_STOP, keys.EVAL_ACCURACY])
+_SIZES = keys.TRAIN_SAMPLES, keys.GLOBAL_BATCH_SIZE
 _TRAINING = _COUNTED | _SINGLE | _PROGRESS | {events.RUN_RESUMED}
 _V05_KEYS = {  # tags of v0.5 and the later keys with the same meaning
     'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED, 'train_epoch': keys.EPOCH_START,
@@ -35,24 +36,11 @@ _V05_KEYS = {  # tags of v0.5 and the later keys with the same meaning
     'eval_target': events.TARGET_ACCURACY, 'opt_learning_rate': keys.OPT_BASE_LR}
 
 
-def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
-    """Return a whole number in the range, given as a number or as text; None for anything else."""
-    is_text = isinstance(value, str) and re.fullmatch(r'\d{1,12}', value, re.ASCII)
-    parsed = number(int(value) if is_text else value, low, high)
-    return int(parsed) if parsed is not None and parsed == int(parsed) else None
-
-
 def changes(event: LogEvent) -> dict[str, list]:
     """Return the configuration keys that a resume has changed, with the values before and now."""
     changed = event.metadata.get('changed')
     pairs = changed.items() if isinstance(changed, dict) else ()
     return {key: values for key, values in pairs if isinstance(values, list) and len(values) == 2}
-
-
-def _epoch_number(value: Any) -> int | None:
-    """Return an epoch number; some logs compute it from steps, with a small error."""
-    near = number(value, 0, _MAX_EPOCH)
-    return round(near) if near is not None and abs(near - round(near)) <= 0.02 else integer(value, 0, _MAX_EPOCH)
 
 
 class LinePosition(NamedTuple):
@@ -241,9 +229,9 @@ class RawLog:
             if self._keep(self.epochs, epoch, (mark, 1), mark, key):
                 self._epoch_now = epoch or 0
         elif key == keys.BLOCK_START:
-            first = _epoch_number(event.metadata.get('first_epoch_num'))
+            first = epoch_number(event.metadata.get('first_epoch_num'))
             first = epoch if first is None else first
-            count = _epoch_number(event.metadata.get('epoch_count')) or 1
+            count = epoch_number(event.metadata.get('epoch_count')) or 1
             if not self._keep(self.blocks, first, (mark, count), mark, key) and first is not None:
                 self.block_repeats[first] += first in self.blocks
         elif key == keys.BLOCK_STOP:
@@ -262,7 +250,7 @@ class RawLog:
         elif key == keys.EVAL_ACCURACY:
             self._add_accuracy(mark, epoch, event)
         elif key == events.TRACKED_STATS and isinstance(event.value, dict) and len(self.stats) < _MAX_KEPT:
-            step = integer(event.metadata.get('step'), 1, _MAX_EPOCH)  # some rounds call the epoch a step
+            step = integer(event.metadata.get('step'), 1, MAX_EPOCH)  # some rounds call the epoch a step
             self.stats.setdefault(epoch or step or self._epoch_now, (mark, event.value))
             if 'learning_rate' in event.value and len(self.rates) < _MAX_KEPT:
                 self.rates.append((mark, event.value['learning_rate']))
@@ -270,24 +258,15 @@ class RawLog:
     def _epoch(self, event: LogEvent) -> int | None:
         """Return the epoch of an event, or None. v0.5 counts from 0; without a number, it is the current epoch."""
         if self.format != 'MLPv0.5.0':
-            epoch = _epoch_number(event.metadata.get('epoch_num'))
-            return self._epoch_of_samples(event) if epoch is None else epoch
+            epoch = epoch_number(event.metadata.get('epoch_num'))
+            return epoch_of_samples(event, *map(self.value, _SIZES)) if epoch is None else epoch
         value = event.value
         if isinstance(value, dict):
             value = value.get('epoch')
         elif event.key == keys.EVAL_ACCURACY:
             value = None  # an accuracy
-        epoch = _epoch_number(value)
+        epoch = epoch_number(value)
         return self._epoch_now if epoch is None else epoch + 1
-
-    def _epoch_of_samples(self, event: LogEvent) -> int | None:
-        """Return the epoch from samples_count, as logged in recent rounds; an epoch may be padded to whole steps."""
-        samples = integer(event.metadata.get('samples_count'))
-        images = integer(self.value(keys.TRAIN_SAMPLES), 1) or IMAGENET_TRAIN
-        batch = integer(self.value(keys.GLOBAL_BATCH_SIZE), 1) or 1
-        epochs = [_epoch_number(samples and samples / size) for size in (images, -(-images // batch) * batch)]
-        is_start = event.key in (keys.EPOCH_START, keys.BLOCK_START)
-        return next((epoch + is_start for epoch in epochs if epoch is not None), None)
 
     def _add_accuracy(self, mark: LinePosition, epoch: int | None, event: LogEvent) -> None:
         value = event.value.get('value') if isinstance(event.value, dict) else event.value
