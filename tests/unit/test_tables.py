@@ -115,6 +115,7 @@ def test_filter_applies_before_comparisons_in_every_format(tree, tmp_path):
 
 @pytest.mark.parametrize('path, options, message', [
     (None, ['--batch', '64'], '--batch: got 64, expected one of: 9984, 19968'),
+    (None, ['--nodes', '3'], '--nodes: got 3, expected one of: 1, 2'),
     (None, ['--org', 'b', '--round', '2.0'], '--round: got v2.0, expected one of: v0.7'),
     (None, ['--accelerator', 'x'], '--accelerator: got x, but no log has a value; omit it'),
     ('published/v2.0', ['--org', 'delle'], '--org: got delle, expected one of: ASUSTeK, Azure, CASIA, Dell, ')])
