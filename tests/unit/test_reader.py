@@ -243,7 +243,7 @@ def write_zip(path, data):
     (lambda p, data: p.write_bytes(bz2.compress(data)), 'the file is packed'),
     (lambda p, data: p.write_bytes(lzma.compress(data)), 'the file is packed'),
     (lambda p, data: p.write_bytes(b'\x28\xb5\x2f\xfd'), 'the file is packed'), (write_zip, 'the file is packed'),
-    (lambda p, data: p.write_text(json.dumps({'text': data.decode().splitlines(True)}, indent=1)), 'such as a notebook')])
+    (lambda p, data: p.write_text(json.dumps({'text': data.decode().splitlines()}, indent=1)), 'such as a notebook')])
 def test_packed_log_and_notebook_have_a_hint(tmp_path, write, hint):
     path = tmp_path / 'result_0.txt'
     write(path, '\n'.join(run_lines()).encode())

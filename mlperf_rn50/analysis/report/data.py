@@ -13,7 +13,7 @@ import mlperf_rn50
 from mlperf_rn50.analysis.report.tables import findings_of
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
 from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.findings import Finding
@@ -24,8 +24,8 @@ FORMAT = 'mlperf-rn50 report 1'
 # Keys whose value is an object or null.
 _TABLES = ('time_parts_s', 'elapsed_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')
 # Attributes of RunSet that are also keys of the JSON report.
-_FACTS = ('platform', 'division', 'num_nodes', 'num_accelerators', 'accelerator', 'generation', 'framework',
-          'num_ranks', 'global_batch_size', 'target_accuracy')
+_FACTS = ('platform', 'division', 'num_nodes', 'num_accelerators', 'accelerator', 'framework', 'num_ranks',
+          'global_batch_size', 'target_accuracy')
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
 _FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ratio')  # attributes of Comparison
 _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
@@ -60,6 +60,7 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
         'round': run_set.round, 'rounds': run_set.rounds, 'folders': [str(s.folder) for s in (run_set, *run_set.later)],
         'benchmark': run_set.runs[0].benchmark, 'org': run_set.org, 'system': run_set.name,
         'study': study.name, **{name: getattr(run_set, name) for name in _FACTS},
+        'generation': generation_of(run_set.accelerator) or None,
         'optimizer': next((dict(r.optimizer) for r in (*run_set.converged, *run_set.runs)
                            if r.optimizer and not run_set.refusal), {}),
         'dataset': run_set.dataset, 'is_imagenet': run_set.is_imagenet, 'num_runs': len(run_set.runs),

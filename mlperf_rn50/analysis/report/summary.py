@@ -77,7 +77,7 @@ def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
     return [
         (f'On {widest.run_set.num_nodes:,} nodes, ', names[widest.run_set], ' takes ', _time(widest.run_set),
          ' minutes, ', _speedup(widest), ' times as fast as ', names[widest.baseline],
-         f' on {widest.baseline.num_nodes:,}: efficiency ', _efficiency(widest), *_factors(widest), '.'),
+         f' on {plural(widest.baseline.num_nodes or 0, "node")}: efficiency ', _efficiency(widest), *_factors(widest), '.'),
         *[(f'From {base:,} to {nodes:,} nodes, the series of ', names[best.run_set], ' becomes ', _speedup(best),
            ' times as fast (efficiency ', _efficiency(best), '), ', *_listed([
                ('that of ', names[c.run_set], ' ', _speedup(c), ' times (', _efficiency(c), ')', _near(

@@ -17,7 +17,7 @@ from mlperf_rn50.analysis.report.refs import (
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.findings import render_finding, set_findings
-from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
 from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Study, has_other_units
 from mlperf_rn50.analysis.sets.series import Series
 from mlperf_rn50.mllog.findings import Finding, most_severe
@@ -198,7 +198,7 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
              'system': Cell(s.name, study=number), 'round': Cell(', '.join(s.rounds)),
              'organisation': Cell(s.org or '-', refs=fact_refs(s.runs, 'org')),
              'target': percent_cell(s.target_accuracy, '.2f', fact_refs(s.runs, 'target_accuracy')),
-             'data': Cell(data_name(s.other_dataset)), 'generation': Cell(s.generation or '-'),
+             'data': Cell(data_name(s.other_dataset)), 'generation': Cell(generation_of(s.accelerator) or '-'),
              'study': Cell(study.name)} for number, study, s in shown]
     return _systems_table(
         'All systems', [s for _, _, s in shown], rows,

@@ -1,7 +1,4 @@
-"""A run set: the runs of a system with different seeds, and their epochs and time to the target.
-
-Only the energy is read from files; all other functions are pure.
-"""
+"""A run set: the runs of a system with different seeds, their epochs and time. Pure but for reading the energy."""
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,7 +8,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlperf_rn50.analysis.sets.cost import node_hours
+from mlperf_rn50.analysis.sets.cost import known_nodes, node_hours
 from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import Parts, RunTimes, make_times, mean_parts, seconds_per_epoch, speed_doubt
 from mlperf_rn50.mllog import keys
@@ -22,7 +19,6 @@ from mlperf_rn50.mllog.sidecar.energy import KINDS, Energy, read_energy
 from mlperf_rn50.runfolder.names import find_telemetry
 
 RUNS_OF_A_SCORE = 5
-MAX_PER_NODE = 16  # accelerators; some descriptions call a pod of hundreds one node
 _T = TypeVar('_T')
 
 
@@ -123,14 +119,8 @@ class RunSet:
 
     @cached_property
     def num_nodes(self) -> int | None:
-        """Number of nodes, None for a pod: more accelerators per described node than one has, and no rank for each."""
-        units = self.num_accelerators or 0
-        is_pod = units > MAX_PER_NODE * (self.stated_nodes or 0) and units != self.num_ranks
-        return None if is_pod else self.stated_nodes
-
-    @property
-    def generation(self) -> str | None:
-        return generation_of(self.accelerator) or None
+        """Number of nodes, None for a pod that is described as few nodes."""
+        return known_nodes(self.stated_nodes, self.num_accelerators, self.num_ranks)
 
     @cached_property
     def division(self) -> str | None:
