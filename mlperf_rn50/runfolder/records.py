@@ -4,6 +4,7 @@ The files are not trusted. A reader skips a line whose values do not have these 
 keys. Keys with a default may be missing, because earlier versions did not write them. Epochs count from 1, accuracies
 are fractions, and time_s is the time since run_start, unless a record states another origin.
 """
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -226,8 +227,8 @@ def read_attempts(folder: Path, job: str | None = None) -> list[Attempt]:
 
 
 def note_failure(folder: Path, failure: Failure) -> None:
-    """Record a failure, which a launcher counts to choose hosts for a restart."""
-    append(folder / 'failures.jsonl', failure)
+    """Record a failure at the present time. A launcher counts failures to choose hosts for a restart."""
+    append(folder / 'failures.jsonl', replace(failure, time_s=time.time()))
 
 
 def read_failures(folder: Path) -> list[Failure]:

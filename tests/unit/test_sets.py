@@ -74,7 +74,7 @@ def resume(folder, number, at_s=15.0):
     path = folder / f'result_{number}.txt'
     lines = path.read_text().splitlines()
     place = next(i for i, line in enumerate(lines) if time_of(line) > at_s)
-    later = [re.sub(r'"time_ms": \d+', lambda m: f'"time_ms": {int(m[0].split()[1]) + 60_000}', x) for x in lines[place:]]
+    later = [re.sub(r'(?<="time_ms": )\d+', lambda m: str(int(m[0]) + 60_000), x) for x in lines[place:]]
     write_lines(path, [*lines[:place], mllog('run_resumed', 75, 1, epoch_num=2, clock_s=11.0), *later])
 
 
