@@ -32,7 +32,7 @@ def make_parser() -> Parser:
         help='log, or folder that contains result_<k>.txt; the logs of one folder are one system')
     add('--format', choices=['table', 'markdown', 'csv', 'json', 'html'], default='table',
         help='output format (default: table)')
-    add('--rows', choices=['runs', 'evaluations'], help='rows of --format csv (default: runs)')
+    add('--rows', choices=['runs', 'systems', 'evaluations'], help='rows of --format csv (default: runs)')
     add('--out', metavar='DIR', help='folder for report.{html,json,md,csv}, report_evaluations.csv, figures (SVG, PNG)')
     add('--title', metavar='TEXT', help='heading of the page (default: the systems and the target)')
     add('--note', metavar='TEXT', help='text below the heading of the page')
@@ -42,6 +42,7 @@ def make_parser() -> Parser:
     add('--org', metavar='TEXT', help='report only systems whose organisation contains this text, in any case')
     add('--accelerator', metavar='TEXT', help='report only systems whose accelerator contains this text, in any case')
     add('--batch', type=count(10**9), metavar='SIZE', help='report only systems with this global batch size')
+    add('--nodes', type=count(10**6), metavar='N', help='report only systems with this number of nodes')
     add('--baseline', metavar='SYSTEM', help='system to compare with (default: the smallest set of each series)')
     add_price_option(parser)
     add_wide_option(parser)
@@ -54,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f'--rows: got --format {options.format}, expected --format csv')
     if (options.title or options.note) and not options.out and options.format != 'html':
         raise ConfigError(f'--title, --note: got --format {options.format}, expected --format html or --out')
-    from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
+    from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json, render_systems_csv
     from mlperf_rn50.analysis.report.text import MARKDOWN, render_table, terminal_style
     from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
     from mlperf_rn50.analysis.sets.published import sets_under
@@ -77,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
         style = terminal_style(title, status, width_of(sys.stdout, options.wide))
         print(render_table(studies, MARKDOWN if options.format == 'markdown' else style, options.findings))
     elif options.format in ('csv', 'json'):
-        csv = render_evaluations_csv if options.rows == 'evaluations' else render_csv
+        csv = {'systems': render_systems_csv, 'evaluations': render_evaluations_csv}.get(options.rows, render_csv)
         sys.stdout.writelines((csv if options.format == 'csv' else render_json)(studies))
     elif not options.out:
         from mlperf_rn50.analysis.report.page import render_html

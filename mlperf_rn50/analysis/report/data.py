@@ -24,8 +24,8 @@ FORMAT = 'mlperf-rn50 report 1'
 # Keys whose value is an object or null.
 _TABLES = ('time_parts_s', 'elapsed_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')
 # Attributes of RunSet that are also keys of the JSON report.
-_FACTS = ('platform', 'division', 'num_nodes', 'num_accelerators', 'accelerator', 'framework', 'num_ranks',
-          'global_batch_size', 'target_accuracy')
+_FACTS = ('platform', 'division', 'num_nodes', 'num_accelerators', 'accelerator', 'generation', 'framework',
+          'num_ranks', 'global_batch_size', 'target_accuracy')
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
 _FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ratio')  # attributes of Comparison
 _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
@@ -134,6 +134,15 @@ def render_csv(studies: Sequence[Study]) -> Iterator[str]:
     """Yield CSV with a row per run: the plain values of its system, then those of the run."""
     rows = [{**_plain(entry), **_plain(_run_object(run_set, run)), 'num_evaluations': len(run.evaluations),
              'num_warnings': run.num_warnings} for run_set, entry in _systems(studies) for run in run_set.runs]
+    return _render_objects(rows)
+
+
+def render_systems_csv(studies: Sequence[Study]) -> Iterator[str]:
+    """Yield CSV with a row per system."""
+    return _render_objects([_plain(entry) for _, entry in _systems(studies)])
+
+
+def _render_objects(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     head = list(dict.fromkeys(k for row in rows for k in row))
     return _render_rows(chain([head], ([row.get(k) for k in head] for row in rows)))
 

@@ -125,4 +125,5 @@ def rcp_table(study: Study) -> Table:
                   Cell(f'{ROUND_OF[v.ruleset]}{"" if v.is_of_round else f" ({s.round} has none)"}'), Cell(v.text))
                  for s, v in verdicts)
     return Table('Epochs against the reference convergence points', (
-        'system', 'global batch', 'epochs', 'reference', 'at least', 'round', 'official check'), rows)
+        'system', 'global batch', 'epochs', 'reference', 'at least', 'round', 'official check'), rows,
+        'Epochs are the mean as logged, without the runs with the fewest and the most.')

@@ -66,11 +66,14 @@ def _cell(cell: Cell, sources: _Sources | None) -> dict:
 
 def _table(table: Table, html_id: str, sources: _Sources | None) -> dict:
     whole, names = table.whole_rows, cut_names([row[0].text for row in table.rows], _MAX_NAME)
-    columns = [{'head': head, 'is_minor': head in table.minor, 'is_number': is_number}
-               for head, is_number in zip(table.head, table.are_numbers)]
+    texts = [{row[i].text for row in whole} for i in range(len(table.head))]
+    same = {i: each.pop() for i, each in enumerate(texts) if i and len(each) == 1 < len(whole)}
+    columns = [{'head': head, 'is_minor': head in table.minor, 'is_number': is_number, 'is_same': i in same}
+               for i, (head, is_number) in enumerate(zip(table.head, table.are_numbers))]
     choices = [(i, head, [x for _, x in sorted({(row[i].value or 0, row[i].text) for row in whole}) if x != '-'])
                for i, head in enumerate(table.head) if head in table.choices]
     return {'id': html_id, 'title': table.title, 'note': table.note, 'columns': columns,
+            'same': ', '.join(f'{table.head[i]} {text}' for i, text in same.items()),
             'has_minor': any(c['is_minor'] for c in columns), 'choices': [x for x in choices if len(x[2]) > 1],
             'rows': [[{**_cell(c, sources), 'cut': None if k or name == row[0].text else name}
                       for k, c in enumerate(row)] for name, row in zip(names, table.rows)]}

@@ -37,6 +37,11 @@ def training_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
     return tuple(ref for s in run_sets if s for ref in s.training_lines)
 
 
+def has_other_epochs(*run_sets: RunSet) -> bool:
+    """Return whether the mean epochs of the scored runs differ from those of all converged runs, as in tables."""
+    return any(s.scored_epochs_mean not in (None, s.epochs_mean) for s in run_sets)
+
+
 def mixes_divisions(run_sets: Collection[RunSet]) -> bool:
     return keys.OPEN in {s.division for s in run_sets} and len({s.division for s in run_sets}) > 1
 

@@ -2,7 +2,7 @@
 from collections.abc import Iterator, Sequence
 from math import log2
 
-from mlperf_rn50.analysis.report.refs import evaluation_refs, labels_of, time_refs, training_refs
+from mlperf_rn50.analysis.report.refs import evaluation_refs, has_other_epochs, labels_of, time_refs, training_refs
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
 from mlperf_rn50.mllog import keys
@@ -27,7 +27,7 @@ def summarise(studies: Sequence[Study]) -> list[list[Cell]]:
         {kind[:2] for kind in kinds}) > 1 else ''
     goal += f' in the {"open" if is_open else "closed"} division' * (len({kind[2] for kind in kinds}) > 1)
     scaling = _scaling(studies, names)
-    texts = [*scaling[:-1], *_fastest(timed, names, goal), *scaling[-1:], *_prices(studies, timed, names, goal),
+    texts = [*scaling, *_fastest(timed, names, goal), *_prices(studies, timed, names, goal),
              *_counts(names)]
     return [[c if isinstance(c, Cell) else Cell(c) for c in text if c] for text in texts]
 
@@ -57,40 +57,43 @@ def _efficiency(c: Comparison) -> Cell:
 
 
 def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
-    """Return a sentence that ranks series between two numbers of nodes, and one on the series with the largest ratio.
+    """Return a sentence on the series with the largest ratio of nodes, and one that compares several series.
 
-    The two numbers of nodes have the largest product of the number of series and the number of doublings.
+    They are compared between the two numbers of nodes with the largest product of the number of series and the number
+    of doublings.
     """
-    pairs: dict[tuple, list[tuple[Cell, Comparison]]] = {}  # by nodes of the baseline and of the other set, division
+    pairs: dict[tuple, list[Comparison]] = {}  # by nodes of the baseline and of the other set, division
     for of, x in ((study.comparison_of, x) for study in studies for x in study.series):
-        found = {(c.baseline.num_nodes or 1, c.run_set.num_nodes or 1, s.division == keys.OPEN): (names[x.baseline], c)
+        found = {(c.baseline.num_nodes or 1, c.run_set.num_nodes or 1, s.division == keys.OPEN): c
                  for s in reversed(x.run_sets) if (c := of.get(s)) and c.efficiency}
-        for pair, item in found.items():
+        for pair, c in found.items():
             if pair[0] < pair[1]:
-                pairs.setdefault(pair, []).append(item)
+                pairs.setdefault(pair, []).append(c)
     if not pairs:
         return []
+    widest = max(max(pairs.items(), key=lambda p: p[0][1] / p[0][0])[1], key=lambda c: c.speedup)
     (base, nodes, _), compared = max(pairs.items(), key=lambda p: (len(p[1]) > 1, len(p[1]) * log2(p[0][1] / p[0][0])))
-    (name, best), *others = sorted(compared, key=lambda x: -(x[1].efficiency or 0.0))
-    series_name, widest = max(pairs.items(), key=lambda p: p[0][1] / p[0][0])[1][0]
-    num_series = sum(len(study.series) for study in studies)
-    count = f'{len(compared):,} of ' * (len(compared) < num_series) + f'{num_series:,}'
-    first = (f'From {base:,} to {nodes:,} nodes, ', name, f' scales best of the {count} series with both: efficiency ',
-             _efficiency(best), f' on {_units(best.run_set)}, before ', *_listed([
-                 (other, ' ', _efficiency(c), f' on {c.run_set.num_units:,}', _near(
-                     best.efficiency, c.efficiency, best.run_set, best.baseline, c.run_set, c.baseline))
-                 for other, c in others]), '.')
-    speedup = number_cell(widest.speedup, ',.2f', time_refs(widest.run_set, widest.baseline))
-    return [*[first] * bool(others), (
-        f'On {widest.run_set.num_nodes:,} nodes, ', series_name, ' takes ', _time(widest.run_set), ' minutes, ',
-        speedup, f' times as fast as on {widest.baseline.num_nodes:,}: efficiency ', _efficiency(widest),
-        *_factors(widest), '.')]
+    best, *others = sorted(compared, key=lambda c: -(c.efficiency or 0.0))
+    return [
+        (f'On {widest.run_set.num_nodes:,} nodes, ', names[widest.run_set], ' takes ', _time(widest.run_set),
+         ' minutes, ', _speedup(widest), ' times as fast as ', names[widest.baseline],
+         f' on {widest.baseline.num_nodes:,}: efficiency ', _efficiency(widest), *_factors(widest), '.'),
+        *[(f'From {base:,} to {nodes:,} nodes, the series of ', names[best.run_set], ' becomes ', _speedup(best),
+           ' times as fast (efficiency ', _efficiency(best), '), ', *_listed([
+               ('that of ', names[c.run_set], ' ', _speedup(c), ' times (', _efficiency(c), ')', _near(
+                   best.efficiency, c.efficiency, best.run_set, best.baseline, c.run_set, c.baseline))
+               for c in others]), '.')] * bool(others)]
+
+
+def _speedup(c: Comparison) -> Cell:
+    return number_cell(c.speedup, ',.2f', time_refs(c.run_set, c.baseline))
 
 
 def _factors(c: Comparison) -> Iterator[Cell | str]:
     """Yield the factors of an efficiency, the largest loss first."""
     unit, refs = 'accelerator' if c.run_set.num_accelerators else 'rank', training_refs(c.run_set, c.baseline)
-    epochs = (' (', _epochs(c.run_set), ' instead of ', _epochs(c.baseline), ')') if c.epoch_ratio != 1 else ()
+    scope = ' of the scored runs' * has_other_epochs(c.run_set, c.baseline)
+    epochs = (' (', _epochs(c.run_set), ' instead of ', _epochs(c.baseline), scope, ')') if c.epoch_ratio != 1 else ()
     factors = ((c.hardware_efficiency, f'images/s per {unit}', ()), (c.epoch_ratio, 'epochs', epochs),
                (c.rest, 'rest', ()))
     if c.rest is not None:  # it is known if the others are
@@ -112,8 +115,10 @@ def _fastest(timed: Sequence[RunSet], names: _Names, goal: str) -> list[tuple]:
     first, *others = timed
     basis = 'MLPerf score' if first.score_minutes is not None else f'mean of {len(first.scored)}'
     before = [(names[s], ' ', _time(s), _near(first.time_s, s.time_s, first, s)) for s in others]
+    scope = ' of the three scored runs' * has_other_epochs(first)
     return [(names[first], f' is the fastest of {len(timed):,} systems{goal}: ' if others else ' takes ', _time(first),
-             f' minutes ({basis}) and ', _epochs(first), ' epochs', ', before ' * bool(others), *_listed(before), '.')]
+             f' minutes ({basis}) and ', _epochs(first), ' epochs', scope, ', before ' * bool(others), *_listed(before),
+             '.')]
 
 
 def _prices(studies: Sequence[Study], timed: Sequence[RunSet], names: _Names, goal: str) -> Iterator[tuple]:

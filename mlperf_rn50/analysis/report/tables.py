@@ -7,6 +7,7 @@ from mlperf_rn50.analysis.report import detail_tables as details
 from mlperf_rn50.analysis.report.refs import (
     evaluation_refs,
     fact_refs,
+    has_other_epochs,
     labels_of,
     mixes_divisions,
     time_refs,
@@ -123,6 +124,7 @@ def _note(study: Study, run_sets: Sequence[RunSet], head: Sequence[str]) -> str:
          '(images/s) x statistics (epochs) x rest (first epoch, evaluations, gaps).'),
         (any((c.rest or 0.0) >= 1.0005 for s in bases if (c := study.comparison_of[s])), 'A rest above 100 % '
          'takes a smaller share of the time than on the baseline.'),
+        ('statistics' in head and has_other_epochs(*run_sets), 'Statistics compares the epochs of the scored runs.'),
         (any(has_other_units(s, b) for s, b in bases.items()),
          'Efficiency between different accelerators is not defined.'),
         ('time from' not in head, 'The time is the MLPerf score.'),
@@ -160,7 +162,7 @@ def answer_table(study: Study) -> Table:
     return _study_table(
         study, 'Other systems' if study.series else 'Epochs to converge and time to train', study.others,
         _row(study, study.baseline) if study.others else (),
-        ('division', unit_name(study), 'batch', 'epochs to converge', 'time from', 's/epoch', *_FACTORS[2:],
+        ('division', 'batch', 'epochs to converge', 'time from', 's/epoch', *_FACTORS[2:],
          'accelerator', 'framework', 'node-hours', *_ENERGY), ('epochs', 'minutes', 'relative to'))
 
 
@@ -196,15 +198,17 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
              'system': Cell(s.name, study=number), 'round': Cell(', '.join(s.rounds)),
              'organisation': Cell(s.org or '-', refs=fact_refs(s.runs, 'org')),
              'target': percent_cell(s.target_accuracy, '.2f', fact_refs(s.runs, 'target_accuracy')),
-             'data': Cell(data_name(s.other_dataset)), 'study': Cell(study.name)} for number, study, s in shown]
+             'data': Cell(data_name(s.other_dataset)), 'generation': Cell(s.generation or '-'),
+             'study': Cell(study.name)} for number, study, s in shown]
     return _systems_table(
         'All systems', [s for _, _, s in shown], rows,
-        ('system', 'round', 'division', 'time, min', 'mean epochs', 'cost', 'efficiency', 'relative to', 'organisation',
-         'nodes', 'accelerators', 'batch', 'converged', 'time from', 'scaled score, min', 'accelerator', 'framework',
-         'target', 'data', 'study'), (), note='Times to different targets or on different data are not comparable.',
-        minor=('nodes', 'relative to', 'accelerator', 'framework', 'converged', 'time from', 'scaled score, min',
+        ('system', 'nodes', 'accelerators', 'time, min', 'mean epochs', 'cost', 'efficiency', 'generation', 'round',
+         'division', 'organisation', 'batch', 'relative to', 'converged', 'time from', 'scaled score, min',
+         'accelerator', 'framework', 'target', 'data', 'study'), (),
+        note='Times to different targets or on different data are not comparable.',
+        minor=('relative to', 'accelerator', 'framework', 'converged', 'time from', 'scaled score, min',
                'target', 'data', 'study'),
-        choices=('round', 'division', 'organisation', 'accelerator', 'batch'))
+        choices=('nodes', 'generation', 'round', 'division', 'organisation', 'batch'))
 
 
 def tables_of(study: Study) -> list[Table]:

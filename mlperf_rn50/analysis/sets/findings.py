@@ -3,7 +3,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from mlperf_rn50.analysis.sets.run_set import RUNS_OF_A_SCORE, RunSet
+from mlperf_rn50.analysis.sets.run_set import MAX_PER_NODE, RUNS_OF_A_SCORE, RunSet
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.findings import Finding, make_finding, most_severe
 from mlperf_rn50.mllog.run import Run
@@ -70,6 +70,9 @@ def _weaknesses(run_set: RunSet) -> Iterator[Finding]:
     period, epochs = run_set.eval_period, run_set.epochs
     if period and epochs and 0 < max(epochs) - min(epochs) <= period:
         yield make_finding('resolution_low')
+    if run_set.num_nodes != run_set.stated_nodes:
+        yield make_finding('nodes_unknown', None, run_set.num_accelerators, plural(run_set.stated_nodes or 0, 'node'),
+                           MAX_PER_NODE)
     if not run_set.is_imagenet:
         yield make_finding('not_imagenet', None, run_set.dataset or 'unnamed')
 

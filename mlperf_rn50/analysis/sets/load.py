@@ -34,7 +34,8 @@ _MIN_KEPT = 0.8  # minimum share of the lines of ranks that remains if they inte
 _FACT_KEYS = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (keys.TRAIN_SAMPLES,),
               'eval_samples': (keys.EVAL_SAMPLES,)}
 _MAX_VALUE = 80  # maximum characters of a value quoted in a message
-_FILTERS = {'round': 'rounds', 'org': 'org', 'accelerator': 'accelerator', 'batch': 'global_batch_size'}  # option: fact
+_FILTERS = {'round': 'rounds', 'org': 'org', 'accelerator': 'accelerator', 'batch': 'global_batch_size',
+            'nodes': 'num_nodes'}  # option: fact
 _MAX_CHOICES = 60  # maximum values listed in the error for a filter that selects nothing
 _MAX_SETTINGS = 5  # maximum settings, parts and files named in a message
 # More than _MANY logs are read by several processes, in chunks of _AT_ONCE.

@@ -22,6 +22,7 @@ from mlperf_rn50.mllog.sidecar.energy import KINDS, Energy, read_energy
 from mlperf_rn50.runfolder.names import find_telemetry
 
 RUNS_OF_A_SCORE = 5
+MAX_PER_NODE = 16  # accelerators; some descriptions call a pod of hundreds one node
 _T = TypeVar('_T')
 
 
@@ -29,7 +30,7 @@ _T = TypeVar('_T')
 def generation_of(accelerator: str | None) -> str:
     """Return the generation of an accelerator, such as A100 for NVIDIA A100-SXM4-80GB (500W), or '' if unnamed."""
     found = re.search(r'\b[A-Z]\d{2,3}S?\b', (accelerator or '').upper())
-    return found[0] if found else (accelerator or '').split('-')[0].strip()
+    return found[0] if found else re.split(r'-(?!v\d)', accelerator or '')[0].strip()
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
@@ -112,13 +113,24 @@ class RunSet:
     framework = _shared('framework', str)
     node_gbit_s = _shared('node_gbit_s', float)
     accelerator = _shared('accelerator', str)
-    num_nodes = _shared('num_nodes', int)
+    stated_nodes = _shared('num_nodes', int)
     num_ranks = _shared('num_ranks', int)
     num_accelerators = _shared('num_accelerators', int)
     global_batch_size = _shared('global_batch_size', int)
     target_accuracy = _shared('target_accuracy', float)
     train_samples = _shared('train_samples', int)
     dataset = _shared('dataset', str)
+
+    @cached_property
+    def num_nodes(self) -> int | None:
+        """Number of nodes, None for a pod: more accelerators per described node than one has, and no rank for each."""
+        units = self.num_accelerators or 0
+        is_pod = units > MAX_PER_NODE * (self.stated_nodes or 0) and units != self.num_ranks
+        return None if is_pod else self.stated_nodes
+
+    @property
+    def generation(self) -> str | None:
+        return generation_of(self.accelerator) or None
 
     @cached_property
     def division(self) -> str | None:

@@ -45,7 +45,7 @@ def join_blocks(log: RawLog) -> None:
     for first, repeats in (+log.block_repeats).items():
         mark, count = log.blocks[first]
         following = firsts[bisect.bisect_right(firsts, first, hi=len(firsts) - 1)]
-        if first + count * (1 + repeats) == following:
+        if first + count * ((1 + repeats) // log.num_loggers) == following:
             log.blocks[first] = mark, following - first
 
 

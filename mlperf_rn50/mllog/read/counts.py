@@ -5,7 +5,8 @@ from itertools import zip_longest
 
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.read.description import Count, SystemDescription, describe_entry, make_count
-from mlperf_rn50.mllog.read.raw_log import INPUT_BATCH_SIZE, RawLog, integer
+from mlperf_rn50.mllog.read.raw_log import INPUT_BATCH_SIZE, RawLog
+from mlperf_rn50.mllog.read.values import integer
 from mlperf_rn50.mllog.run import FactSource
 
 # In v0.5 logs, input_batch_size is per accelerator or, in some, global. No accelerator can hold this many images.
@@ -43,7 +44,10 @@ class CountReader:
         return make_count(integer(self._log.value(key), 1), self._log.source(key))
 
     def _count_lines(self, key: str) -> Count | None:
-        count, line = self._log.counts[key], self._log.first_lines.get(key)
+        lines, line, loggers = self._log.counts[key], self._log.first_lines.get(key), self._log.num_loggers
+        count = -(-lines // loggers)
+        if lines > count:
+            self._log.flag('lines_copied', line, lines, key, count, loggers)
         return Count(count, FactSource('implied', f'{count} {key} lines', line)) if count > 1 else None
 
     def _order(self, lines: Count | None) -> tuple[list[Count | None], list[Count | None]]:

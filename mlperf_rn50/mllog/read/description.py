@@ -77,7 +77,7 @@ def system_path(log: Path) -> Path:
 def load_object(path: Path) -> tuple[dict[str, Any], str]:
     """Return the object in a JSON file, and the text of the file; raise ValueError with the reason if there is none."""
     try:
-        with open(path, encoding='utf-8', errors='replace', opener=regular_file) as f:
+        with open(path, encoding='utf-8-sig', errors='replace', opener=regular_file) as f:
             text = f.read(_MAX_BYTES + 1)
     except OSError as e:
         raise ValueError(e.strerror) from e

@@ -1,5 +1,6 @@
 """Collection of a log's lines, one at a time, in a limited amount of memory."""
 import re
+import statistics
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 from mlperf_rn50.mllog import elapsed, events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent
 from mlperf_rn50.mllog.findings import Finding, Findings, make_finding
+from mlperf_rn50.mllog.read.values import MAX_EPOCH, epoch_number, epoch_of_samples, integer
 from mlperf_rn50.mllog.run import FactSource
 from mlperf_rn50.runfolder.jsonl import number
 
@@ -15,7 +17,6 @@ _MAX_KEPT = 10_000  # maximum number of evaluations, epochs and so on; a real lo
 _MAX_KEYS = 64
 _SAME_EVENT_S = 2.0  # maximum time between the lines that several ranks write for one event
 _ROUNDING_S = 0.002  # of times in logs
-_MAX_EPOCH = 10**6
 _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps')
 INPUT_BATCH_SIZE = 'input_batch_size'  # in v0.5: images per step of one accelerator
 RUN_FINAL = 'run_final'  # in v0.5: follows run_stop
@@ -25,17 +26,14 @@ _SINGLE = _ONCE | {  # one value per run, for any number of ranks
     keys.SUBMISSION_ENTRY, keys.GLOBAL_BATCH_SIZE, keys.TRAIN_SAMPLES, keys.EVAL_SAMPLES, events.TARGET_ACCURACY,
     events.DATASET, events.NUM_NODES, events.NUM_RANKS, events.ACCELERATORS_PER_NODE, INPUT_BATCH_SIZE, RUN_FINAL}
 _COUNTED = frozenset([keys.INIT_START, keys.SEED, keys.CACHE_CLEAR])
+_PROGRESS = frozenset([keys.EPOCH_START, keys.EPOCH_STOP, keys.BLOCK_START, keys.BLOCK_STOP, keys.EVAL_START,
+                       keys.EVAL_STOP, keys.EVAL_ACCURACY])
+_SIZES = keys.TRAIN_SAMPLES, keys.GLOBAL_BATCH_SIZE
+_TRAINING = _COUNTED | _SINGLE | _PROGRESS | {events.RUN_RESUMED}
 _V05_KEYS = {  # tags of v0.5 and the later keys with the same meaning
     'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED, 'train_epoch': keys.EPOCH_START,
     'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
     'eval_target': events.TARGET_ACCURACY, 'opt_learning_rate': keys.OPT_BASE_LR}
-
-
-def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
-    """Return a whole number in the range, given as a number or as text; None for anything else."""
-    is_text = isinstance(value, str) and re.fullmatch(r'\d{1,12}', value, re.ASCII)
-    parsed = number(int(value) if is_text else value, low, high)
-    return int(parsed) if parsed is not None and parsed == int(parsed) else None
 
 
 def changes(event: LogEvent) -> dict[str, list]:
@@ -43,12 +41,6 @@ def changes(event: LogEvent) -> dict[str, list]:
     changed = event.metadata.get('changed')
     pairs = changed.items() if isinstance(changed, dict) else ()
     return {key: values for key, values in pairs if isinstance(values, list) and len(values) == 2}
-
-
-def _epoch_number(value: Any) -> int | None:
-    """Return an epoch number; some logs compute it from steps, with a small error."""
-    near = number(value, 0, _MAX_EPOCH)
-    return round(near) if near is not None and abs(near - round(near)) <= 0.02 else integer(value, 0, _MAX_EPOCH)
 
 
 class LinePosition(NamedTuple):
@@ -72,6 +64,8 @@ class RawLog:
         self.optimizer: dict[str, Any] = {}
         self.counts = dict.fromkeys(_COUNTED, 0)  # numbers of lines, for keys that every rank or node may write
         self.first_lines: dict[str, int] = {}  # the first line of each of these keys
+        self.is_training = False  # whether a line has a key that only a training run writes
+        self._copies: Counter[str] = Counter()  # lines equal to the first one of a single key, also in time
         self.first_init: LinePosition | None = None
         self.seed: tuple[int, LogEvent] | None = None  # line and event of the first seed
         self.resumed: list[tuple[LinePosition, LogEvent]] = []
@@ -104,6 +98,11 @@ class RawLog:
         """Return the line of a single key; None if it is missing."""
         return self.single[key][0].line if key in self.single else None
 
+    @property
+    def num_loggers(self) -> int:
+        """Number of times that most single keys are written at the same time; ranks never write all at once."""
+        return statistics.mode([1 + self._copies[key] for key in self.single] or [1])
+
     def source(self, key: str) -> FactSource:
         return FactSource('logged', key, self.line(key))
 
@@ -128,6 +127,7 @@ class RawLog:
         elif self.last_s is not None:
             self.longest_gap_s = max(self.longest_gap_s, event.time_s - self.last_s)
         self.last_s = event.time_s
+        self.is_training |= key in _TRAINING
         if key in _COUNTED:
             self.first_lines.setdefault(key, mark.line)
             if key == keys.INIT_START and (self.first_init is None or mark.time_s < self.first_init.time_s):
@@ -153,6 +153,8 @@ class RawLog:
 
     def _resume(self, mark: LinePosition, event: LogEvent) -> None:
         """Add a resume, and drop what was logged after its checkpoint, because the run repeats it."""
+        if event in [before for _, before in self.resumed[-1:]]:
+            return  # a copy by a second logger
         self.resumed.append((mark, event))
         stop = self.single.pop(keys.RUN_STOP, None)
         _, target = changes(event).get('train.target_accuracy', (None, None))
@@ -197,6 +199,7 @@ class RawLog:
             self.single[key] = mark, event
             return
         first, before = self.single[key]
+        self._copies[key] += event == before
         gap_s = mark.time_s - first.time_s
         if key == keys.RUN_START and keys.RUN_STOP in self.single and not 0 < abs(gap_s) <= _SAME_EVENT_S:
             raise ValueError(f'got more than one run (run_stop on line {self.line(keys.RUN_STOP)}, run_start on line '
@@ -226,8 +229,9 @@ class RawLog:
             if self._keep(self.epochs, epoch, (mark, 1), mark, key):
                 self._epoch_now = epoch or 0
         elif key == keys.BLOCK_START:
-            first = _epoch_number(event.metadata.get('first_epoch_num'))
-            count = _epoch_number(event.metadata.get('epoch_count')) or 1
+            first = epoch_number(event.metadata.get('first_epoch_num'))
+            first = epoch if first is None else first
+            count = epoch_number(event.metadata.get('epoch_count')) or 1
             if not self._keep(self.blocks, first, (mark, count), mark, key) and first is not None:
                 self.block_repeats[first] += first in self.blocks
         elif key == keys.BLOCK_STOP:
@@ -246,7 +250,7 @@ class RawLog:
         elif key == keys.EVAL_ACCURACY:
             self._add_accuracy(mark, epoch, event)
         elif key == events.TRACKED_STATS and isinstance(event.value, dict) and len(self.stats) < _MAX_KEPT:
-            step = integer(event.metadata.get('step'), 1, _MAX_EPOCH)  # some rounds call the epoch a step
+            step = integer(event.metadata.get('step'), 1, MAX_EPOCH)  # some rounds call the epoch a step
             self.stats.setdefault(epoch or step or self._epoch_now, (mark, event.value))
             if 'learning_rate' in event.value and len(self.rates) < _MAX_KEPT:
                 self.rates.append((mark, event.value['learning_rate']))
@@ -254,9 +258,14 @@ class RawLog:
     def _epoch(self, event: LogEvent) -> int | None:
         """Return the epoch of an event, or None. v0.5 counts from 0; without a number, it is the current epoch."""
         if self.format != 'MLPv0.5.0':
-            return _epoch_number(event.metadata.get('epoch_num'))
-        value = event.value.get('epoch') if isinstance(event.value, dict) else event.value
-        epoch = _epoch_number(value)
+            epoch = epoch_number(event.metadata.get('epoch_num'))
+            return epoch_of_samples(event, *map(self.value, _SIZES)) if epoch is None else epoch
+        value = event.value
+        if isinstance(value, dict):
+            value = value.get('epoch')
+        elif event.key == keys.EVAL_ACCURACY:
+            value = None  # an accuracy
+        epoch = epoch_number(value)
         return self._epoch_now if epoch is None else epoch + 1
 
     def _add_accuracy(self, mark: LinePosition, epoch: int | None, event: LogEvent) -> None:

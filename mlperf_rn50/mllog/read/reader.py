@@ -19,6 +19,10 @@ from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
 from mlperf_rn50.mllog.run import Run
 
+_HINTS = {  # by the first bytes of a file without log lines
+    rb'\xff\xfe|\xfe\xff': 'UTF-16, convert it to UTF-8',  # as written by some shells
+    rb'\x1f\x8b|\xfd7zXZ|\(\xb5/\xfd|BZh|PK': 'packed (gzip, xz, zstd, bzip2 or zip), unpack it',
+    rb'\{': 'JSON, such as a notebook, save the text of its output'}
 
 def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
     """Yield (line number, event, or ValueError if damaged) of a file. Raise UserError if the file is unreadable."""
@@ -41,13 +45,14 @@ def find_logs(path: Path, pattern: str) -> tuple[list[Path], list[OSError]]:
 
 def no_logs(folder: Path) -> str:
     """Return the message for a folder without logs, with a hint if it has files of other names that may be logs."""
-    others = Counter(p.with_name(f'*{p.suffix}') for p in find_logs(folder, r'.*\.(log|out|txt)')[0])
-    hint = ''.join(f'; files of other names are read if they are given, such as {p}' for p, _ in others.most_common(1))
+    others = Counter(p.with_name(f'*{p.suffix}') for p in find_logs(folder, r'.*\.(log|out|txt|gz|xz|zst|bz2)')[0])
+    hint = ''.join(f'; files of other names are read if they are given, such as {p}'
+                   + ', unpacked' * (p.suffix not in ('.log', '.out', '.txt')) for p, _ in others.most_common(1))
     return f'contains no result_<k>.txt, nor do its subfolders{hint}'
 
 
 class OtherBenchmark(UserError):
-    """The log is of a benchmark other than ResNet."""
+    """The log is of a benchmark other than ResNet, or of a program that trains nothing."""
 
 
 def read_run(path: Path, now_s: float | None = None) -> Run:
@@ -62,6 +67,8 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
             torn.flag('event_torn' if vital else 'line_torn', last_line, reason, vital and vital[0][:40])
             continue
         benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
+        if event.key == 'loadgen_version':
+            raise OtherBenchmark(f'{path}: got a log of MLPerf Inference (LoadGen), expected one of MLPerf Training')
         if event.line_format == 'MLPv0.5.0':
             benchmark = event.metadata['benchmark']
         if benchmark != keys.RESNET:
@@ -74,10 +81,13 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
             raise UserError(f'{path}: {e}') from e
     if not logs:
         with open(path, 'rb') as f:
-            is_utf16 = f.read(2) in (b'\xff\xfe', b'\xfe\xff')  # as written by some shells
+            head = f.read(8)
+        hint = next((f'; the file is {hint}' for magic, hint in _HINTS.items() if re.match(magic, head)), '')
         found = f'no MLPerf log line can be decoded ({undecoded})' if undecoded else 'contains no MLPerf log line'
-        raise UserError(f'{path}: {found}; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0'
-                        + ('; the file is UTF-16, convert it to UTF-8' if is_utf16 else ''))
+        raise UserError(f'{path}: {found}; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0{hint}')
+    if not any(log.is_training for log in logs.values()):
+        raise OtherBenchmark(f'{path}: got a log without lines of a training run, such as run_start or '
+                             'eval_accuracy, expected one of MLPerf Training')
     # Logs of this program contain the same run in two formats; the newer format contains more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)

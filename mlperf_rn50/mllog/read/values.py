@@ -1,0 +1,36 @@
+"""Whole numbers and epochs, as values of log lines. Pure functions."""
+import re
+from typing import Any
+
+from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.events import LogEvent
+from mlperf_rn50.mllog.run import IMAGENET_TRAIN
+from mlperf_rn50.runfolder.jsonl import number
+
+MAX_EPOCH = 10**6
+
+
+def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
+    """Return a whole number in the range, given as a number or as text; None for anything else."""
+    is_text = isinstance(value, str) and re.fullmatch(r'\d{1,12}', value, re.ASCII)
+    parsed = number(int(value) if is_text else value, low, high)
+    return int(parsed) if parsed is not None and parsed == int(parsed) else None
+
+
+def epoch_number(value: Any) -> int | None:
+    """Return an epoch number; some logs compute it from steps, with a small error."""
+    near = number(value, 0, MAX_EPOCH)
+    return round(near) if near is not None and abs(near - round(near)) <= 0.02 else integer(value, 0, MAX_EPOCH)
+
+
+def epoch_of_samples(event: LogEvent, num_train: Any, batch: Any) -> int | None:
+    """Return the epoch of samples_count, which recent rounds log instead of epochs, or None.
+
+    Args:
+        num_train, batch: logged numbers of training images and of images per step; an epoch may have only whole steps.
+    """
+    samples = integer(event.metadata.get('samples_count'))
+    images, step = integer(num_train, 1) or IMAGENET_TRAIN, integer(batch, 1) or 1
+    epochs = [epoch_number(samples and samples / size) for size in (images, -(-images // step) * step)]
+    is_start = event.key in (keys.EPOCH_START, keys.BLOCK_START)
+    return next((epoch + is_start for epoch in epochs if epoch is not None), None)
