@@ -1,4 +1,5 @@
 """Documentation: site, links, commands, generated pages."""
+import json
 import os
 import re
 import shlex
@@ -150,6 +151,16 @@ def test_generated_page_is_up_to_date(script, page):
                                                                         'HOME': os.devnull})
     assert done.returncode == 0, done.stderr
     assert page.read_text() == done.stdout, f'run: python docs/{script} > {page.relative_to(ROOT)}'
+
+
+def test_series_of_the_history_are_those_of_the_report():
+    systems = json.loads(call('report', 'published', '--format', 'json').stdout)['systems']
+    shown = {(f'{s["org"]} {s["round"]}', f'{s["score_minutes"]:.2f}', f'{100 * s["efficiency"]:.0f} %')
+             for s in systems if s['efficiency'] and s['score_minutes']}
+    row = re.compile(r'^\| (\S+ v\d\.\d) \|.*\| ([\d., ]+) \| ([\d %,]+) \|$', re.MULTILINE)
+    series = row.findall((ROOT / 'docs/history.md').read_text())
+    cells = {(name, *cell) for name, *values in series for cell in zip(*(v.split(', ') for v in values))}
+    assert len(series) > 10 and cells <= shown, cells - shown
 
 
 def test_every_option_and_key_is_described():

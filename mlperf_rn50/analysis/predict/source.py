@@ -1,5 +1,6 @@
 """Load the base and the interconnect of a prediction from logs, bench files (untrusted) or published systems."""
 import os
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -148,19 +149,26 @@ def _names(names: Sequence[str], tree: str) -> str:
 def _from_published(name: str) -> Source:
     """Return a published system by its full name or the last part of that name, and the other sets of its machine."""
     name = '/'.join(with_round(Path(NAME, name.removeprefix(f'{NAME}/'))).parts[1:])
-    bases = {f'{s.round}/{s.org}/{s.name}': (s, base) for s in load_table() if (base := base_of(s))}
-    found = [full for full, (s, _) in bases.items() if name.casefold() in (full.casefold(), s.name.casefold())]
+    bases = {s: base for s in load_table() if (base := base_of(s))}
+    named = {'/'.join(f.parts[1:]): s for s in reversed(bases) for f in reversed(s.folders)}  # the newest set first
+    found = {s: full for full, s in named.items() if name.casefold() in (full.casefold(), Path(full).name.casefold())}
     if len(found) > 1:
         raise ConfigError(f'SOURCE: got {name}, which names {len(found)} published systems, expected one of '
-                          f'{_names(found, "published")}')
+                          f'{_names(sorted(found.values()), "published")}')
     if not found:
-        alike = [full for full in reversed(bases) if name.casefold() in full.casefold()]
-        hint = '' if len(alike) > 1 else nearest(name, [*bases]) or nearest(name, [s.name for s, _ in bases.values()])
+        similar = {s: full for full, s in named.items() if _letters(name) in _letters(full)}
+        alike = [similar[s] for s in sorted(similar, key=attrgetter('num_nodes'))]
+        hint = '' if len(alike) > 1 else nearest(name, [*named]) or nearest(name, [s.name for s in bases])
         raise ConfigError(f'{printable(name)}: not a file, folder or published system' + (hint or '; expected a run, a '
-                          f'study, a JSON file of bench, or a system such as {_names(alike or [*bases], "published")}'))
-    run_set, base = bases[found[0]]
-    return Source(base, link_of(run_set), (run_set, *(
-        s for s, _ in bases.values() if s is not run_set and not s.is_duplicate and is_machine(s, run_set))))
+                          f'study, a JSON file of bench, or a system such as {_names(alike or [*named], "published")}'))
+    [run_set] = found
+    return Source(bases[run_set], link_of(run_set), (run_set, *(
+        s for s in bases if s is not run_set and not s.is_duplicate and is_machine(s, run_set))))
+
+
+def _letters(name: str) -> str:
+    """Return the lower-case letters and digits of a name, since a card is A100-SXM, a100_sxm or A100 SXM."""
+    return re.sub(r'[\W_]', '', name.casefold())
 
 
 def _from_bench(bench: Bench, local_batch_size: int | None) -> Source:
