@@ -13,16 +13,20 @@ _FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50; ranks without acceler
 def base_of(run_set: RunSet) -> Base | None:
     """Return a run set as a base, or None if the logs lack times, training images, nodes, or accelerators and ranks.
 
-    If the epochs were not logged, the step is the mean over the whole run, evaluations and gaps included.
+    If the epochs were not logged, the step is the mean over the whole run, evaluations and gaps included. If the first
+    epoch was the shortest, epochs differ by chance, so the step is the mean over all of them, without a start.
     """
-    step_s, times, batch, samples = run_set.step_s, run_set.times, run_set.global_batch_size, run_set.train_samples
+    times, batch, samples = run_set.times, run_set.global_batch_size, run_set.train_samples
+    epochs, noise = run_set.scored_epochs_mean, 0.0
     if not run_set.has_recipe or not run_set.num_nodes or not run_set.num_units or not batch or not samples:
         return None
-    if not step_s and run_set.time_s and run_set.scored_epochs_mean:
-        step_s = run_set.time_s / run_set.scored_epochs_mean * batch / samples
+    epoch_s, evaluation_s, outside_s = (times.epoch_s, times.evaluation_s, times.outside_s) if times else (
+        run_set.time_s / epochs if run_set.time_s and epochs else 0.0, 0.0, 0.0)
+    if outside_s < 0 and epochs:
+        noise, epoch_s, outside_s = -outside_s / epochs / epoch_s, epoch_s + outside_s / epochs, 0.0
     return Base(run_set.name, run_set.source, run_set.num_nodes, run_set.num_units, bool(run_set.num_accelerators),
-                batch, step_s, times.evaluation_s if times else 0.0, times.outside_s if times else 0.0, samples,
-                run_set.other_dataset, run_set, generation_of(run_set.accelerator)) if step_s else None
+                batch, epoch_s * batch / samples, evaluation_s, outside_s, samples, run_set.other_dataset, run_set,
+                generation_of(run_set.accelerator), noise=noise) if epoch_s > 0 else None
 
 
 def link_of(run_set: RunSet) -> Link:

@@ -19,7 +19,7 @@ def draw_prediction(answer: Predictions) -> Picture | None:
     if not rows:
         return None
     unit, refused = 'minutes' if answer.timed else 'ms per step', [r.layout.name for r in answer.rows if r.refusal]
-    points = [(r, r.minutes or 0.0, r.measured_minutes or 0.0) if answer.timed else
+    points = [(r, r.minutes or 0.0, r.measured_minutes or r.best_measured_minutes or 0.0) if answer.timed else
               (r, 1e3 * (r.step_s or 0.0), 1e3 * (r.measured_step_s or 0.0)) for r in rows]
     measured = [(r, m) for r, _, m in points if m]
     shown = [m for _, m in measured]
@@ -42,7 +42,9 @@ def draw_prediction(answer: Predictions) -> Picture | None:
         if measured:
             line, = axes.plot([r.layout.num_nodes for r, _ in measured], [m for _, m in measured], 'x', color=INK,
                               markersize=7, markeredgewidth=1.6, label='measured')
-            picture.tip(line, *(f'{r.layout.name}: {v:,.2f} {unit} measured' for r, v in measured))
+            picture.tip(line, *(f'{r.layout.name}: {v:,.2f} {unit} measured' + (
+                f' at batch {r.best_measured_batch_size:,}' if v == r.best_measured_minutes else '')
+                for r, v in measured))
         ticks = drawing.ticks(sorted({r.layout.num_nodes for r in rows}))
         axes.minorticks_off()
         axes.set_xticks(ticks, [f'{n:,}' for n in ticks])

@@ -1,5 +1,6 @@
 """Load the base and the interconnect of a prediction from logs, bench files (untrusted) or published systems."""
 import os
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from msgspec.json import decode
 
 from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of
 from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, compute_s, ring_s
+from mlperf_rn50.analysis.predict.network import with_network
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Layout, Link
 from mlperf_rn50.analysis.recipe.choose import is_within
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -148,19 +150,26 @@ def _names(names: Sequence[str], tree: str) -> str:
 def _from_published(name: str) -> Source:
     """Return a published system by its full name or the last part of that name, and the other sets of its machine."""
     name = '/'.join(with_round(Path(NAME, name.removeprefix(f'{NAME}/'))).parts[1:])
-    bases = {f'{s.round}/{s.org}/{s.name}': (s, base) for s in load_table() if (base := base_of(s))}
-    found = [full for full, (s, _) in bases.items() if name.casefold() in (full.casefold(), s.name.casefold())]
+    bases = {s: base for s in load_table() if (base := base_of(s))}
+    named = {'/'.join(f.parts[1:]): s for s in reversed(bases) for f in reversed(s.folders)}  # the newest set first
+    found = {s: full for full, s in named.items() if name.casefold() in (full.casefold(), Path(full).name.casefold())}
     if len(found) > 1:
         raise ConfigError(f'SOURCE: got {name}, which names {len(found)} published systems, expected one of '
-                          f'{_names(found, "published")}')
+                          f'{_names(sorted(found.values()), "published")}')
     if not found:
-        alike = [full for full in reversed(bases) if name.casefold() in full.casefold()]
-        hint = '' if len(alike) > 1 else nearest(name, [*bases]) or nearest(name, [s.name for s, _ in bases.values()])
+        similar = {s: full for full, s in named.items() if _letters(name) in _letters(full)}
+        alike = [similar[s] for s in sorted(similar, key=attrgetter('num_nodes'))]
+        hint = '' if len(alike) > 1 else nearest(name, [*named]) or nearest(name, [s.name for s in bases])
         raise ConfigError(f'{printable(name)}: not a file, folder or published system' + (hint or '; expected a run, a '
-                          f'study, a JSON file of bench, or a system such as {_names(alike or [*bases], "published")}'))
-    run_set, base = bases[found[0]]
-    return Source(base, link_of(run_set), (run_set, *(
-        s for s, _ in bases.values() if s is not run_set and not s.is_duplicate and is_machine(s, run_set))))
+                          f'study, a JSON file of bench, or a system such as {_names(alike or [*named], "published")}'))
+    [run_set] = found
+    return Source(bases[run_set], link_of(run_set), (run_set, *(
+        s for s in bases if s is not run_set and not s.is_duplicate and is_machine(s, run_set))))
+
+
+def _letters(name: str) -> str:
+    """Return the lower-case letters and digits of a name, since a card is A100-SXM, a100_sxm or A100 SXM."""
+    return re.sub(r'[\W_]', '', name.casefold())
 
 
 def _from_bench(bench: Bench, local_batch_size: int | None) -> Source:
@@ -247,7 +256,8 @@ def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Sourc
              and b.num_units == base.num_units and not is_within(b.local_batch_size, base.local_batch_size, _ALIKE)}
     notes = () if len(comparable) == 1 or name else (
         f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system NAME selects another',)
-    return Source(replace(base, steps=tuple(steps.items())), link_of(run_set), tuple(s for s, _ in comparable), notes)
+    link, unknown = with_network(link_of(run_set), run_set)
+    return Source(replace(base, steps=tuple(steps.items())), link, tuple(s for s, _ in comparable), notes + unknown)
 
 
 def parse_what_if(text: str) -> WhatIf:

@@ -57,7 +57,7 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
     """Return a system's object in the JSON report, without its runs."""
     parts, energy, verdict = run_set.parts, run_set.energy, rcp.check_rcp(run_set)
     return {
-        'round': run_set.round, 'rounds': run_set.rounds, 'folders': [str(s.folder) for s in (run_set, *run_set.later)],
+        'round': run_set.round, 'rounds': run_set.rounds, 'folders': list(map(str, run_set.folders)),
         'benchmark': run_set.runs[0].benchmark, 'org': run_set.org, 'system': run_set.name,
         'study': study.name, **{name: getattr(run_set, name) for name in _FACTS},
         'optimizer': next((dict(r.optimizer) for r in (*run_set.converged, *run_set.runs)

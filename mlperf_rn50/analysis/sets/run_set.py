@@ -143,6 +143,11 @@ class RunSet:
         """Rounds in which the logs were submitted."""
         return tuple(dict.fromkeys((self.round, *(s.round for s in self.later))))
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Folders of the logs, one for each submission."""
+        return self.folder, *(s.folder for s in self.later)
+
     @cached_property
     def num_units(self) -> int | None:
         """Number of accelerators, or of ranks on CPUs."""
