@@ -44,11 +44,11 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.why.load import load_run, run_folder_at
     from mlperf_rn50.analysis.why.text import compare_times, explain_time
     first, *others = (load_run(run_folder_at(Path(path))) for path in options.runs)
-    answer = probed = None
+    answer, probed = None, ()
     if options.probe:
         from mlperf_rn50.bench.probe import probe
         probed = probe(first)
-    accuracy = None if others else explain_accuracy(first, probed)
+    accuracy = None if others else explain_accuracy(first, *probed)
     try:
         answer = compare_times(times_of(first), times_of(others[0])) if others else explain_time(first)
     except UserError:
