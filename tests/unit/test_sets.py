@@ -282,6 +282,20 @@ def test_findings_are_sorted_by_grade_and_those_of_all_logs_are_merged(tmp_path)
     assert [f.kind for f in set_findings(refused)][:2] == ['refused', 'duplicate']
 
 
+@pytest.mark.parametrize('nodes, per_node, ranks, known', [
+    (1, 1024, 1, None), (2, 64, 1, None), (1, 17, 1, None), (1, 16, 1, 1), (4, 16, 1, 4), (1, 24, 24, 1)])
+def test_pod_that_is_described_as_a_node_has_no_known_number_of_nodes(tmp_path, nodes, per_node, ranks, known):
+    write_set(tmp_path / 'v2.0/us/results/pod/resnet', 5, ranks=ranks, platform='pod')
+    description = tmp_path / 'v2.0/us/systems/pod.json'
+    description.parent.mkdir(parents=True)
+    description.write_text(json.dumps({'number_of_nodes': nodes, 'accelerators_per_node': str(per_node)}))
+    system = load_set(tmp_path)
+    assert (system.num_nodes, system.num_accelerators) == (known, nodes * per_node)
+    assert (system.node_hours is None) == (known is None)
+    texts = [f.text for f in set_findings(system) if f.kind == 'nodes_unknown']
+    assert len(texts) == (known is None) and all(f'{nodes * per_node:,} accelerators' in text for text in texts)
+
+
 def test_set_has_no_score_while_a_run_is_running(tmp_path):
     # Five runs of equal whole seconds and few accuracies are no duplicates, as a coarse clock produces them.
     found = load_set(write_set(tmp_path, accuracies=[0.1] * 20 + [0.76]))

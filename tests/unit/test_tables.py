@@ -84,11 +84,11 @@ def test_large_tree_has_a_brief_text(tree, monkeypatch):
         '- 1 error, 1 warning, 7 notes: --findings',
         f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'"""]
     rows = [re.split('  +', row) for row in lines[lines.index('All systems') + 3:]]
-    assert [(row[0], row[2], row[4], row[5]) for row in rows[:2]] == [
-        ('1x4', '2.03', '100.0 %', '1x4'), ('2x4', '1.03', '98.4 %', '1x4')]
+    assert [row[:6] for row in rows[:2]] == [
+        ['1x4', '1', '4', '2.03', '2.0', '100.0 %'], ['2x4', '2', '8', '1.03', '2.0', '98.4 %']]
     assert rows[-2] == ['odd: refused: batches differ'] and brief.count('batches differ') == 2
     assert "- v0.7/a's/odd: error: batches differ" in render_table(studies, has_all_findings=True)
-    assert render_table(studies, MARKDOWN).startswith('## ResNet-50 in MLPerf logs: 6 systems in 3 studies\n\n- From 1')
+    assert render_table(studies, MARKDOWN).startswith('## ResNet-50 in MLPerf logs: 6 systems in 3 studies\n\n- On 2')
     priced = render_table([replace(s, price_per_node_hour=36.0) for s in studies])
     assert '  cost  ' in priced and '  cost  ' not in brief
 
@@ -115,6 +115,7 @@ def test_filter_applies_before_comparisons_in_every_format(tree, tmp_path):
 
 @pytest.mark.parametrize('path, options, message', [
     (None, ['--batch', '64'], '--batch: got 64, expected one of: 9984, 19968'),
+    (None, ['--nodes', '3'], '--nodes: got 3, expected one of: 1, 2'),
     (None, ['--org', 'b', '--round', '2.0'], '--round: got v2.0, expected one of: v0.7'),
     (None, ['--accelerator', 'x'], '--accelerator: got x, but no log has a value; omit it'),
     ('published/v2.0', ['--org', 'delle'], '--org: got delle, expected one of: ASUSTeK, Azure, CASIA, Dell, ')])

@@ -208,7 +208,7 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
         note='Times to different targets or on different data are not comparable.',
         minor=('relative to', 'accelerator', 'framework', 'converged', 'time from', 'scaled score, min',
                'target', 'data', 'study'),
-        choices=('nodes', 'generation', 'round', 'division', 'organisation', 'batch'))
+        choices=('nodes', 'generation', 'round', 'division', 'organisation', 'batch', 'accelerator'))
 
 
 def tables_of(study: Study) -> list[Table]:

@@ -201,7 +201,8 @@ class RawLog:
         first, before = self.single[key]
         self._copies[key] += event == before
         gap_s = mark.time_s - first.time_s
-        if key == keys.RUN_START and keys.RUN_STOP in self.single and not 0 < abs(gap_s) <= _SAME_EVENT_S:
+        is_later = event != before and not 0 < abs(gap_s) <= _SAME_EVENT_S
+        if key == keys.RUN_START and keys.RUN_STOP in self.single and is_later:
             raise ValueError(f'got more than one run (run_stop on line {self.line(keys.RUN_STOP)}, run_start on line '
                              f'{mark.line}), expected one run per log')
         if key == keys.RUN_STOP and self._is_other_end(mark, event):
