@@ -19,7 +19,6 @@ from mlperf_rn50.text import percent, plural
 
 _MAX_BATCH_RATIO = 2  # between the predicted and the measured local batch; beyond it, the computing time is doubtful
 _PROPORTIONAL = 1.0005  # largest relative efficiency that is shown as 100.0 %
-_LEAST_NOISE = 0.005  # smallest relative noise of the epochs that is a doubt
 _SAME_TIME = 1.01  # largest ratio of times between batches that count as equally fast
 _KINDS = ('source', 'published', 'interpolated', 'given', None)  # of recipes, the most certain first
 _NO_SCHEDULE = ('the source logs declare no schedule, as in v0.5; the costs of several nodes of such software are not '
@@ -114,7 +113,7 @@ def _doubts(base: Base, found: Prediction, costs: Costs) -> tuple[str, ...]:
         f'{similar}, and the interval that of another machine':
             base.has_accelerators and found.knowledge == 'other' and layout.num_nodes > 1 and lacks_costs(base, costs),
         f'the first epoch of the source was the shortest, so its epochs vary by {percent(base.noise, ".0f")} or more; '
-        'the interval is wider': base.noise >= _LEAST_NOISE,
+        'the interval is wider': round(base.noise, 2) > 0,
         _NO_SCHEDULE: layout.num_nodes > 1 and lacks_schedule(base.run_set)}
     return tuple(text for text, is_true in doubts.items() if is_true)
 
