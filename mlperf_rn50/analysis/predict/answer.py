@@ -54,10 +54,6 @@ class Predictions:
 
     @property
     def timed(self) -> list[Prediction]:
-        return [r for r in self.rows if r.minutes]
-
-    @property
-    def known(self) -> list[Prediction]:
         return [r for r in self.rows if r.known_minutes]
 
     @property
@@ -68,8 +64,8 @@ class Predictions:
         """
         quantities = {'fastest': lambda r: r.known_minutes, 'cheapest': lambda r: r.known_node_hours,
                       'knee': lambda r: r.known_minutes * r.known_node_hours}
-        found = {name: min(self.known, key=value) for name, value in quantities.items() if self.known}
-        sizes = [r.layout.num_units for r in self.known]
+        found = {name: min(self.timed, key=value) for name, value in quantities.items() if self.timed}
+        sizes = [r.layout.num_units for r in self.timed]
         return {name: r for name, r in found.items() if name != 'knee' or min(sizes) < r.layout.num_units < max(sizes)}
 
 
@@ -183,11 +179,11 @@ def _compared(row: Prediction, baseline: Prediction) -> Prediction:
     More units are not expected to be more than proportionally faster, apart from fewer epochs. If they are predicted to
     be, this is a doubt, and the interval includes the proportional time.
     """
-    if not row.minutes or not baseline.minutes or not row.interval:
+    epochs, base_epochs = row.layout.epochs, baseline.layout.epochs
+    if not (row.minutes and baseline.minutes and row.interval and epochs and base_epochs):
         return row
-    assert row.layout.epochs and baseline.layout.epochs, 'known with minutes'
     speedup, units = baseline.minutes / row.minutes, row.layout.num_units / baseline.layout.num_units
-    excess = speedup / units / max(1.0, baseline.layout.epochs.mean / row.layout.epochs.mean)
+    excess = speedup / units / max(1.0, base_epochs.mean / epochs.mean)
     found = replace(row, speedup=speedup, efficiency=speedup / units)
     if units <= 1 or excess <= _PROPORTIONAL:
         return found

@@ -163,7 +163,7 @@ def _from_published(name: str) -> Source:
                           f'study, a JSON file of bench, or a system such as {_names(alike or [*named], "published")}'))
     [run_set] = found
     return Source(bases[run_set], link_of(run_set), (run_set, *(
-        s for s in bases if s is not run_set and not s.is_duplicate and is_machine(s, run_set))))
+        s for s in bases if s is not run_set and is_machine(s, run_set))))
 
 
 def _letters(name: str) -> str:

@@ -113,10 +113,10 @@ def verdicts(answer: Predictions) -> list[str]:
 
     A line on resumed runs follows, if there are any.
     """
-    num_known, lines = len(answer.known), resumed_lines(answer)
-    if num_known < 2:
-        return [_sentence(answer, row) for row in answer.known or answer.predicted or answer.rows] + lines
-    which = ' predicted layout' if num_known < len(answer.rows) else ''  # one without a time may be faster
+    num_timed, lines = len(answer.timed), resumed_lines(answer)
+    if num_timed < 2:
+        return [_sentence(answer, row) for row in answer.timed or answer.predicted or answer.rows] + lines
+    which = ' predicted layout' if num_timed < len(answer.rows) else ''  # one without a time may be faster
     return [f'{name.capitalize()}{which}: {_sentence(answer, row)}' for name, row in answer.best.items()] + lines
 
 

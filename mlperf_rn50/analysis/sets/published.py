@@ -88,7 +88,7 @@ def published_names() -> list[str]:
 def load_published(division: str = 'closed') -> tuple[RunSet, ...]:
     """Return the published MXNet sets of the closed division, or of both divisions for 'open'.
 
-    Refused sets and copies of other sets are left out.
+    Refused sets are left out.
     """
-    return tuple(s for s in load_table() if s.has_recipe and not s.is_duplicate
+    return tuple(s for s in load_table() if s.has_recipe
                  and division in ('open', s.division) and is_mxnet(s.name, s.framework))
