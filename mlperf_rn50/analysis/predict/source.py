@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, MsgspecError, Struct, ValidationError, convert, field
 from msgspec.json import decode
 
-from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of
+from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of, with_network
 from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, compute_s, ring_s
-from mlperf_rn50.analysis.predict.network import with_network
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Layout, Link
 from mlperf_rn50.analysis.recipe.choose import is_within
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -164,7 +163,7 @@ def _from_published(name: str) -> Source:
                           f'study, a JSON file of bench, or a system such as {_names(alike or [*named], "published")}'))
     [run_set] = found
     return Source(bases[run_set], link_of(run_set), (run_set, *(
-        s for s in bases if s is not run_set and not s.is_duplicate and is_machine(s, run_set))))
+        s for s in bases if s is not run_set and is_machine(s, run_set))))
 
 
 def _letters(name: str) -> str:
@@ -256,8 +255,8 @@ def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Sourc
              and b.num_units == base.num_units and not is_within(b.local_batch_size, base.local_batch_size, _ALIKE)}
     notes = () if len(comparable) == 1 or name else (
         f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system NAME selects another',)
-    link, unknown = with_network(link_of(run_set), run_set)
-    return Source(replace(base, steps=tuple(steps.items())), link, tuple(s for s, _ in comparable), notes + unknown)
+    return Source(replace(base, steps=tuple(steps.items())), with_network(link_of(run_set), run_set),
+                  tuple(s for s, _ in comparable), notes)
 
 
 def parse_what_if(text: str) -> WhatIf:
