@@ -63,7 +63,8 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
         'mean epochs': number_cell(run_set.epochs_mean, ',.1f', epoch_refs),
         'time, min': Cell(minutes(run_set.time_s) + spread, run_set.time_s, time_refs(run_set)),
         'cost': Cell('-'),  # for the order of the columns; _cost_cells has the value
-        'time from': Cell('score' if is_score else f'mean of {len(done)}' if done else '-'),
+        'time from': Cell('score' if is_score else f'mean of {len(run_set.scored)}{", refused" * bool(run_set.reasons)}'
+                          if run_set.scored else '-'),
         'scaled score, min': number_cell(rcp.official_score_minutes(run_set), ',.2f', time_refs(run_set)),
         'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f', training_refs(run_set)),
         's/epoch': number_cell(run_set.epoch_s, ',.2f', training_refs(run_set)),
