@@ -15,7 +15,7 @@ from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of, w
 from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, compute_s, ring_s
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Layout, Link
 from mlperf_rn50.analysis.recipe.choose import is_within
-from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
 from mlperf_rn50.analysis.sets.published import NAME, load_table, with_round
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
@@ -238,10 +238,10 @@ def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Sourc
     """Return the named system of a folder, or the one with the fewest nodes, and all comparable sets."""
     def distance(b: Base) -> tuple[int, bool]:
         return b.num_nodes, b.num_units != b.num_nodes * (per_node or 0)
-    run_sets = load_run_sets([folder])
+    run_sets = load_run_sets([folder], Rules())
     bases = [(s, base) for s in run_sets if (base := base_of(s))]
     if not bases:
-        reasons = '; '.join(f'{s.name}: {s.refusal or _INCOMPLETE}' for s in run_sets[:3])
+        reasons = '; '.join(f'{s.name}: {"; ".join(s.reasons) or _INCOMPLETE}' for s in run_sets[:3])
         raise UserError(f'no set to predict from: {printable(reasons)}')
     least, names = min(distance(b) for _, b in bases), [b.name for _, b in bases]
     chosen = [(s, b) for s, b in bases if (b.name == name if name else distance(b) == least)]

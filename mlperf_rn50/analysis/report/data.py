@@ -17,6 +17,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
 from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.findings import Finding
+from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import printable
 
@@ -64,6 +65,8 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
                            if r.optimizer and not run_set.refusal), {}),
         'dataset': run_set.dataset, 'is_imagenet': run_set.is_imagenet, 'num_runs': len(run_set.runs),
         'num_converged': len(run_set.converged), 'num_resumed': len(run_set.resumed), 'refusal': run_set.refusal,
+        'violations': run_set.reasons, 'obstacles': run_set.judgement.obstacles,
+        'judged_round': ROUND_OF.get(run_set.judgement.ruleset or ''),
         'epochs_to_converge_mean': run_set.epochs_mean, 'score_minutes': run_set.score_minutes,
         'official_score_minutes': rcp.official_score_minutes(run_set),
         'time_to_train_mean_s': run_set.time_s, 'time_to_train_spread_s': run_set.spread_s,
