@@ -179,10 +179,12 @@ def test_what_other_programs_cannot_cause_is_named_besides():
 
 
 def test_thin_link_is_named_besides_other_programs():
-    thin = NetworkRecord(32, 1e9, 5_000_000, 8, 2e12)
-    ranks = [structs.replace(r, host=f'h{r.rank}') for r in on_cores(two(wait=400), **BUSY)]
+    thin = NetworkRecord(32, 1e9, 2_500_000, 8, 2e12)
+    ranks = [structs.replace(r, host=f'h{r.rank}') for r in on_cores(two(wait=100), **BUSY)]
     found = limit_of(made_run(*ranks, network=thin, device='cpu'))
     assert (found.name, found.also and found.also.name) == ('busy', 'exchange')
+    ranks = [structs.replace(r, wait_s=30.0) for r in ranks]
+    assert limit_of(made_run(*ranks, network=thin, device='cpu')).also.name == 'busy'  # far smaller
 
 
 def test_run_that_did_not_record_its_cores_says_nothing_about_them():

@@ -5,7 +5,7 @@ The critical path follows, in each step, the rank for which the others wait. So 
 import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from mlperf_rn50.analysis.why.cores import Shortage, find_shortage
@@ -162,7 +162,9 @@ def find_limit(times: Times) -> Limit:
     is_short = lack_s > _LEAST_SHARE * times.total_s
     large = next(iter(_large_parts(times, is_thin, is_short)), None)
     if shortage and is_short:
-        return Limit(shortage.name, lack_s / times.total_s, rank=shortage.rank, shortage=shortage, also=large)
+        lack = Limit(shortage.name, lack_s / times.total_s, rank=shortage.rank, shortage=shortage)
+        first, second = (large, lack) if large and large.share > 2 * lack.share else (lack, large)
+        return replace(first, also=second)
     if large:
         return large
     if 0 < times.peak_share < _LOW_PEAK and 2 * times.parts['compute'] > times.total_s:

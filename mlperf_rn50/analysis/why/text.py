@@ -68,7 +68,7 @@ def _sentence(times: Times, limit: Limit) -> str:
         peak = f' at {percent(times.peak_share, ".0f")} of the peak' if times.peak_share else ''
         return (f'Healthy: {shares["compute"]} of the time is forward and backward{peak}; the largest '
                 f'other part, {NAMES[largest]}, takes {shares[largest]}.')
-    also = f' Besides, {_cause(times, limit.also)}.' if limit.also else ''
+    also = f' Besides, {_cause(times, limit.also).rpartition(": ")[2]}.' if limit.also else ''
     return f'{_cause(times, limit)}; at most {limit.gain:.2f} times as fast without this.{also}'
 
 
