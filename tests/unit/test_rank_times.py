@@ -63,7 +63,7 @@ def test_trace_that_cannot_be_written_is_reported_on_one_line(tmp_path, capsys):
 
 
 def test_steps_of_a_single_rank_get_the_updates_that_sampled_steps_have_after_the_backward_pass():
-    times = np.array([[0, 0, 9, 0, 0.5, 0, 0, np.nan], [0, 0, 6, 0, 3, 0, 0, 0], [0, 0, 1, 0, 0.5, 0, 0, np.nan]])
+    times = np.array([[0, 0, 8, 0, 1, 0, 0, np.nan], [0, 0, 6, 0, 3, 0, 0, 0], [0, 0, 2, 0, 1, 0, 0, np.nan]])
     spread = spread_updates(times)
-    assert spread[:, :5].tolist() == [[0, 0, 6.5, 0, 3], [0, 0, 6, 0, 3], [0, 0, 0, 0, 1.5]]
-    assert spread_updates(times[::2])[:, 4].tolist() == [0.5, 0.5]  # no step was sampled
+    assert spread[:, :5].tolist() == [[0, 0, 6, 0, 3], [0, 0, 6, 0, 3], [0, 0, 2, 0, 1]]
+    assert spread_updates(times[::2])[:, 4].tolist() == [1, 1]  # no step was sampled

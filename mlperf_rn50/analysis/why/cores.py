@@ -3,6 +3,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlperf_rn50.runfolder.records import RanksRecord, RankSteps
+from mlperf_rn50.text import grouped
 
 _LEAST_USE, _FULL = 0.1, 0.9  # of the cores, by others and by all programs
 
@@ -22,7 +23,8 @@ class Shortage:
 def _make(rank: Sequence[RankSteps]) -> Shortage | None:
     """Return what a rank lacked in several intervals."""
     core_s = sum(r.num_cores * r.wall_s for r in rank)
-    own, others, stolen = (sum(s) / core_s for s in zip(*((r.cpu_s, r.others_s or 0.0, r.steal_s) for r in rank)))
+    own, others, stolen = (min(sum(s) / core_s, 1.0) for s in zip(*(
+        (r.cpu_s, r.others_s or 0.0, r.steal_s) for r in rank)))
     last, throttled = rank[-1], sum(r.throttled_s for r in rank) / core_s
     on_core_s, queued_s = (sum(s) for s in zip(*(r.ready_s.get('compute', (0.0, 0.0)) for r in rank)))
     is_full = own * last.num_sharing + others + stolen > _FULL
@@ -41,7 +43,6 @@ def _make(rank: Sequence[RankSteps]) -> Shortage | None:
 
 def find_shortage(records: Sequence[RanksRecord]) -> Shortage | None:
     """Return the largest shortage of a rank; None if the ranks did not record the use of their cores."""
-    by_rank: dict[int, list[RankSteps]] = {}
-    for rank in (r for record in records for r in record.ranks if r.wall_s and r.num_cores and r.others_s is not None):
-        by_rank.setdefault(rank.rank, []).append(rank)
+    by_rank = grouped((r for record in records for r in record.ranks if r.wall_s and r.num_cores and
+                       r.others_s is not None), lambda r: r.rank)
     return max(filter(None, map(_make, by_rank.values())), key=lambda s: s.waited, default=None)

@@ -12,6 +12,7 @@ from mlperf_rn50.analysis.why.cores import Shortage, find_shortage
 from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.runfolder.records import EndRecord, NetworkRecord, RanksRecord, RankSteps
+from mlperf_rn50.text import grouped
 
 INPUT = {'read': 'storage', 'decode': 'decoding', 'prepare': 'python'}  # parts of waiting for images
 OUTSIDE = ('evaluation', 'checkpoints', 'rest')  # parts outside the steps; rest: of the time on the clock
@@ -25,7 +26,7 @@ _LEAST_FIXED = 0.2  # of a step that does not depend on the batch; twice the bat
 _LOW_PEAK = 0.06  # of the peak, of which ResNet-50 reached 63 % on digits and a CPU; not measured on GPUs
 _LEAST_SHORT, _LEAST_SHORT_FIXED = 0.25, 0.5  # instead, if ranks lacked cores, which makes times uneven
 _FAR = 1 / 3  # of the computation of a rank, by which it exceeds that of the others
-_LEAST_UNEVENNESS = 1.6  # ratio of the median and the fastest tenth of the steps, in bins of a ratio of 1.19
+_LEAST_UNEVENNESS, _LEAST_STEPS = 1.9, 50  # ratio of the median and the fastest tenth of so many steps
 _SLOW_START = 1.5  # ratio of mean and median of a step in an interval that was slow only at its start
 
 
@@ -131,34 +132,31 @@ def _excess_s(times: Times, rank: int, *names: str) -> list[float]:
 
 def _stopped(times: Times) -> Limit | None:
     """Return the rank that was stopped for the largest part of the time."""
-    seconds: dict[int, float] = {}
-    for r in (r for record, *_ in times.intervals for r in record.ranks):
-        seconds[r.rank] = seconds.get(r.rank, 0.0) + r.stopped_s
-    rank = next(r for r in times.intervals[-1][0].ranks if r.rank == max(seconds, key=lambda k: seconds[k]))
-    share = min(seconds[rank.rank] / times.total_s, 1.0)
-    return Limit('stopped', share, rank=rank) if share > _LEAST_SHARE else None
+    by_rank = grouped((r for record, *_ in times.intervals for r in record.ranks), lambda r: r.rank)
+    stopped_s, number = max((sum(r.stopped_s for r in ranks), number) for number, ranks in by_rank.items())
+    share = min(stopped_s / times.total_s, 1.0)
+    return Limit('stopped', share, rank=by_rank[number][-1]) if share > _LEAST_SHARE else None
 
 
 def _unevenness(times: Times) -> float:
     """Return the ratio of a usual and a fast computation of a step; 1 if they are not known or differ by plan."""
     counts = times.intervals[-1][0].histograms.get('compute', [])
     ends = list(accumulate(counts))
-    if not counts or times.has_sizes:
+    if not counts or ends[-1] < _LEAST_STEPS or times.has_sizes:
         return 1.0
     fast, usual = (bisect_left(ends, part * ends[-1]) for part in (0.1, 0.5))
-    return float(2 ** ((usual - fast) / 4))
+    return 2.0 ** min((usual - fast) / 4, 100)
 
 
 def find_limit(times: Times) -> Limit:
     """Return what limits a run: a stopped rank, a lack of cores, or the largest part above its threshold."""
-    stopped = _stopped(times)
+    if stopped := _stopped(times):
+        return stopped
     shortage = find_shortage([record for record, *_ in times.intervals]) if times.is_cpu else None
     slow_link = _SLOW_LINK * (1 - shortage.waited) if shortage else _SLOW_LINK  # cores also move gradients
     is_thin = 0 < times.bandwidth < slow_link and times.num_hosts > 1 and not times.is_latency
     needed_s = sum(times.parts[name] for name in ('compute', 'update', 'evaluation', *['exchange'] * (not is_thin)))
     lack_s = shortage.waited * needed_s if shortage else 0.0
-    if stopped:
-        return stopped
     is_short = lack_s > _LEAST_SHARE * times.total_s
     large = next(iter(_large_parts(times, is_thin, is_short)), None)
     if shortage and is_short:

@@ -84,15 +84,13 @@ def write_trace(path: Path, spans: list[StepSpans]) -> None:
 def spread_updates(times: np.ndarray) -> np.ndarray:
     """Return the times of a single rank, whose sampled steps alone have the updates after the backward pass.
 
-    In the other steps, the same time is a part of the backward pass.
+    In the other steps, they are part of the backward pass, and get the same share of both.
     """
     result, is_sampled = times.copy(), ~np.isnan(times[:, COLUMNS.index('hidden')])
-    if is_sampled.any():
-        compute, update = PHASES.index('compute'), PHASES.index('update')
-        inside = times[is_sampled, update].mean() - times[~is_sampled, update]
-        inside = np.clip(inside, 0, times[~is_sampled, compute])
-        result[~is_sampled, compute] -= inside
-        result[~is_sampled, update] += inside
+    both = [PHASES.index('compute'), PHASES.index('update')]
+    sums = times[is_sampled][:, both].sum(0)
+    if sums.sum():
+        result[np.ix_(~is_sampled, both)] = np.outer(times[~is_sampled][:, both].sum(1), sums / sums.sum())
     return result
 
 
