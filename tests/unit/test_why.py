@@ -163,6 +163,7 @@ def test_cores_that_did_not_limit_are_not_named(changes):
 @pytest.mark.parametrize(('name', 'changes'), [
     ('stolen', {'steal_s': 5.0, 'cpu_s': 5.0}),
     ('crowded', {'num_sharing': 2, 'cpu_s': 4.5, 'ready_s': {'compute': (4.0, 4.0)}}),
+    ('exchange', {'num_sharing': 2, 'num_cores': 2, 'ready_s': {'compute': (4.0, 4.0)}}),  # enough for both
     ('crowded', {'num_threads': 8, 'ready_s': {'compute': (4.0, 4.0)}}),
     ('quota', {'cpu_s': 4.0, 'throttled_s': 5.0, 'ready_s': {'compute': (4.0, 4.0)}}),
     ('busy', {'cpu_s': 2.0, 'others_s': 7.9, 'ready_s': {}}),  # the kernel does not count waits
@@ -176,6 +177,14 @@ def test_what_other_programs_cannot_cause_is_named_besides():
     answer = explain_time(made_run(*on_cores(two(), **BUSY), device='cpu', eval_s=9.0))
     assert (answer.values['verdict'], answer.values['also']) == ('busy', 'evaluation')
     assert answer.sentence.endswith(' Besides, 47 % of the time is evaluation.')
+
+
+@pytest.mark.parametrize(('queued_s', 'also'), [(6.0, 'slow_rank'), (15.0, None)])
+def test_slow_rank_is_named_besides_other_programs_unless_these_slow_it(queued_s, also):
+    first = on_cores([rank_steps(0, wait=94, slow_rank=90)], **BUSY)
+    second = on_cores([rank_steps(1, compute=180)], **{**BUSY, 'ready_s': {'compute': (2.0, queued_s)}})
+    found = limit_of(made_run(*first, *second, device='cpu'))
+    assert (found.name, found.also and found.also.name) == ('busy', also)
 
 
 def test_thin_link_is_named_besides_other_programs():

@@ -36,7 +36,7 @@ def _make(rank: Sequence[RankSteps]) -> Shortage | None:
     by_others = 1 - (1 - waited * others / max(others + beside, 1e-9)) * (1 - stolen)
     if others + stolen > _LEAST_USE and by_others > waited / 2:
         return Shortage('busy' if others > stolen else 'stolen', last, own, others, stolen, by_others)
-    if last.num_sharing > 1 or (last.num_threads or 0) > last.num_cores:
+    if last.num_sharing * (last.num_threads or 1) > last.num_cores:
         return Shortage('crowded', last, own, others, stolen, waited)
     return Shortage('quota', last, own, others, stolen, waited) if throttled > _LEAST_USE else None
 

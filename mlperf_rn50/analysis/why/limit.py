@@ -123,9 +123,13 @@ def times_of(run: WhyRun) -> Times:
                  bool(run.config and run.config.data.sizes), *rates)
 
 
-def _excess_s(times: Times, rank: int, *names: str) -> list[float]:
-    """Return, by interval, by how much a rank exceeds the median of the other ranks in some phases."""
-    by_rank = [{r.rank: _own_s(r, *names) for r in record.ranks} for record, *_ in times.intervals]
+def _excess_s(times: Times, rank: int, names: Sequence[str], is_short: bool) -> list[float]:
+    """Return, by interval, by how much a rank exceeds the median of the other ranks in some phases.
+
+    is_short: whether ranks lacked cores; their waits for cores then do not count.
+    """
+    by_rank = [{r.rank: _own_s(r, *names) - is_short * r.ready_s.get('compute', (0.0, 0.0))[1] for r in record.ranks}
+               for record, *_ in times.intervals]
     return [own.pop(rank) - statistics.median(own.values()) if rank in own and len(own) > 1 else 0.0
             for own in by_rank]
 
@@ -178,8 +182,8 @@ def _large_parts(times: Times, is_thin: bool, is_short: bool) -> list[Limit]:
     is_short: whether ranks lacked cores, which makes all parts uneven, and exchanges and ranks slow.
     """
     parts, total_s, net = times.parts, times.total_s, times.network
-    slow = max((r for *_, r, _ in times.intervals), key=lambda r: sum(_excess_s(times, r.rank, *_OWN)))
-    excess_s, since = _excess_s(times, slow.rank, 'compute', 'update'), None
+    slow = max((r for *_, r, _ in times.intervals), key=lambda r: sum(_excess_s(times, r.rank, _OWN, is_short)))
+    excess_s, since = _excess_s(times, slow.rank, ('compute', 'update'), is_short), None
     for (record, rank, _), s in zip(times.intervals, excess_s):
         since = (record.epoch if since is None else since) if s > _LEAST_SHARE * _own_s(rank, *_OWN, 'wait') else None
     step_s = sum(s for name, s in parts.items() if name not in OUTSIDE)
@@ -191,7 +195,7 @@ def _large_parts(times: Times, is_thin: bool, is_short: bool) -> list[Limit]:
         _LEAST_SHARE, _LEAST_CPU_EXCHANGE if times.is_cpu and not is_thin else _LEAST_SHARE)
     shares = {name: s / total_s for name, s, least in (
         ('input', sum(parts[name] for name in INPUT), least), ('python', parts['python'], least),
-        ('slow_rank', sum(excess_s) * (not is_short), least), ('checkpoints', parts['checkpoints'], least),
+        ('slow_rank', sum(excess_s), least), ('checkpoints', parts['checkpoints'], least),
         ('evaluation', parts['evaluation'], max(least, _LEAST_EVALUATION)), ('batch', fixed_s * has_few, least),
         ('exchange', parts['exchange'] * can_exchange, least_exchange)) if s > least * total_s}
     is_host = times.is_cpu and times.num_hosts == 1

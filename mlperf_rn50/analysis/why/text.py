@@ -34,7 +34,7 @@ _TEXTS = {  # by verdict and part: what takes the share of the time, and the nex
              'stop the other programs of this host, which top lists'),
     'stolen': ('Busy machine: {place} got {own} of its cores, and the host of the virtual machine took {stolen}',
                'use a virtual machine with cores of its own'),
-    'crowded': ('Crowded cores: {ranks} with {threads} each use the cores of {place}',
+    'crowded': ('Crowded cores: {ranks} with {threads} per rank compute on the cores of {place}',
                 'start fewer ranks per host, or lower OMP_NUM_THREADS'),
     'quota': ('CPU quota: it stops {place}, which got {own} of its cores', 'raise the quota of its control group'),
     'uneven': ('is forward and backward above that of the fastest tenth of the steps',
