@@ -4,12 +4,12 @@ python docs/make_history.py > docs/history.md
 python docs/make_history.py docs/pictures
 """
 import sys
-from itertools import groupby
 from pathlib import Path
 
 from mlperf_rn50.analysis.recipe.choose import families, frontier, group
 from mlperf_rn50.analysis.report.plots import CARDS, card_of, draw_overview
 from mlperf_rn50.analysis.sets.published import load_published, load_table
+from mlperf_rn50.analysis.sets.scaling import make_studies
 
 HEAD = """# Published results
 
@@ -23,7 +23,8 @@ EPOCHS = """## Epochs by batch
 ![Epochs to 75.9 % over the global batch, with the fewest epochs of each batch as a line](pictures/history_epochs.svg)
 
 Since v0.7, 35 or 36 epochs with LARS suffice up to 4,096 images. Beyond, the epochs rise, to {most:.0f} at {batch:,}.
-The line and the table show the fewest mean epochs at each batch, without batches at which a larger one takes fewer.
+The line and the table show the recipe with the fewest epochs at each batch, without batches at which a larger one takes
+fewer. Its epochs are the mean over all runs with this recipe, as in `recipe`, and so not always those of the example.
 """
 TIMES = """## Time by accelerators
 
@@ -33,8 +34,9 @@ Shortest time to 75.9 % in minutes; in brackets, the round.
 """
 SERIES = """## Efficiency by series
 
-A series is one organisation, round, accelerator and number of accelerators per node on at least three numbers of nodes.
-Efficiency is the speed-up divided by the ratio of accelerators, both relative to the smallest set.
+The series of `report` on at least three numbers of nodes, with the fastest set of each number. A
+[series](results.md#series) has one organisation, round, accelerator, framework and number of accelerators per node.
+Efficiency is the speed-up divided by the ratio of accelerators, both relative to the set on the fewest nodes.
 """
 
 
@@ -79,21 +81,19 @@ def times_table():
 
 
 def series_table():
-    def key(s):
-        return s.org, s.round, s.accelerator or '', s.num_accelerators // (s.num_nodes or 1)
-    rows = []
-    for (org, round_, card, per_node), members in groupby(sorted(sets_to_target(), key=key), key):
-        best = {}
-        for s in sorted(members, key=lambda s: -s.minutes):
-            best[s.num_nodes] = s
-        found = [best[n] for n in sorted(best)]
-        if len(found) < 3:
-            continue
-        first = found[0]
-        shares = [first.minutes * first.num_nodes / (s.minutes * s.num_nodes) for s in found]
-        rows.append([f'{org} {round_}', card, per_node, ', '.join(str(s.num_nodes) for s in found),
-                     ', '.join(f'{s.minutes:.2f}' for s in found), ', '.join(f'{100 * x:.0f} %' for x in shares)])
-    return table(['series', 'accelerator', 'per node', 'nodes', 'minutes', 'efficiency'], rows)
+    rows, shown = [], set(sets_to_target())
+    for study in make_studies(load_table()):
+        for series in study.series:
+            best = {s.num_nodes: s for s in reversed(series.run_sets) if s in shown}  # the fastest comes last
+            if len(best) < 3:
+                continue
+            found = [study.comparison_of[best[n]] for n in sorted(best)]
+            base = series.baseline
+            rows.append([f'{base.org} {base.round}', base.accelerator, f'{base.units_per_node:g}',
+                         ', '.join(map(str, sorted(best))),
+                         ', '.join(f'{c.run_set.minutes:.2f}' for c in found),
+                         ', '.join(f'{100 * c.efficiency:.0f} %' for c in found)])
+    return table(['series', 'accelerator', 'per node', 'nodes', 'minutes', 'efficiency'], sorted(rows))
 
 
 def write_pictures(folder):

@@ -77,6 +77,8 @@ def make_entry(run_set, previous):
         entry['unlogged'] = make_unlogged(round_, facts['global_batch_size'])
     if any(r.is_from_0 for r in run_set.counted):
         entry['is_from_0'] = True
+    if later := {*map(tuple, previous.get('later', ())), *map(place_of, run_set.later)}:
+        entry['later'] = sorted(later)
     if run_set.is_duplicate:
         entry['is_duplicate'] = True
     if run_set.refusal:
@@ -85,13 +87,17 @@ def make_entry(run_set, previous):
 
 
 def make_table(run_sets, previous):
-    """Return the entries of all readable sets by round, organisation and name, with those of the previous table."""
+    """Return the entries of all readable sets by round, organisation and name, with those of the previous table.
+
+    Logs that were submitted again in later rounds are one entry.
+    """
     table = {(e['round'], e['org'], e['name']): e for e in previous}
     readable = [s for s in run_sets if s.readable]
     counts = Counter(map(place_of, readable))
     assert max(counts.values()) == 1, [place for place, count in counts.items() if count > 1]
     table.update((place_of(s), make_entry(s, table.get(place_of(s), {}))) for s in readable)
-    return [table[place] for place in sorted(table)]
+    again = {tuple(place) for e in table.values() for place in e.get('later', ())}
+    return [table[place] for place in sorted(table.keys() - again)]
 
 
 def main():

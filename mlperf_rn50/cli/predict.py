@@ -103,7 +103,8 @@ def _validate(options: Namespace, parser: Parser) -> int:
         parser.error(f'--validate: also got {", ".join(given) or "--format json"}, expected at most a TREE')
     from mlperf_rn50.analysis.predict.costs import validate, validate_published
     from mlperf_rn50.analysis.predict.tables import render_validation
-    from mlperf_rn50.analysis.sets.load import load_run_sets
-    validation = validate_published() if options.validate is True else validate(load_run_sets([Path(options.validate)]))
+    from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
+    validation = validate_published() if options.validate is True else validate(
+        load_run_sets([Path(options.validate)], Rules()))
     print(render_validation(validation, options.format == 'markdown'))
     return EXIT_OK if validation.errors else EXIT_FAILED

@@ -47,7 +47,7 @@ def build(run: TrainingRun) -> None:
                                     run.heartbeat.record_step)
     place = run.hosts[comm.rank]
     run.times = RankTimes(comm, trainer.timer, {'rank': comm.rank, 'host': place.name, 'cores': place.cores},
-                          run.folder)
+                          run.folder, run.heartbeat)
     source, notes = _initial_weights(run) if not run.resumption else ('', [])
     trainer.broadcast()
     train_shard, eval_shard = plan.train_shard(comm.rank), plan.eval_shard(comm.rank)
@@ -96,6 +96,7 @@ def start_clock(run: TrainingRun) -> None:
     """Start the clock of a new run, or continue that of a resumed one, on all ranks together."""
     run.comm.barrier()
     run.clock_start, run.wall_clock = time.monotonic(), WallClock()
+    run.times.start()
     if run.resumption:
         continue_clock(run)
         report_resumption(run, run.resumption)

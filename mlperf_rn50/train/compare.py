@@ -28,9 +28,9 @@ def find_reference(config: Config, world_size: int) -> Reference | None:
         return reference.find_published(recipe, load_published()) if is_imagenet(config) else None
     named = load_run_sets([Path(p) for p in config.run.reference])
     usable = [s for s in named if s.has_recipe]
-    refused = next((s for s in named if s.refusal), None)
+    refused = next((s for s in named if s.reasons), None)
     if refused and not usable:
-        raise UserError(f'run.reference: expected a run set, got {refused.folder}: {refused.refusal}')
+        raise UserError(f'run.reference: expected a run set, got {refused.folder}: {"; ".join(refused.reasons)}')
     return reference.find_named(recipe, reference.dataset_of(config), config.data.num_val, usable, load_published())
 
 

@@ -153,11 +153,12 @@ class Trainer:
         if requests not in self._flag_arrays:
             self._flag_arrays[requests] = mx.nd.array(astuple(requests), self.context)
         sums = self._comm.sum_in_background(mx.nd.concat(mean, self._flag_arrays[requests], dim=0))
-        is_sampled, buckets = self.timer.is_sampling, self.optimizer.buckets
-        ready = [self.timer.stamp(b.last) for b in buckets if self._comm.world_size > 1] if is_sampled else None
+        buckets, is_alone = self.optimizer.buckets, self._comm.world_size == 1
+        ready = None if not self.timer.is_sampling else [self.timer.separate([g for b in buckets for g in b.grads])
+                                                         ] if is_alone else [self.timer.stamp(b.last) for b in buckets]
         for number, bucket in enumerate(buckets):
             self._comm.average_gradients(bucket.grads, number)
-        done = [self.timer.stamp(b.last) for b in buckets] if ready else ()
+        done = [self.timer.stamp(b.last) for b in buckets] if ready and not is_alone else ()
         self.timer.mark_exchange(computed, mark(last), ready, done)
         return sums
 

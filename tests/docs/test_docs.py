@@ -1,4 +1,5 @@
 """Documentation: site, links, commands, generated pages."""
+import json
 import os
 import re
 import shlex
@@ -144,12 +145,23 @@ def test_site_builds_without_warnings_and_external_requests(tmp_path):
 
 
 @pytest.mark.parametrize('script, page', [
-    ('make_reference.py', REFERENCE), ('make_history.py', ROOT / 'docs/history.md')])
+    ('make_reference.py', REFERENCE), ('make_history.py', ROOT / 'docs/history.md'),
+    ('make_speeds.py', ROOT / 'docs/gpu.md')])
 def test_generated_page_is_up_to_date(script, page):
     done = run([sys.executable, ROOT / 'docs' / script], env={'PYTHONPATH': str(ROOT), 'COLUMNS': '40',
                                                                         'HOME': os.devnull})
     assert done.returncode == 0, done.stderr
-    assert page.read_text() == done.stdout, f'run: python docs/{script} > {page.relative_to(ROOT)}'
+    assert page.read_text() == done.stdout, f'run python docs/{script} as its docstring shows'
+
+
+def test_series_of_the_history_are_those_of_the_report():
+    systems = json.loads(call('report', 'published', '--format', 'json').stdout)['systems']
+    shown = {(f'{s["org"]} {s["round"]}', f'{s["score_minutes"]:.2f}', f'{100 * s["efficiency"]:.0f} %')
+             for s in systems if s['efficiency'] and s['score_minutes']}
+    row = re.compile(r'^\| (\S+ v\d\.\d) \|.*\| ([\d., ]+) \| ([\d %,]+) \|$', re.MULTILINE)
+    series = row.findall((ROOT / 'docs/history.md').read_text())
+    cells = {(name, *cell) for name, *values in series for cell in zip(*(v.split(', ') for v in values))}
+    assert len(series) > 10 and cells <= shown, cells - shown
 
 
 def test_every_option_and_key_is_described():

@@ -107,8 +107,8 @@ def test_arrow_keys_move_within_a_table(open_page):
     table = frame(page, ALL).locator('table')
     table.get_by_role('button', name='system').focus()
     for key, text in [('ArrowRight', 'nodes'), ('End', 'study'), ('ArrowLeft', 'data'), ('Home', 'system'),
-                      ('ArrowDown', column(table, 'system')[0]), ('ArrowRight', '1'), ('ArrowRight', '4'), ('ArrowRight', '0.70'),
-                      ('ArrowUp', 'time, min')]:
+                      ('ArrowDown', column(table, 'system')[0]), ('ArrowRight', '1'), ('ArrowRight', '4'),
+                      ('ArrowRight', '0.70'), ('ArrowUp', 'time, min')]:
         page.keyboard.press(key)
         assert page.evaluate('document.activeElement.textContent') == text, key
 

@@ -12,7 +12,9 @@ from helpers import call, run
 
 from mlperf_rn50.files import LineFile
 from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import list_checkpoints
+from mlperf_rn50.runfolder.records import EndRecord
 from mlperf_rn50.train.checkpoint.checkpoint import load
 
 
@@ -32,6 +34,15 @@ def assert_same_end(run_dir, whole_dir, step=20):
     assert by_epoch[0] == by_epoch[1]
 
 
+def assert_parts_add_up(run_dir):
+    """Assert that the log and the metrics of a killed run have the time since run_start, and the same parts of it."""
+    log, (_, end) = read_run(run_dir / 'result_0.txt'), list(read_lines(run_dir / 'metrics.jsonl', EndRecord))[-1]
+    assert log.time_to_train_s == pytest.approx(end.time_to_train_s, abs=0.5)
+    assert sum(end.elapsed_parts.values()) == pytest.approx(end.time_to_train_s, abs=0.01)
+    assert log.elapsed == pytest.approx(list(end.elapsed_parts.values()), abs=0.5)
+    assert log.elapsed.fault_to_resume_s > 0 and log.elapsed.paused_s == 0
+
+
 def test_run_killed_between_checkpoints_resumes_exactly(whole_run, tiny, tmp_path):
     options = ['--checkpoint.period_epochs=0', '--checkpoint.period_steps=4', '--checkpoint.keep=3']
     process = start(thin_ranks(2, '--stuck=10', *arguments(tmp_path, tiny, *options)))
@@ -43,6 +54,7 @@ def test_run_killed_between_checkpoints_resumes_exactly(whole_run, tiny, tmp_pat
     assert_aborted(run(thin_ranks(2, 'train', '--resume', tmp_path)))
     assert metrics(tmp_path, 'resumed')[0]['step'] == 8
     assert_same_end(tmp_path, whole_run[0])
+    assert_parts_add_up(tmp_path)
     output = call('check', tmp_path / 'result_0.txt', '--ruleset', 'v0.5').stdout
     assert output.startswith('valid for v0.5: no (the target was missed: best accuracy ')
 

@@ -14,7 +14,7 @@ from mlperf_rn50.runfolder.names import newest_step
 
 NUM_TRAIN, NUM_VAL, STEPS_PER_EPOCH = 150, 50, 5
 THIN = [sys.executable, Path(__file__).with_name('thin.py')]
-_VOLATILE = ('time_s', 'images_per_s', 'time_to_train_s', 'peak_flops_per_s', 'checkpoint_s')
+_VOLATILE = ('time_s', 'elapsed_parts', 'job', 'images_per_s', 'time_to_train_s', 'peak_flops_per_s', 'checkpoint_s')
 
 
 def pack_tiny(out: Path, num_train: int = NUM_TRAIN) -> Path:

@@ -60,8 +60,11 @@ def test_mistake_in_the_configuration(tmp_path, cause, sections):
     assert accused(tmp_path, changed(**sections)) == {cause}
 
 
-def test_run_that_ends_before_its_schedule_has_too_few_epochs_or_a_too_long_decay(tmp_path):
-    assert accused(tmp_path, changed(schedule={'decay_epochs': 40})) == {'decay', 'epochs'}
+def test_run_that_ends_before_its_schedule_is_named_in_plain_words(tmp_path):
+    assert accused(tmp_path, changed(schedule={'decay_epochs': 40})) == {'epochs'}
+    config = changed(schedule={'decay_epochs': 40})
+    found = explain_accuracy(replace(course(tmp_path, config), config=config))
+    assert found.sentence.endswith(': it trained 12 of the 40 epochs of its schedule.')
 
 
 @pytest.mark.parametrize('batch, num_ranks', [(700, 1), (64, 16)])
@@ -79,7 +82,10 @@ def test_skipped_steps(tmp_path):
 
 
 def test_loss_above_that_of_equal_logits(tmp_path):
-    assert {'learning_rate', 'gradient_scale'} <= accused(tmp_path, losses=[2.3] * 20 + [9.0] * 40)
+    losses = [2.3] * 20 + [9.0] * 20 + [1.0] * 20
+    assert {'learning_rate', 'gradient_scale'} <= accused(tmp_path, losses=losses)
+    text = explain_accuracy(replace(course(tmp_path, losses=losses), config=DIGITS)).sentence
+    assert 'learning rate or gradient scale (largest loss' in text and text.count('largest loss') == 1
 
 
 @pytest.mark.parametrize('num_train, is_accused', [(1700, False), (1500, True)])
@@ -135,6 +141,30 @@ def test_next_step_has_an_option_or_a_command(tmp_path, cause, step):
     assert explain_accuracy(load_run(RunFolder(tmp_path, 0)), [Cause(cause, 5.0, '', '', '')]).next_step == step
 
 
+def test_figures_that_are_too_early_or_explained_are_not_causes(tmp_path):
+    assert answer(tmp_path, DIGITS).values['causes'] == []
+    run, found = load_run(RunFolder(tmp_path, 0)), [
+        Cause('frozen', 0.0, 'arrays', '9', '1', 'too early'), Cause('overfitting', 0.0, 'Top-1', '9', '1', 'possible')]
+    result = explain_accuracy(run, found, 'Probed: weights of epoch 2.')
+    assert 'too early' in result.sentence and 'Probed: weights of epoch 2.' in result.notes
+    assert [(row[0], row[-1]) for row in result.evidence[:2]] == [('frozen', 'too early'), ('overfitting', 'possible')]
+    assert 'too early' not in explain_accuracy(run, found[1:]).sentence
+
+
+def test_stopped_run_is_not_cleared_by_a_probe(tmp_path):
+    answer(tmp_path, DIGITS, end='interrupted')
+    run = load_run(RunFolder(tmp_path, 0))
+    assert explain_accuracy(run) is None
+    found = explain_accuracy(run, [Cause('labels_swapped', 8.0, 'classes', '3 for 4', 'none')])
+    assert [c['cause'] for c in found.values['causes']] == ['labels_swapped']
+
+
+@pytest.mark.parametrize('value, verdict', [(0.25, 'usual'), (0.250004, 'usual'), (0.2501, 'possible')])
+def test_printed_limit_decides(value, verdict):
+    found = weigh('batch_norm', 'part', value, most=0.25)
+    assert (found.verdict, found.strength > 1) == (verdict, verdict == 'possible')
+
+
 def test_converged_run_needs_no_explanation(tmp_path):
     assert answer(tmp_path, changed(schedule={'base_lr': 3.0}), (0.3, 0.8), 'converged') is None
 
@@ -153,17 +183,36 @@ def test_running_run_is_explained_once_it_is_behind(tmp_path):
     assert found.values['causes'][0]['cause'] == 'learning_rate' and found.notes == ('behind by 9 points',)
 
 
+def compared(tmp_path, accuracies, reference=(0.3, 0.7), **sections):
+    """Explain a run that has a reference run with the usual configuration."""
+    folder = tmp_path / 'reference'
+    folder.mkdir(exist_ok=True)
+    write_run(folder / 'result_0.txt', DIGITS, reference)
+    (folder / 'config.yaml').write_text(render_yaml(DIGITS))
+    return answer(tmp_path, changed(run={'reference': (str(folder),)}, **sections), accuracies)
+
+
 @pytest.mark.parametrize('sections, expected', [
-    ({'data': {'min_area': 0.9}}, ['augmentation (data.min_area, in reference runs: 0.9, expected 0.05)']),
-    ({'optimizer': {'momentum': 0.98}}, ['learning rate (optimizer.momentum, in reference runs: 0.98, expected 0.9)']),
+    ({'data': {'min_area': 0.9}},
+     ['augmentation (data.min_area: 0.9, expected 0.05 within a factor of 1.25, as in reference runs)']),
+    ({'optimizer': {'momentum': 0.98}},
+     ['learning rate (optimizer.momentum: 0.98, expected 0.9 within a factor of 1.25, as in reference runs)']),
     ({'train': {'max_epochs': None, 'global_batch_size': None, 'local_batch_size': 64}}, [])])
 def test_configuration_is_compared_with_the_reference_runs(tmp_path, sections, expected):
-    reference = tmp_path / 'reference'
-    reference.mkdir()
-    write_run(reference / 'result_0.txt', DIGITS)
-    (reference / 'config.yaml').write_text(render_yaml(DIGITS))
-    found = answer(tmp_path, changed(run={'reference': (str(reference),)}, **sections))
+    found = compared(tmp_path, (0.3, 0.4), **sections)
     assert [c['text'] for c in found.values['causes']] == expected
+
+
+@pytest.mark.parametrize('accuracies', [(0.3, 0.72), (0.3, 0.7), (0.3, 0.68)], ids=['above', 'equal', 'by chance'])
+def test_run_that_is_not_below_its_reference_runs_differs_rightly(tmp_path, accuracies):
+    found = compared(tmp_path, accuracies, train={'label_smoothing': 0.05}, data={'min_area': 0.9})
+    assert found.values['causes'] == [] and 'Not below its reference runs' in ' '.join(found.notes)
+
+
+def test_value_of_some_reference_run_is_right(tmp_path):
+    found = compared(tmp_path, (0.3, 0.4), train={'label_smoothing': 0.05})
+    assert [c['cause'] for c in found.values['causes']] == ['label_smoothing']
+    assert found.values['causes'][0]['text'].startswith('label smoothing (train.label_smoothing: 0.05, expected 0 ')
 
 
 def test_damaged_configuration_has_no_answer(tmp_path):

@@ -40,7 +40,9 @@ def test_published_system_is_found_by_name_or_its_last_part():
     ('nvidia', 'or a system such as v4.0/NVIDIA/'), ('nvidia', ' more; list them all: mlperf-rn50 report published'),
     ('v2.0/NVIDIA', 'v2.0/NVIDIA/dgxa100_ngc22.04_mxnet, '),
     ('dgxa100_ngc20.06_mxnet/x', 'did you mean v0.7/NVIDIA/dgxa100_ngc20.06_mxnet?'),
-    ('xe8545x4A100-SXM-80GB', 'which names 4 published systems, expected one of v1.0/Dell/XE8545x4A100-SXM-80GB, v1.1'),
+    ('DGX-A100', 'such as v2.0/NVIDIA/dgxa100_ngc22.04_mxnet, v1.1/NVIDIA/dgxa100_ngc21.09_mxnet'),  # the newest first
+    ('dell xe8545 x4', 'such as v2.0/Dell/XE8545x4A100-SXM-80GB, '),
+    ('xe8545x4A100-SXM-80GB', 'which names 3 published systems, expected one of v1.0/Dell/XE8545x4A100-SXM-80GB, v1.1'),
     ('a\x1b[31mb', 'a?[31mb: not a file, folder or published system; expected a run')])
 def test_unknown_name_is_a_one_line_error_with_the_nearest_name(name, message):
     with pytest.raises(ConfigError) as e:

@@ -2,11 +2,12 @@
 import csv
 import json
 import re
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from helpers import PUBLISHED, call
+from helpers import PUBLISHED, ROOT, call
 from lines import write_set
 
 from mlperf_rn50.analysis.predict.anchors import base_of
@@ -15,6 +16,9 @@ from mlperf_rn50.analysis.sets.published import load_published, load_table, sets
 from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes, make_times
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN
+
+sys.path.insert(0, str(ROOT / 'docs'))
+import make_published  # noqa: E402
 
 V06 = {'opt_name': 'lars', 'lars_opt_base_learning_rate': 5.0, 'lars_opt_learning_rate_warmup_epochs': 5,
        'lars_opt_learning_rate_decay_steps': 51_657, 'lars_opt_end_learning_rate': 1e-4, 'lars_opt_weight_decay': 2e-4}
@@ -85,10 +89,11 @@ def test_known_set_has_recipe_and_curves(tmp_path):
 
 def test_published_table_is_complete():
     sets = load_published()
-    assert len({(s.round, s.org, s.name.casefold()) for s in load_table()}) == len(load_table()) > 330
+    folders = [str(f).casefold() for s in load_table() for f in s.folders]
+    assert len(load_table()) == 318 and len(set(folders)) == len(folders) == 361
     assert {s.division for s in sets} == {'closed'} < {s.division for s in load_published('open')}
-    assert not any(s.is_duplicate or s.refusal or 'tpu' in s.name for s in sets) and len(sets) == 230
-    assert sum(s.is_duplicate for s in load_table()) == 11 and not any(s.parts_text for s in load_table())
+    assert not any(s.is_duplicate or s.refusal or 'tpu' in s.name for s in sets) and len(sets) == 228
+    assert not any(s.is_duplicate or s.parts_text for s in load_table())
     for s in sets:
         base = base_of(s)
         assert base and base.num_units % base.num_nodes == 0, s.name
@@ -103,6 +108,22 @@ def test_published_table_is_complete():
         assert all(((r.final_accuracy or 0) >= s.recipe.target_accuracy) == (r.status == 'converged')
                    for r in s.runs), s.name
         assert 0 < s.times.evaluation_s < s.time_s and 0 < s.times.epoch_s * s.epochs[0] <= s.time_s
+
+
+def test_set_of_several_rounds_is_one(tmp_path):
+    """No two sets have the same times of runs; each is found under the names of all its submissions."""
+    times = [tuple(r.time_to_train_s for r in s.runs) for s in load_table()]
+    assert len(set(times)) == len(times)
+    name = 'Dell/2xXE8545x4A100-SXM-40GB'
+    found = {s for round_ in ('v2.0', 'v2.1', 'v3.0') for s in sets_under(Path('published', round_, name))}
+    assert [s.rounds for s in found] == [('v2.0', 'v2.1', 'v3.0')]
+    predicted, again = (call('predict', f'{round_}/{name}', '--layouts', '2', '--format', 'json').stdout
+                        for round_ in ('v2.0', 'v3.0'))
+    assert predicted == again and json.loads(again)['source']['source'] == 'published v2.0'
+    entries = json.loads(make_published.FILE.read_text(encoding='utf-8'))['sets']
+    # Logs of later rounds alone, read again, do not add an entry.
+    [run_set] = found
+    assert make_published.make_table(run_set.later, entries) == entries
 
 
 def test_report_shows_published_sets_without_logs(tmp_path, monkeypatch):

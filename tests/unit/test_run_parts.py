@@ -54,7 +54,7 @@ def test_archive_has_results_of_parts_without_mxnet_if_it_cannot_use_the_card(tm
     assert facts | {'clocks.csv', 'summary.txt', 'broken.stderr.txt', 'synthetic_408.txt'} <= set(files)
     assert 'MXNET_SHOWN=1' in files['start/environment.txt'] and not any('hidden' in text for text in files.values())
     printed = capsys.readouterr().out
-    assert files['summary.txt'] in printed and '2,000 with 408' in printed and '| H100 |' in printed
+    assert files['summary.txt'] in printed and '2,000 with 408' in printed and '| H100 SXM' in printed
 
 
 def test_interrupted_run_stops_its_part_and_writes_the_archive(tmp_path):
@@ -79,8 +79,9 @@ def test_interrupted_run_stops_its_part_and_writes_the_archive(tmp_path):
 
 @pytest.mark.parametrize('card, start', [
     ('NVIDIA A100-SXM4-80GB', '| A100 SXM 80GB |'), ('NVIDIA A100-SXM4-40GB', '| A100 SXM 40GB |'),
-    ('NVIDIA A100 80GB PCIe', '| A100 PCIe |'), ('NVIDIA A100-PCIE-40GB', '| A100 PCIe |'),
-    ('Tesla V100-SXM2-16GB', '| V100 |'), ('NVIDIA H100 80GB HBM3', '| H100 |'), ('NVIDIA H200', '| H200 |'),
+    ('NVIDIA A100 80GB PCIe', '| A100 PCIe 80GB |'), ('NVIDIA A100-PCIE-40GB', '| A100 PCIe 40GB |'),
+    ('Tesla V100-SXM2-16GB', '| V100 |'), ('NVIDIA H100 80GB HBM3', '| H100 SXM, H100 HBM3 | '),
+    ('NVIDIA H100 PCIe', '| H100 PCIe |'), ('NVIDIA H200', '| H200 |'), ('NVIDIA L40S', '| L40S |'),
     ('Tesla T4', '| T4, A10'), ('NVIDIA A10', '| T4, A10'), ('NVIDIA GB200', 'docs/gpu.md has no row')])
 def test_row_of_docs_for_a_card(card, start):
     assert card_row(card)[-1].startswith(start)

@@ -30,8 +30,8 @@ def test_largest_series_is_first_and_series_are_compared_at_the_nodes_that_sever
     write_series(tmp_path / 'c', 0.7)
     write_series(tmp_path / 'd', 1.0, nodes=(4, 8))
     first, second, *_ = texts_of(studies_of(tmp_path))
-    assert first.startswith('On 32 nodes, a/32x4 takes 0.03 minutes, 28.80 times as fast as a/1x4 on 1 node: efficiency '
-                            '90.0 % = images/s per accelerator 90.0 % x epochs 100.0 % x rest 100')
+    assert first.startswith('On 32 nodes, a/32x4 takes 0.03 minutes, 28.80 times as fast as a/1x4 on 1 node: '
+                            'efficiency 90.0 % = images/s per accelerator 90.0 % x epochs 100.0 % x rest 100')
     assert second == ('From 1 to 2 nodes, the series of a/2x4 becomes 1.80 times as fast (efficiency 90.0 %), that of '
                       'b/2x4 1.60 times (80.0 %) and that of c/2x4 1.40 times (70.0 %).')
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from helpers import HANG_LIMIT_S
+from helpers import HANG_LIMIT_S, untimed
 
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.records import Failure, StepSpans, read_failures
@@ -232,6 +232,22 @@ def test_stopped_rank_is_ended_if_report_cannot_be_written(tmp_path):
     assert process.returncode == 1 and 'step 42, training: stopped (SIGSTOP) for ' in err and err.endswith(' s\n')
 
 
+def test_time_for_which_a_rank_was_stopped_is_recorded():
+    body = 'os.kill(os.getpid(), signal.SIGSTOP); '
+    # The watcher records the stop when it has noticed its end.
+    body += '[time.sleep(0.05) for _ in range(600) if not heartbeat._shared.stopped_ms]; '
+    body += 'print(heartbeat.take_stopped_s(), heartbeat.take_stopped_s(), flush=True)'
+    process, rank = start_ready(body)
+    limit = time.monotonic() + HANG_LIMIT_S
+    while rank.status() != psutil.STATUS_STOPPED and time.monotonic() < limit:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    rank.resume()
+    out, _ = process.communicate(timeout=HANG_LIMIT_S)
+    stopped_s, again_s = map(float, out.split())
+    assert stopped_s > 0 and again_s == 0
+
+
 def test_early_signal_is_a_stop_request():  # so early that the watcher may not have installed its handlers
     body = 'os.kill(os.getppid(), signal.SIGUSR1); rest(heartbeat)'
     assert subprocess.run([sys.executable, '-c', program(body)], timeout=HANG_LIMIT_S).returncode == 7
@@ -275,7 +291,7 @@ def test_rank_ends_with_killed_watcher_and_reports_unless_stop_requested(is_stop
 def test_cause_of_the_end_of_a_rank_is_recorded(tmp_path, body, recorded):
     process = start(body, folder=tmp_path / 'stalled/4-2', HOROVOD_RANK='2', MLPERF_RN50_JOB='4-2')
     error_of(process)  # until the rank, too, has closed its output
-    assert read_failures(tmp_path) == [Failure('4-2', os.uname().nodename, cause, 2, is_outside)
+    assert untimed(read_failures(tmp_path)) == [Failure('4-2', os.uname().nodename, cause, 2, is_outside)
                                        for cause, is_outside in recorded]
 
 

@@ -4,6 +4,7 @@ import math
 import mxnet as mx
 import pytest
 
+from mlperf_rn50.analysis.predict.network import num_parameters
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
@@ -45,6 +46,7 @@ def test_parameters_and_flops(name, parameters, giga_macs):
     assert count_flops(net, image_shape(config)) / 2e9 == pytest.approx(giga_macs, abs=0.01)
     used = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
     assert set(net.collect_params()) == used - {'data'}  # no unconnected layers
+    assert num_parameters(name, 10) == sum(parameters_of(config_of(name, 10)).values())  # known without MXNet
 
 
 def test_parameter_count_excludes_running_statistics(thin_resnets):

@@ -1,33 +1,69 @@
-"""Find the one-node set that a set on several nodes is predicted from, and a second set of its machine. Pure."""
+"""Find the one-node set that a set on several nodes is predicted from, a second set of its machine, and its ports.
+
+Only with_network reads files; all other functions are pure.
+"""
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Layout, Link
 from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
+from mlperf_rn50.analysis.why.load import load_run
+from mlperf_rn50.runfolder.names import run_of
+from mlperf_rn50.runfolder.records import NetworkRecord
 
 _SLOWEST_GBIT_S = 50.0  # minimum rate of described ports between nodes
-_FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50; ranks without accelerators exchange float32
+# Trained parameters for 1000 classes, and inputs of the last layer.
+_NETWORKS = {'resnet18': (11_689_512, 512), 'resnet34': (21_797_672, 512), 'resnet50': (25_557_032, 2048),
+             'resnet101': (44_549_160, 2048), 'resnet152': (60_192_808, 2048), 'alexnet': (61_100_840, 4096),
+             'googlenet': (6_998_552, 1024), 'inception_v3': (23_834_568, 2048), 'inception_v4': (42_679_816, 1536),
+             'vgg16': (138_357_544, 4096), 'vgg19': (143_667_240, 4096)}
 
 
 def base_of(run_set: RunSet) -> Base | None:
     """Return a run set as a base, or None if the logs lack times, training images, nodes, or accelerators and ranks.
 
-    If the epochs were not logged, the step is the mean over the whole run, evaluations and gaps included.
+    If the epochs were not logged, the step is the mean over the whole run, evaluations and gaps included. If the first
+    epoch was the shortest, epochs differ by chance, so the step is the mean over all of them, without a start.
     """
-    step_s, times, batch, samples = run_set.step_s, run_set.times, run_set.global_batch_size, run_set.train_samples
+    times, batch, samples = run_set.times, run_set.global_batch_size, run_set.train_samples
+    epochs, noise = run_set.scored_epochs_mean, 0.0
     if not run_set.has_recipe or not run_set.num_nodes or not run_set.num_units or not batch or not samples:
         return None
-    if not step_s and run_set.time_s and run_set.scored_epochs_mean:
-        step_s = run_set.time_s / run_set.scored_epochs_mean * batch / samples
+    epoch_s, evaluation_s, outside_s = (times.epoch_s, times.evaluation_s, times.outside_s) if times else (
+        run_set.time_s / epochs if run_set.time_s and epochs else 0.0, 0.0, 0.0)
+    if outside_s < 0 and epochs:
+        noise, epoch_s, outside_s = -outside_s / epochs / epoch_s, epoch_s + outside_s / epochs, 0.0
     return Base(run_set.name, run_set.source, run_set.num_nodes, run_set.num_units, bool(run_set.num_accelerators),
-                batch, step_s, times.evaluation_s if times else 0.0, times.outside_s if times else 0.0, samples,
-                run_set.other_dataset, run_set, generation_of(run_set.accelerator)) if step_s else None
+                batch, epoch_s * batch / samples, evaluation_s, outside_s, samples, run_set.other_dataset, run_set,
+                generation_of(run_set.accelerator), noise=noise) if epoch_s > 0 else None
+
+
+def num_parameters(network: str, num_classes: int) -> int:
+    """Return the number of trained parameters, without those of data.pad_to_4_channels."""
+    count, num_inputs = _NETWORKS[network]
+    return count + (num_inputs + 1) * (num_classes - 1000)
+
+
+def with_network(link: Link, run_set: RunSet) -> Link:
+    """Return a link with the gradients of the network that the files of a set's last run name, if any do."""
+    run = load_run(run_of(run_set.readable[-1].path))
+    network, config = run.last(NetworkRecord), run.config
+    if network:
+        return replace(link, exchange_bytes=network.gradient_bytes, network=run.folder.metrics.name)
+    if not config:
+        return link if run_set.is_imagenet else replace(link, network='ResNet-50 assumed')
+    name, classes, is_half = config.model.name, config.data.num_classes, config.comm.compression == 'fp16'
+    size = 2 if is_half or config.train.precision == 'float16' else 4
+    return replace(link, exchange_bytes=size * num_parameters(name, classes),
+                   network=f'{name} with {classes:,} classes')
 
 
 def link_of(run_set: RunSet) -> Link:
     """Return the described ports of a node. Slow ports are for management, so the rate is then unknown."""
-    gbit_s, num_bytes = run_set.node_gbit_s, FLOAT16_BYTES if run_set.num_accelerators else _FLOAT32_BYTES
+    gbit_s, num_bytes = run_set.node_gbit_s, FLOAT16_BYTES if run_set.num_accelerators else (
+        4 * num_parameters('resnet50', 1000))  # ranks without accelerators exchange float32
     is_known = gbit_s is not None and gbit_s >= _SLOWEST_GBIT_S
     return Link(gbit_s if is_known else None, num_bytes, 'the system description' if is_known else 'unknown')
 

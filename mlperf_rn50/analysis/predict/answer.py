@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from mlperf_rn50.analysis.predict.anchors import lacks_schedule, most_local, second_base
 from mlperf_rn50.analysis.predict.costs import costs_without
-from mlperf_rn50.analysis.predict.model import predict_layout
+from mlperf_rn50.analysis.predict.model import generation_with_costs, lacks_costs, predict_layout
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Prediction
 from mlperf_rn50.analysis.predict.source import Source, WhatIf, change
 from mlperf_rn50.analysis.recipe.choose import choose_recipe, is_within, published_recipes, range_text
@@ -15,9 +15,10 @@ from mlperf_rn50.analysis.sets.cost import cost_of
 from mlperf_rn50.analysis.sets.published import load_table
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.errors import ConfigError, UserError
-from mlperf_rn50.text import plural
+from mlperf_rn50.text import percent, plural
 
 _MAX_BATCH_RATIO = 2  # between the predicted and the measured local batch; beyond it, the computing time is doubtful
+_PROPORTIONAL = 1.0005  # largest relative efficiency that is shown as 100.0 %
 _SAME_TIME = 1.01  # largest ratio of times between batches that count as equally fast
 _KINDS = ('source', 'published', 'interpolated', 'given', None)  # of recipes, the most certain first
 _NO_SCHEDULE = ('the source logs declare no schedule, as in v0.5; the costs of several nodes of such software are not '
@@ -53,13 +54,16 @@ class Predictions:
 
     @property
     def timed(self) -> list[Prediction]:
-        return [r for r in self.rows if r.minutes]
+        return [r for r in self.rows if r.known_minutes]
 
     @property
     def best(self) -> dict[str, Prediction]:
-        """The fastest, the cheapest and, if it is between others, the knee layout: least time x node-hours."""
-        quantities = {'fastest': lambda r: r.minutes, 'cheapest': lambda r: r.node_hours,
-                      'knee': lambda r: r.minutes * r.node_hours}
+        """The fastest, the cheapest and, if it is between others, the knee layout: least time x node-hours.
+
+        A measured time replaces the predicted one.
+        """
+        quantities = {'fastest': lambda r: r.known_minutes, 'cheapest': lambda r: r.known_node_hours,
+                      'knee': lambda r: r.known_minutes * r.known_node_hours}
         found = {name: min(self.timed, key=value) for name, value in quantities.items() if self.timed}
         sizes = [r.layout.num_units for r in self.timed]
         return {name: r for name, r in found.items() if name != 'knee' or min(sizes) < r.layout.num_units < max(sizes)}
@@ -88,8 +92,9 @@ def find_recipe(source: Source, batch: int, optimizer: str | None,
                                  'published' if choice.kind == 'known' else 'interpolated')
 
 
-def _doubts(base: Base, layout: Layout) -> tuple[str, ...]:
+def _doubts(base: Base, found: Prediction, costs: Costs) -> tuple[str, ...]:
     """Return the weak points of a prediction."""
+    layout, similar = found.layout, generation_with_costs(base.generation, costs) or 'all accelerators together'
     local, measured, units = layout.local_batch_size, base.local_batch_size, base.num_units / base.num_nodes
     doubts = {
         f'no recipe measured on {base.dataset} at batch {layout.recipe.global_batch_size}; the step is '
@@ -100,6 +105,11 @@ def _doubts(base: Base, layout: Layout) -> tuple[str, ...]:
         'node-hours are not comparable': layout.units_per_node != units,
         f'derived from {base.num_nodes} nodes; the interval excludes the uncertainty of their overheads':
             layout.num_nodes == 1 < base.num_nodes,
+        f'no published set has {base.generation or "unnamed accelerators"} on several nodes; the latency is that of '
+        f'{similar}, and the interval that of another machine':
+            base.has_accelerators and found.knowledge == 'other' and layout.num_nodes > 1 and lacks_costs(base, costs),
+        f'the first epoch of the source was the shortest, so its epochs vary by {percent(base.noise, ".0f")} or more; '
+        'the interval is wider': round(base.noise, 2) > 0,
         _NO_SCHEDULE: layout.num_nodes > 1 and lacks_schedule(base.run_set)}
     return tuple(text for text, is_true in doubts.items() if is_true)
 
@@ -132,7 +142,7 @@ def _predict_batch(request: PredictionRequest, source: Source, split: tuple[int,
     return replace(found, cost=cost_of(found.node_hours, request.price),
                    measured_step_s=measured.step_s if measured else None,
                    measured_minutes=measured.minutes if measured and is_same else None,
-                   doubts=_doubts(base, layout))
+                   doubts=_doubts(base, found, costs))
 
 
 def find_batches(source: Source, num_units: int, optimizer: str | None, target: float | None) -> list[float]:
@@ -163,6 +173,26 @@ def choose_batch(rows: Sequence[Prediction], local_batch_size: float) -> Predict
         abs(math.log(r.layout.local_batch_size / local_batch_size))))
 
 
+def _compared(row: Prediction, baseline: Prediction) -> Prediction:
+    """Return a row with speed-up and efficiency.
+
+    More units are not expected to be more than proportionally faster, apart from fewer epochs. If they are predicted to
+    be, this is a doubt, and the interval includes the proportional time.
+    """
+    epochs, base_epochs = row.layout.epochs, baseline.layout.epochs
+    if not (row.minutes and baseline.minutes and row.interval and epochs and base_epochs):
+        return row
+    speedup, units = baseline.minutes / row.minutes, row.layout.num_units / baseline.layout.num_units
+    excess = speedup / units / max(1.0, base_epochs.mean / epochs.mean)
+    found = replace(row, speedup=speedup, efficiency=speedup / units)
+    if units <= 1 or excess <= _PROPORTIONAL:
+        return found
+    low, high = row.interval
+    text = (f'{percent(excess, ".1f")} of a proportional speed, expected at most 100 %, because start, evaluations or '
+            f'epochs of the source took longer than assumed here; the interval includes 100 %')
+    return replace(found, interval=(low, max(high, excess * row.minutes)), doubts=(*row.doubts, text))
+
+
 def make_answer(request: PredictionRequest, source: Source) -> Predictions:
     """Predict all requested layouts.
 
@@ -183,13 +213,18 @@ def make_answer(request: PredictionRequest, source: Source) -> Predictions:
     def choose(nodes: int, per_node: int, given: float | None) -> Prediction:
         batches = [given] if given else find_batches(source, nodes * per_node, request.optimizer, request.target)
         rows = [_predict_batch(request, source, (nodes, per_node), costs, b) for b in batches]
-        return choose_batch(rows, base.local_batch_size)
+        measured = () if what_if else [
+            s for s in source.sets if s.minutes and (s.num_nodes, s.num_units) == (nodes, nodes * per_node)
+            and request.target in (None, s.target_accuracy) and request.optimizer in (None, s.recipe.opt_name)]
+        row = choose_batch(rows, base.local_batch_size)
+        best = min(measured, key=lambda s: s.minutes or 0.0, default=None)
+        return row if best is None else replace(
+            row, best_measured_minutes=best.minutes, best_measured_batch_size=best.global_batch_size,
+            best_measured_system=best.name)
     batch, local = request.global_batch_size, what_if and what_if.local or request.local_batch_size or 0
     rows = [choose(nodes, per_node, batch or local * nodes * per_node) for nodes, per_node in request.splits]
     baseline = choose(base.num_nodes, base.layout.units_per_node, base.global_batch_size if batch or local else None)
-    if baseline.minutes:
-        rows = [replace(r, speedup=(gain := baseline.minutes / r.minutes),
-                        efficiency=gain * base.num_units / r.layout.num_units) if r.minutes else r for r in rows]
+    rows = [_compared(r, baseline) for r in rows]
     if what_if:
         rows = [replace(r, unchanged_step_s=old.step_s, unchanged_minutes=old.minutes) for r, old in zip(
             rows, make_answer(replace(request, what_if=None), original).rows)]

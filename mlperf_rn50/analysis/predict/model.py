@@ -1,5 +1,6 @@
 """Model of the training time on other layouts, whose terms docs/predict.md derives. Pure functions."""
 import math
+import re
 import statistics
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ HOP_S, STAGES_S = 0.62e-3, 12e-3
 EVALUATION_S = 0.015  # part of an evaluation that does not shrink with the number of nodes
 _SECOND_WEIGHT, _MAX_DEVIATION = 0.5, 0.06  # weight of a second set's step deviation, and its limit before weighting
 _NEAREST_STARTS = 15
+_AGES = 'KMPVTALHB'  # first letters of NVIDIA's generations, the oldest first
 
 
 def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
@@ -25,10 +27,25 @@ def _members(layout: Layout, link: Link) -> int:
     return layout.num_nodes if link.is_hierarchical else layout.num_units
 
 
+def generation_with_costs(generation: str, costs: Costs) -> str:
+    """Return the generation of NVIDIA cards with costs that is the next in age, the newer of two; '' for others."""
+    if generation in costs.latency_s:
+        return generation
+    ages = {g: _AGES.index(found[1]) for g in (*costs.latency_s, generation)
+            if (found := re.search(rf'([{_AGES}])\d', g))}
+    own = ages.pop(generation, None)
+    return '' if own is None else min(ages, default='', key=lambda g: (abs(ages[g] - own), -ages[g]))
+
+
+def lacks_costs(base: Base, costs: Costs) -> bool:
+    """Return whether no set on several nodes with the generation of a one-node base is known."""
+    return base.num_nodes == 1 and base.generation not in costs.latency_s
+
+
 def latency_s(base: Base, costs: Costs) -> float:
     """Return the fitted latency of a step on several nodes, for the base's accelerator and software."""
     early_s = costs.early_s if base.run_set and is_early(base.run_set) else 0.0
-    return costs.latency_s.get(base.generation, costs.other_latency_s) + early_s
+    return costs.latency_s.get(generation_with_costs(base.generation, costs), costs.other_latency_s) + early_s
 
 
 def _several_nodes_s(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[float, float]:
@@ -87,7 +104,7 @@ def _total_s(base: Base, layout: Layout, costs: Costs, epochs: float, step_s: fl
     if layout.num_nodes != base.num_nodes:
         evaluation_s += EVALUATION_S
         nearest = sorted(costs.starts, key=lambda pair: abs(math.log(pair[0] / layout.num_nodes)))[:_NEAREST_STARTS]
-        start_s = statistics.median(s for _, s in nearest) if nearest else start_s
+        start_s = max(0.0, statistics.median(s for _, s in nearest)) if nearest else start_s
     return epochs * base.train_samples / recipe.global_batch_size * step_s + evaluations * evaluation_s + start_s
 
 
@@ -124,8 +141,8 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowled
     is_same = not base.is_scaled and (layout.num_nodes, layout.num_units, layout.local_batch_size) == (
         base.num_nodes, base.num_units, base.local_batch_size)
     is_measured = is_same or is_one_node and base.num_nodes == 1 and not base.is_scaled
-    if knowledge == 'own' and not is_one_node and (second or has_extra):
-        knowledge = 'two'
+    if knowledge == 'own' and not is_one_node:
+        knowledge = 'two' if second or has_extra else 'other' if lacks_costs(base, costs) else 'own'
     found = Prediction(layout, None, computed_s, exchanged_s, hidden_s, other_s, step_s, batch / step_s,
                        layout.local_batch_size / step_s * base.step_s / base.local_batch_size,
                        knowledge=None if is_measured else knowledge,
@@ -134,10 +151,8 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowled
     if epochs is None or base.evaluation_s is None:
         return found
     minutes = _total_s(base, layout, costs, epochs.mean, step_s) / 60
-    if minutes <= 0:
-        return Prediction(layout, 'the predicted time is not positive, because the source runs took less time than '
-                                  'the sum of their epochs')
     error = math.log1p(_run_spread(base) if is_same else 0.0) or costs.errors.get(knowledge, 0.0)
-    low, high = _interval(epochs, error, 0.0 if link.gbit_s or is_same else exchanged_s / step_s)
+    low, high = _interval(epochs, math.hypot(error, base.noise),
+                          0.0 if link.gbit_s or is_same else exchanged_s / step_s)
     return replace(found, minutes=minutes, interval=(low * minutes, high * minutes),
                    node_hours=minutes / 60 * layout.num_nodes)

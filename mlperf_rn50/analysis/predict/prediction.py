@@ -3,6 +3,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mlperf_rn50.analysis.sets.cost import node_hours
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
@@ -65,6 +66,7 @@ class Base:
     generation: str = ''  # of the accelerators
     steps: tuple[tuple[float, float], ...] = ()  # (local batch, seconds) on these nodes at other batches
     is_scaled: bool = False  # whether the step was measured on other accelerators or with other images
+    noise: float = 0.0  # relative change of the step by the first epoch, if that was the shortest
 
     @property
     def unit(self) -> str:
@@ -91,6 +93,7 @@ class Link:
     extra_s: float | None = None  # measured time of a step besides exchange and computing; None to use the model's
     is_tcp: bool = False  # without RDMA, each member of the ring adds latency
     is_hierarchical: bool = False  # reduction within each node, then a ring of nodes
+    network: str = ''  # whose gradients are exchanged, or the file that states them; '' for ResNet-50 on ImageNet
 
 
 FLOAT16_BYTES = 51_000_000  # ResNet-50 has 25.56 million gradients; published sets exchange them in 2 bytes each
@@ -133,9 +136,21 @@ class Prediction:
     measured_share: float | None = None  # share of the step from measurements, not from fitted costs
     measured_step_s: float | None = None  # of a set with this layout and batch, but perhaps another recipe
     measured_minutes: float | None = None  # of this set, if recipe and target are those of the layout
+    best_measured_minutes: float | None = None  # of the fastest set with this layout and target, at any batch
+    best_measured_batch_size: int | None = None
+    best_measured_system: str | None = None
     unchanged_step_s: float | None = None  # without the changes of --what-if
     unchanged_minutes: float | None = None
     doubts: tuple[str, ...] = ()
+
+    @property
+    def known_minutes(self) -> float | None:
+        """Least measured time of the layout or, if it was not measured, the predicted time."""
+        return self.best_measured_minutes or self.minutes
+
+    @property
+    def known_node_hours(self) -> float:
+        return node_hours(60 * (self.known_minutes or 0.0), self.layout.num_nodes)
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:

@@ -1,5 +1,6 @@
 """Load the base and the interconnect of a prediction from logs, bench files (untrusted) or published systems."""
 import os
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +11,11 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, MsgspecError, Struct, ValidationError, convert, field
 from msgspec.json import decode
 
-from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of
+from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of, with_network
 from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, compute_s, ring_s
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Layout, Link
 from mlperf_rn50.analysis.recipe.choose import is_within
-from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
 from mlperf_rn50.analysis.sets.published import NAME, load_table, with_round
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
@@ -148,19 +149,26 @@ def _names(names: Sequence[str], tree: str) -> str:
 def _from_published(name: str) -> Source:
     """Return a published system by its full name or the last part of that name, and the other sets of its machine."""
     name = '/'.join(with_round(Path(NAME, name.removeprefix(f'{NAME}/'))).parts[1:])
-    bases = {f'{s.round}/{s.org}/{s.name}': (s, base) for s in load_table() if (base := base_of(s))}
-    found = [full for full, (s, _) in bases.items() if name.casefold() in (full.casefold(), s.name.casefold())]
+    bases = {s: base for s in load_table() if (base := base_of(s))}
+    named = {'/'.join(f.parts[1:]): s for s in reversed(bases) for f in reversed(s.folders)}  # the newest set first
+    found = {s: full for full, s in named.items() if name.casefold() in (full.casefold(), Path(full).name.casefold())}
     if len(found) > 1:
         raise ConfigError(f'SOURCE: got {name}, which names {len(found)} published systems, expected one of '
-                          f'{_names(found, "published")}')
+                          f'{_names(sorted(found.values()), "published")}')
     if not found:
-        alike = [full for full in reversed(bases) if name.casefold() in full.casefold()]
-        hint = '' if len(alike) > 1 else nearest(name, [*bases]) or nearest(name, [s.name for s, _ in bases.values()])
+        similar = {s: full for full, s in named.items() if _letters(name) in _letters(full)}
+        alike = [similar[s] for s in sorted(similar, key=attrgetter('num_nodes'))]
+        hint = '' if len(alike) > 1 else nearest(name, [*named]) or nearest(name, [s.name for s in bases])
         raise ConfigError(f'{printable(name)}: not a file, folder or published system' + (hint or '; expected a run, a '
-                          f'study, a JSON file of bench, or a system such as {_names(alike or [*bases], "published")}'))
-    run_set, base = bases[found[0]]
-    return Source(base, link_of(run_set), (run_set, *(
-        s for s, _ in bases.values() if s is not run_set and not s.is_duplicate and is_machine(s, run_set))))
+                          f'study, a JSON file of bench, or a system such as {_names(alike or [*named], "published")}'))
+    [run_set] = found
+    return Source(bases[run_set], link_of(run_set), (run_set, *(
+        s for s in bases if s is not run_set and is_machine(s, run_set))))
+
+
+def _letters(name: str) -> str:
+    """Return the lower-case letters and digits of a name, since a card is A100-SXM, a100_sxm or A100 SXM."""
+    return re.sub(r'[\W_]', '', name.casefold())
 
 
 def _from_bench(bench: Bench, local_batch_size: int | None) -> Source:
@@ -230,10 +238,10 @@ def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Sourc
     """Return the named system of a folder, or the one with the fewest nodes, and all comparable sets."""
     def distance(b: Base) -> tuple[int, bool]:
         return b.num_nodes, b.num_units != b.num_nodes * (per_node or 0)
-    run_sets = load_run_sets([folder])
+    run_sets = load_run_sets([folder], Rules())
     bases = [(s, base) for s in run_sets if (base := base_of(s))]
     if not bases:
-        reasons = '; '.join(f'{s.name}: {s.refusal or _INCOMPLETE}' for s in run_sets[:3])
+        reasons = '; '.join(f'{s.name}: {"; ".join(s.reasons) or _INCOMPLETE}' for s in run_sets[:3])
         raise UserError(f'no set to predict from: {printable(reasons)}')
     least, names = min(distance(b) for _, b in bases), [b.name for _, b in bases]
     chosen = [(s, b) for s, b in bases if (b.name == name if name else distance(b) == least)]
@@ -247,7 +255,8 @@ def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Sourc
              and b.num_units == base.num_units and not is_within(b.local_batch_size, base.local_batch_size, _ALIKE)}
     notes = () if len(comparable) == 1 or name else (
         f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system NAME selects another',)
-    return Source(replace(base, steps=tuple(steps.items())), link_of(run_set), tuple(s for s, _ in comparable), notes)
+    return Source(replace(base, steps=tuple(steps.items())), with_network(link_of(run_set), run_set),
+                  tuple(s for s, _ in comparable), notes)
 
 
 def parse_what_if(text: str) -> WhatIf:

@@ -11,6 +11,7 @@ from mlperf_rn50.analysis.predict.model import HOP_S, STAGES_S, UNKNOWN_GBIT_S, 
 from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE_TEXTS, Link, Prediction, relative_error
 from mlperf_rn50.analysis.recipe.reference import describe_recipe
 from mlperf_rn50.analysis.report.text import MARKDOWN, TERMINAL, Style, render_section
+from mlperf_rn50.analysis.sets.cost import cost_of
 from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, grouped, money, percent, plural, printable
 
@@ -37,7 +38,8 @@ def _table(title: str, rows: Sequence[Prediction], cells_of: Callable[[Predictio
     head = tuple(h for h in known[0] if any(c[h].text != '-' for c in known)) if known else ('layout', 'answer')
     return Table(title, head, tuple(
         tuple(c[h] for h in head) if c else
-        (Cell(row.layout.name), Cell(f'refused: {row.refusal}', span=len(head) - 1))
+        (Cell(row.layout.name), Cell(f'refused: {row.refusal}' + (
+            f'; measured {text}' if (text := _measured_cell(row).text) != '-' else ''), span=len(head) - 1))
         for row, c in zip(rows, cells)), ' '.join(text for column, text in notes.items() if column in head), _MINOR)
 
 
@@ -52,6 +54,13 @@ def _basis(answer: Predictions, p: Prediction) -> str:
     return f'{text}, extrapolated' if costs.most_nodes and is_beyond else text
 
 
+def _measured_cell(p: Prediction) -> Cell:
+    """Return the measured minutes at the batch of the row or, if there are none, the fewest at another batch."""
+    if p.measured_minutes or not p.best_measured_minutes:
+        return number_cell(p.measured_minutes, ',.2f')
+    return Cell(f'{p.best_measured_minutes:,.2f} at {p.best_measured_batch_size:,}', p.best_measured_minutes)
+
+
 def _answer_cells(p: Prediction) -> dict[str, Cell]:
     layout, epochs = p.layout, p.layout.epochs
     interval = Cell(f'{p.interval[0]:,.2f} to {p.interval[1]:,.2f}', p.interval[0]) if p.interval else Cell('-')
@@ -61,7 +70,7 @@ def _answer_cells(p: Prediction) -> dict[str, Cell]:
             'minutes': number_cell(p.minutes, ',.2f'), '80 % interval': interval,
             'unchanged': number_cell(p.unchanged_minutes, ',.2f'),
             'change': percent_cell(relative_error(p.minutes, p.unchanged_minutes), '+.1f'),
-            'measured': number_cell(p.measured_minutes, ',.2f'),
+            'measured': _measured_cell(p),
             'error': percent_cell(relative_error(p.minutes, p.measured_minutes), '+.1f'),
             'speed-up': number_cell(p.speedup, ',.2f'), 'efficiency': percent_cell(p.efficiency, '.1f'),
             'node-hours': figures_cell(p.node_hours), 'cost': Cell('-' if p.cost is None else money(p.cost), p.cost)}
@@ -79,32 +88,50 @@ def _step_cells(answer: Predictions, p: Prediction) -> dict[str, Cell]:
             'basis': Cell(_basis(answer, p))}
 
 
-def _sentence(p: Prediction) -> str:
-    """Return the answer for a layout, with the range of its epochs."""
+def _sentence(answer: Predictions, p: Prediction) -> str:
+    """Return the answer for a layout, a measured time first, then the predicted one unless it is that of this batch."""
+    cost, epochs, text, then = cost_of(p.known_node_hours, answer.request.price), p.layout.epochs, p.layout.name, ', '
+    spent = f', {figures_cell(p.known_node_hours).text} node-hours' if cost is None else f', cost {money(cost)}'
+    if p.best_measured_minutes:
+        text += (f', measured {p.best_measured_minutes:,.2f} min at batch {p.best_measured_batch_size:,} '
+                 f'({p.best_measured_system}){spent}')
+        if p.best_measured_minutes == p.measured_minutes:
+            return text
+        spent, then = '', '; predicted '
     if p.refusal:
-        return f'{p.layout.name}, refused: {p.refusal}'
-    if not p.minutes or not p.interval or not (epochs := p.layout.epochs):
-        return f'{p.layout.name}, {_ms(p.step_s).text} ms per step, minutes unknown'
-    spent = f'{figures_cell(p.node_hours).text} node-hours' if p.cost is None else f'cost {money(p.cost)}'
+        return f'{text}, refused: {p.refusal}'
+    if not p.minutes or not p.interval or not epochs:
+        return f'{text}{then}{_ms(p.step_s).text} ms per step, minutes unknown'
     kind = ' (interpolated recipe)' if epochs.kind == 'interpolated' else ''
     among = '' if epochs.low == epochs.high else f' ({epochs.low:g} to {epochs.high:g})'
-    return (f'{p.layout.name}, {p.minutes:,.2f} min ({p.interval[0]:,.2f} to {p.interval[1]:,.2f}) at batch '
-            f'{p.layout.recipe.global_batch_size:,}{kind}, {epochs.mean:.3g} epochs{among}, {spent}')
+    return (f'{text}{then}{p.minutes:,.2f} min ({p.interval[0]:,.2f} to {p.interval[1]:,.2f}) at batch '
+            f'{p.layout.recipe.global_batch_size:,}{kind}, {epochs.mean:.3g} epochs{among}{spent}')
 
 
 def verdicts(answer: Predictions) -> list[str]:
-    """Return the answer: a sentence for a single layout, or lines on the fastest, the cheapest and the knee layout."""
-    if len(answer.timed) < 2:
-        return [_sentence(row) for row in answer.timed or answer.predicted or answer.rows]
-    which = ' predicted layout' if len(answer.timed) < len(answer.rows) else ''  # one without a time may be faster
-    return [f'{name.capitalize()}{which}: {_sentence(row)}' for name, row in answer.best.items()]
+    """Return the answer: a sentence for a single layout, or lines on the fastest, the cheapest and the knee layout.
+
+    A line on resumed runs follows, if there are any.
+    """
+    num_timed, lines = len(answer.timed), resumed_lines(answer)
+    if num_timed < 2:
+        return [_sentence(answer, row) for row in answer.timed or answer.predicted or answer.rows] + lines
+    which = ' predicted layout' if num_timed < len(answer.rows) else ''  # one without a time may be faster
+    return [f'{name.capitalize()}{which}: {_sentence(answer, row)}' for name, row in answer.best.items()] + lines
+
+
+def resumed_lines(answer: Predictions) -> list[str]:
+    """Return a line on sets with resumed runs, whose times are measured values here, if there are any."""
+    names = ', '.join(s.name for s in answer.source.sets if any(r.num_resumes for r in s.scored))
+    return [f'Resumed runs: {names}; their times are not those of uninterrupted runs'] * bool(names)
 
 
 def _link_line(link: Link) -> str:
     rate = 'unknown rate' if link.gbit_s is None else f'{link.gbit_s:,.4g} Gbit/s per node'
     way = ('TCP, ' if link.is_tcp else '') + ('hierarchical' if link.is_hierarchical else 'ring')
     overlap = '' if link.extra_s is None else f', {100 * link.overlap:.0f} % of it overlapped'
-    return (f'Interconnect: {rate}, {way} all-reduce of {link.exchange_bytes / 1e6:.1f} MB{overlap}; source: '
+    network = f' ({link.network})' if link.network else ''
+    return (f'Interconnect: {rate}, {way} all-reduce of {link.exchange_bytes / 1e6:.1f} MB{network}{overlap}; source: '
             f'{link.source}')
 
 
@@ -178,7 +205,7 @@ def render_prediction_json(answer: Predictions) -> str:
         'predictions': [{'name': row.layout.name, **asdict(row)} for row in answer.rows],
         **{name: answer.best[name].layout.name if name in answer.best else None
            for name in ('fastest', 'cheapest', 'knee')},
-        'notes': _notes(answer)}, indent=1, allow_nan=False)
+        'notes': [*resumed_lines(answer), *_notes(answer)]}, indent=1, allow_nan=False)
 
 
 def _cells(case: MultiNodeCase, p: Prediction) -> tuple[Cell, ...]:

@@ -17,6 +17,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
 from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.findings import Finding
+from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import printable
 
@@ -57,7 +58,7 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
     """Return a system's object in the JSON report, without its runs."""
     parts, energy, verdict = run_set.parts, run_set.energy, rcp.check_rcp(run_set)
     return {
-        'round': run_set.round, 'rounds': run_set.rounds, 'folders': [str(s.folder) for s in (run_set, *run_set.later)],
+        'round': run_set.round, 'rounds': run_set.rounds, 'folders': list(map(str, run_set.folders)),
         'benchmark': run_set.runs[0].benchmark, 'org': run_set.org, 'system': run_set.name,
         'study': study.name, **{name: getattr(run_set, name) for name in _FACTS},
         'generation': generation_of(run_set.accelerator) or None,
@@ -65,6 +66,8 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
                            if r.optimizer and not run_set.refusal), {}),
         'dataset': run_set.dataset, 'is_imagenet': run_set.is_imagenet, 'num_runs': len(run_set.runs),
         'num_converged': len(run_set.converged), 'num_resumed': len(run_set.resumed), 'refusal': run_set.refusal,
+        'violations': run_set.reasons, 'obstacles': run_set.judgement.obstacles,
+        'judged_round': ROUND_OF.get(run_set.judgement.ruleset or ''),
         'epochs_to_converge_mean': run_set.epochs_mean, 'score_minutes': run_set.score_minutes,
         'official_score_minutes': rcp.official_score_minutes(run_set),
         'time_to_train_mean_s': run_set.time_s, 'time_to_train_spread_s': run_set.spread_s,

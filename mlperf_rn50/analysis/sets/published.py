@@ -37,15 +37,24 @@ def _published_set(entry: Mapping[str, Any]) -> RunSet:
                      evaluations=[Evaluation(epoch, accuracy, 0, None, None, None) for epoch, accuracy in curve],
                      **facts) for name, status, epochs, time_s, curve in entry['runs'])
     logged = RunSet(entry['name'], folder, folder.parent / 'results', runs, entry.get('refusal'),
-                    is_duplicate=entry.get('is_duplicate', False), is_published=True,
-                    given_times=RunTimes(*entry['times']) if entry['times'] else None)
-    return replace(logged, unlogged={name: tuple(value) if isinstance(value, list) else value for name, value
-                                     in unlogged.items() if getattr(logged.recipe, name) is None})
+                    is_published=True, given_times=RunTimes(*entry['times']) if entry['times'] else None)
+    return replace(logged, later=tuple(_submitted_again(logged, *place) for place in entry.get('later', ())),
+                   unlogged={name: tuple(value) if isinstance(value, list) else value for name, value
+                             in unlogged.items() if getattr(logged.recipe, name) is None})
+
+
+def _submitted_again(run_set: RunSet, round_: str, *names: str) -> RunSet:
+    """Return a set as it was submitted again in a later round; names: organisation and system."""
+    folder, runs = Path(NAME, round_, *names), tuple(replace(r, round=round_) for r in run_set.runs)
+    return replace(run_set, name=folder.name, folder=folder, runs=runs)
 
 
 @cache
 def load_table() -> tuple[RunSet, ...]:
-    """Return all published sets, of every framework and division, from mlcommons/training_results_v0.5 to v4.0."""
+    """Return all published sets, of every framework and division, from mlcommons/training_results_v0.5 to v4.0.
+
+    A set that was submitted again in later rounds is the one of its first round.
+    """
     text = resources.files(__package__).joinpath('published.json').read_text(encoding='utf-8')
     return tuple(map(_published_set, json.loads(text)['sets']))
 
@@ -55,7 +64,7 @@ def sets_under(path: Path) -> tuple[RunSet, ...]:
     if path.parts[:1] != (NAME,) or os.path.lexists(path):
         return ()
     path = with_round(path)
-    found = [s for s in load_table() if s.folder.is_relative_to(path)]
+    found = [s for s in load_table() if any(f.is_relative_to(path) for f in s.folders)]
     if not found:
         raise UserError(f'{path}: no such published sets'
                         f'{nearest(str(path), [n.rstrip("/") for n in published_names()]) or "; see report published"}')
@@ -71,7 +80,7 @@ def with_round(path: Path) -> Path:
 
 def published_names() -> list[str]:
     """Return the paths of all published sets and, with a slash at the end, of their rounds and organisations."""
-    folders = [s.folder for s in load_table()]
+    folders = [f for s in load_table() for f in s.folders]
     return sorted({str(f) for f in folders} | {f'{p}/' for f in folders for p in (f.parent, f.parent.parent)})
 
 
@@ -79,7 +88,7 @@ def published_names() -> list[str]:
 def load_published(division: str = 'closed') -> tuple[RunSet, ...]:
     """Return the published MXNet sets of the closed division, or of both divisions for 'open'.
 
-    Refused sets and copies of other sets are left out.
+    Refused sets are left out.
     """
-    return tuple(s for s in load_table() if s.has_recipe and not s.is_duplicate
+    return tuple(s for s in load_table() if s.has_recipe
                  and division in ('open', s.division) and is_mxnet(s.name, s.framework))

@@ -16,7 +16,7 @@ from mlperf_rn50.analysis.why.load import WhyRun, load_run
 from mlperf_rn50.config import Config, render_value
 from mlperf_rn50.runfolder.names import RunFolder, find_run_folders, run_numbers
 from mlperf_rn50.runfolder.records import CourseRecord, LossScaleRecord, TrainRecord
-from mlperf_rn50.text import percent
+from mlperf_rn50.text import grouped, percent
 
 # What a key may cause, and the first key to change for a cause.
 _KEYS = {'schedule.base_lr': 'learning_rate', 'optimizer.momentum': 'learning_rate', 'schedule.warmup_epochs': 'warmup',
@@ -24,7 +24,8 @@ _KEYS = {'schedule.base_lr': 'learning_rate', 'optimizer.momentum': 'learning_ra
          'optimizer.weight_decay': 'weight_decay', 'train.global_batch_size': 'batch', 'train.max_epochs': 'epochs',
          'data.crop': 'augmentation', 'data.min_area': 'augmentation', 'data.resize_shorter': 'crop',
          'data.mean': 'normalisation', 'data.std': 'normalisation', 'model.bn_momentum': 'batch_norm',
-         'train.loss_scale': 'loss_scale', 'data.shuffle': 'shuffle', 'train.label_smoothing': 'label_smoothing'}
+         'train.loss_scale': 'loss_scale', 'data.shuffle': 'shuffle',
+         'train.label_smoothing': 'label_smoothing', 'train.ema': 'averaging'}
 _COMMANDS = {'overfitting': 'change data.crop', **dict.fromkeys(
     ('frozen', 'gradient_scale', 'equal_shards', 'evaluation'), 'look for changes of the program with git diff')}
 _NUM_ROWS = 30  # of the evidence
@@ -32,25 +33,49 @@ _TOO_EASY = ('leak', 'classes_missing')  # with which a run may reach its target
 
 
 class Cause(NamedTuple):
-    """A figure that may be the cause of a missed accuracy; strength: above 1 it is accused, the strongest first."""
+    """A figure that may be the cause of a missed accuracy.
+
+    Args:
+        strength: above 1 it is accused, the strongest first.
+        verdict: usual (within the expected bounds), possible (beyond them) or too early (not to be judged yet).
+        sentence: text that names the cause; by default the figure beside its bounds.
+    """
 
     name: str
     strength: float
     figure: str
     measured: str
     expected: str
+    verdict: str = 'usual'
+    sentence: str = ''
 
     @property
     def text(self) -> str:
-        return f'{self.name.replace("_", " ")} ({self.figure}: {self.measured}, expected {self.expected})'
+        return self.sentence or (
+            f'{self.name.replace("_", " ")} ({self.figure}: {self.measured}, expected {self.expected})')
 
 
-def weigh(name: str, figure: str, value: float, least: float = 0.0, most: float = math.inf) -> Cause:
-    """Return a cause whose strength is the ratio of a value and the limit that it violates, if any."""
-    limits = {word: v for word, v in (('at least', least), ('at most', most)) if 0 < v < math.inf}
-    render = percent if max(limits.values()) <= 1 else '{:.3g}'.format  # the value is then a fraction
-    return Cause(name, max(value / most, least / max(value, 1e-9)), figure, render(value),
-                 ' and '.join(f'{word} {render(v)}' for word, v in limits.items()))
+def _plain(value: float) -> str:
+    return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
+
+
+def _number(text: str) -> float:
+    return float(text.split()[0].replace(',', ''))
+
+
+def weigh(name: str, figure: str, value: float, least: float = -math.inf, most: float = math.inf,
+          strength: float | None = None) -> Cause:
+    """Return a cause that is accused if the printed value is beyond its printed limits.
+
+    The strength is by default the ratio of the value and the limit.
+    """
+    limits = {word: v for word, v in (('at least', least), ('at most', most)) if abs(v) < math.inf}
+    render = percent if max(limits.values()) <= 1 else _plain  # the value is then a fraction
+    low, got, high = (_number(render(v)) for v in (least, value, most))
+    ratio = max(value / most, least / max(value, 1e-9))
+    weight = min(1.0, ratio) if low <= got <= high else ratio if strength is None else strength
+    return Cause(name, weight, figure, render(value), ' and '.join(f'{word} {render(v)}' for word, v in limits.items()),
+                 'usual' if low <= got <= high else 'possible')
 
 
 def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Iterator[Cause]:
@@ -79,8 +104,9 @@ def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Ite
         # In the shipped schedules, up to a third of the steps are below 5 %, as with step decay at 30, 60 and 80 of 90.
         yield weigh('decay', 'part of the run with less than 5 % of the largest learning rate',
                     sum(r < 0.05 for r in after) / len(after), most=0.5)
-        for name in ('epochs', 'decay') if s.decay_epochs > num_epochs else ('decay',):
-            yield weigh(name, 'last learning rate relative to the largest', after[-1], most=0.25)
+        cut = s.decay_epochs > num_epochs
+        found = weigh('epochs' if cut else 'decay', 'last learning rate relative to the largest', after[-1], most=0.25)
+        yield found._replace(sentence=f'it trained {num_epochs} of the {s.decay_epochs:g} epochs of its schedule' * cut)
     elif rates and run.log and run.log.status in ('aborted', 'failed'):
         yield weigh('epochs', 'part of the planned epochs', rates[-1][0] / num_epochs, least=0.9)
     # Digits, the easiest data set, needs 70 steps. No shipped recipe needs 2 epochs.
@@ -91,21 +117,22 @@ def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Ite
     yield weigh('batch', 'images per rank for statistics of BatchNorm', local, least=8)
     yield weigh('batch', 'padding of an epoch relative to its images', per_epoch * batch / d.num_train - 1, most=0.25)
     memory = 1 / (1 - config.model.bn_momentum) / num_steps
-    yield weigh('batch_norm', 'part of the steps over which statistics are averaged', memory, most=0.25)
+    yield weigh('batch_norm', 'steps over which statistics are averaged, relative to all', memory, most=0.25)
+    averaged = 1 / (1 - (t.ema or 0)) / num_steps
+    yield weigh('averaging', 'steps over which weights are averaged, relative to all', averaged, most=1.0)
+    yield weigh('label_smoothing', 'part of the probability for other classes', t.label_smoothing, most=0.4)
     zoom = d.resize_shorter / (d.eval_size or d.image_size)  # 1.14 in recipes for ImageNet, 1 in those for small images
     yield weigh('crop', 'side of an image relative to its evaluated part', zoom, most=1.3)
     num_skipped = sum(r.now < r.before for r in run.all(LossScaleRecord))
     yield weigh('loss_scale', 'steps that overflowed and were skipped', num_skipped, most=10 + num_steps // 100)
 
 
-def judge_recipe(config: Config, num_ranks: int) -> Iterator[Cause]:
-    """Yield differences from the published recipes on ImageNet, and from the runs in run.reference."""
+def judge_recipe(config: Config, num_ranks: int, others: list[Config]) -> Iterator[Cause]:
+    """Yield differences from the published recipes on ImageNet, and from the configurations of better runs."""
     for line in find_deviations(config, num_ranks):
         key, _, text = line.partition(': got ')
         measured, _, published = text.partition('; ')
         yield Cause(_KEYS.get(key, 'batch'), 3.0, key, measured, published.rpartition(' have ')[2])
-    folders = [f for path in config.run.reference for f in find_run_folders(Path(path))[:20]]
-    others = [other for f in folders for k in run_numbers(f)[:1] if (other := load_run(RunFolder(f, k)).config)]
     for key, name in _KEYS.items() if others else ():
         got, values = attrgetter(key)(config), [v for v in map(attrgetter(key), others) if v is not None]
         if got in (None, *values) or not values:
@@ -114,7 +141,25 @@ def judge_recipe(config: Config, num_ranks: int) -> Iterator[Cause]:
         # positive numbers count as a factor of 2.
         a, *rest = [1 - v if key.endswith('momentum') else v for v in (got, *values)]
         ratio = min(max(a / b, b / a) if isinstance(b, (int, float)) and min(a, b) > 0 else 2.0 for b in rest)
-        yield Cause(name, ratio / 1.25, f'{key}, in reference runs', render_value(got), render_value(values[0]))
+        expected = ' or '.join(dict.fromkeys(map(render_value, values)))
+        near = ' within a factor of 1.25,' * isinstance(got, float)
+        yield Cause(name, ratio / 1.25, key, render_value(got), f'{expected}{near} as in reference runs')
+
+
+def find_better(run: WhyRun, config: Config) -> tuple[list[Config], str]:
+    """Return the configurations of the reference runs if this run is below their accuracy, otherwise a sentence.
+
+    Without an alarm, it is below if chance does not explain the difference on the validation images.
+    """
+    folders = [f for path in config.run.reference for f in find_run_folders(Path(path))[:20]]
+    others = [load_run(RunFolder(f, k)) for f in folders for k in run_numbers(f)[:1]]
+    tops = [o.log.best_accuracy for o in others if o.log and o.log.best_accuracy is not None]
+    own, standing = (run.log and run.log.best_accuracy) or 0.0, run.last(CourseRecord)
+    mean = statistics.fmean(tops or [1.0])
+    least = mean - 3 * (2 * mean * (1 - mean) / config.data.num_val) ** 0.5
+    if tops and own >= least and not (standing and standing.behind):
+        return [], f'Not below its reference runs: Top-1 {percent(own)}, at least {percent(least)} expected.'
+    return [o.config for o in others if o.config], ''
 
 
 def _next_step(cause: str) -> str:
@@ -122,10 +167,14 @@ def _next_step(cause: str) -> str:
     return f'change {key}' if key else _COMMANDS.get(cause, 'pack corrected images with mlperf-rn50 prepare')
 
 
-def explain_accuracy(run: WhyRun, probed: list[Cause] | None = None) -> Answer | None:
+def explain_accuracy(run: WhyRun, probed: list[Cause] | None = None, weights: str = '') -> Answer | None:
     """Explain a run that ended below its target or is behind its references, or any run with the figures of a probe.
 
     At most two causes are named. Return None for a run that needs no explanation, or lacks its log or configuration.
+
+    Args:
+        probed: figures of a probe.
+        weights: sentence that names the weights that were probed.
     """
     config, log, standing = run.config, run.log, run.last(CourseRecord)
     if not config or not log or not log.global_batch_size:
@@ -133,20 +182,27 @@ def explain_accuracy(run: WhyRun, probed: list[Cause] | None = None) -> Answer |
     has_missed = log.status in ('aborted', 'failed') or bool(standing and standing.behind and log.status != 'converged')
     if not has_missed and probed is None:
         return None
-    found = list(probed or ())
+    found, notes = list(probed or ()), [standing.text if standing else '', weights]
     if has_missed:
-        found += judge_recipe(config, log.num_ranks or 1)
+        better, not_below = find_better(run, config)
+        notes.append(not_below)
+        found += judge_recipe(config, log.num_ranks or 1, better)
         found += judge_course(run, config, log.global_batch_size, log.num_ranks or 1)
-    ordered = sorted(found, key=lambda c: -c.strength)
-    accused = {c.name: c for c in reversed(ordered) if c.strength > 1 and (has_missed or c.name in _TOO_EASY)}
+    ordered = sorted(found, key=lambda c: (-c.strength if c.strength > 1 else 0, c.verdict == 'usual', -c.strength))
+    is_below = log.status != 'converged'
+    accused = {c.name: c for c in reversed(ordered) if c.strength > 1 and (is_below or c.name in _TOO_EASY)}
     named = sorted(accused.values(), key=lambda c: -c.strength)[:2]  # the strongest of two names
-    verdicts = ['cause' if c in named else 'possible' if c.strength > 1 else 'usual' for c in ordered]
+    verdicts = ['cause' if c in named else 'possible' if c.strength > 1 else c.verdict for c in ordered]
     where = 'log and configuration' if probed is None else 'weights and images'
+    nothing = f'{where} show no cause{", some because it is too early" * ("too early" in verdicts)}'
+    # A figure that shows two causes is printed once.
+    texts = [first._replace(name='_or_'.join(c.name for c in (first, *rest))).text
+             for first, *rest in grouped(named, lambda c: c[2:5]).values()]
     return Answer(
         f'Top-1 {percent(log.best_accuracy or 0.0)}, target {percent(log.target_accuracy or 0.0)}: '
-        f'{" or ".join(c.text for c in named) or f"{where} show no cause"}.',
+        f'{" or ".join(texts) or nothing}.',
         ('cause', 'figure', 'measured', 'expected', 'verdict'),
         tuple((c.name, c.figure, c.measured, c.expected, v) for c, v in zip(ordered[:_NUM_ROWS], verdicts)),
         ', or '.join(dict.fromkeys(_next_step(c.name) for c in named)) if named else
         f'mlperf-rn50 why {run.folder.dir} --probe' * (probed is None),
-        (standing.text,) if standing else (), {'causes': [{'cause': c.name, 'text': c.text} for c in named]})
+        tuple(filter(None, notes)), {'causes': [{'cause': c.name, 'text': c.text} for c in named]})

@@ -106,6 +106,17 @@ class RawLog:
     def source(self, key: str) -> FactSource:
         return FactSource('logged', key, self.line(key))
 
+    def lost_evaluations(self, is_running: bool) -> list[tuple[LinePosition, int]]:
+        """Return position and epoch of evaluations without an accuracy; the last one of a running run may still get it.
+
+        Only if all other evaluations have a start or an end with the number of their epoch, which some logs lack.
+        """
+        last = max(self.accuracies, default=0)
+        found = {k: mark for marks, is_end in ((self.eval_starts, False), (self.eval_stops, True))
+                 if self.accuracies.keys() <= marks.keys() for k, mark in marks.items()
+                 if k not in self.accuracies and (k < last or is_end and not is_running)}
+        return [(mark, k) for k, mark in sorted(found.items())]
+
     def is_success(self, event: LogEvent) -> bool:
         """Return whether a run_stop marks success; v0.5 requires no status, and its published logs have none."""
         if self.format == 'MLPv0.5.0':

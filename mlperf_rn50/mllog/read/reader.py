@@ -54,6 +54,13 @@ def no_logs(folder: Path) -> str:
 class OtherBenchmark(UserError):
     """The log is of a benchmark other than ResNet, or of a program that trains nothing."""
 
+    def __init__(self, text: str, benchmark: str = ''):
+        super().__init__(text, benchmark)
+        self.benchmark = benchmark
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
 
 def read_run(path: Path, now_s: float | None = None) -> Run:
     """Return the run in a log at now_s since 1970 (None: now). Raise UserError unless the log is of one ResNet run."""
@@ -72,7 +79,8 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
         if event.line_format == 'MLPv0.5.0':
             benchmark = event.metadata['benchmark']
         if benchmark != keys.RESNET:
-            raise OtherBenchmark(f'{path}: got a log of the benchmark {benchmark!r:.80}, expected resnet')
+            raise OtherBenchmark(f'{path}: got a log of the benchmark {benchmark!r:.80}, expected resnet',
+                                 str(benchmark)[:80])
         if (log := logs.get(event.line_format)) is None:
             log = logs[event.line_format] = RawLog(event.line_format)
         try:

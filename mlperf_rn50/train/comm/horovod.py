@@ -6,7 +6,7 @@ without a launcher. Ranks that share a GPU exchange in two stages; see sharing.p
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from itertools import cycle
@@ -17,6 +17,7 @@ import numpy as np
 
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.system.launcher_env import launched_size
+from mlperf_rn50.train.comm.cores import thread_ids
 from mlperf_rn50.train.comm.sharing import check_places, find_sets, find_stages
 
 # Number of names for background sums: more than are ever pending, and few enough for Horovod's cache.
@@ -32,6 +33,7 @@ class Comm:
     """The ranks of a run. All must call the methods in the same order. This base class is for a single rank."""
 
     rank, world_size, local_rank, local_size = 0, 1, 0, 1
+    threads: Set[str] = frozenset()  # those that exchange gradients, of this process
 
     def broadcast(self, arrays: Mapping[str, mx.nd.NDArray]) -> None:
         """Copy the arrays of rank 0 to all ranks, in place."""
@@ -114,8 +116,10 @@ class HorovodComm(Comm):
         size = launched_size() or 1
         requested = [ranks for n in (size, *subset_sizes) if n <= size for ranks in find_sets(n, num_sharing)]
         sets = {ranks: hvd.ProcessSet(list(ranks)) for ranks in requested if len(ranks) < size}
+        before = set(thread_ids())
         with exchange():
             hvd.init(process_sets=list(sets.values()))
+        self.threads = set(thread_ids()) - before
         self._exchange = exchange
         self._hvd, self._compression, self._num_sharing = hvd, compression, num_sharing
         self._sets = {**sets, range(size): hvd.global_process_set}

@@ -61,7 +61,7 @@ def note_failed(folder: Path | None, reason: str, is_outside: bool) -> str:
     """Add this rank and its host to the failures of the run, which a launcher counts to choose hosts; return ''."""
     if folder:
         note_failure(folder.parent.parent, Failure(os.environ.get('MLPERF_RN50_JOB', ''), platform.node(), reason,
-                                                   launched_rank(), is_outside, time.time()))
+                                                   launched_rank(), is_outside))
     return ''
 
 

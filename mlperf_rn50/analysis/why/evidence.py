@@ -1,0 +1,280 @@
+"""Figures of images, labels, predictions and weights, and the causes of a missed accuracy that they show. Pure.
+
+A figure is beyond its bound only if chance does not explain it. Those that are accused have a fixed strength, the
+larger the more certain.
+"""
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from mlperf_rn50.analysis.why.accuracy import Cause, weigh
+from mlperf_rn50.text import percent, some
+
+_SIGMAS = 4.0  # by chance, a difference is larger in 1 of 16,000 comparisons
+# Distances between directions of weights: by rounding alone, and a fifth of that after a short run on digits.
+_ROUNDING, _SLIGHT = 1e-6, 0.02
+_LEAST_DETAIL = 0.5  # ratio of the splits; it is 0.97 to 1.03 for random splits, and below 0.2 after a visible blur
+
+
+class Images(NamedTuple):
+    images: np.ndarray  # as given to the network, float32
+    labels: np.ndarray
+    logits: np.ndarray
+
+    @property
+    def taken(self) -> np.ndarray:
+        return self.logits.argmax(1)
+
+    @property
+    def is_right(self) -> np.ndarray:
+        return self.taken == self.labels
+
+    @property
+    def top1(self) -> float:
+        return float(self.is_right.mean())
+
+    @property
+    def least_top1(self) -> float:
+        """The Top-1 up to which a network knows too little: twice that of the most frequent class."""
+        chance = np.bincount(self.labels).max() / len(self.labels)
+        return float(min(2 * chance, (1 + chance) / 2))
+
+
+def surplus(count: float, other: float) -> float:
+    """Return _SIGMAS standard errors of the difference of two counts."""
+    return _SIGMAS * (count + other) ** 0.5
+
+
+def when_trained(is_early: bool, causes: Iterator[Cause]) -> Iterator[Cause]:
+    """Yield causes, but accuse none and say so if it is too early for them."""
+    for cause in causes:
+        yield cause._replace(strength=0.0, verdict='too early') if is_early else cause
+
+
+def _chances(logits: np.ndarray) -> np.ndarray:
+    """Return the predicted probability of each class."""
+    powers = np.exp(logits.astype(float) - logits.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
+
+
+def _assign(labels: np.ndarray, chances: np.ndarray) -> np.ndarray:
+    """Return a class for each label, each once, such that the labels' images have the largest probabilities."""
+    from scipy.optimize import linear_sum_assignment
+    table = 1e-6 * np.eye(chances.shape[1])  # a label without images stays
+    np.add.at(table, labels, chances)
+    return linear_sum_assignment(table, maximize=True)[1]
+
+
+def find_exchange(labels: np.ndarray, chances: np.ndarray) -> np.ndarray:
+    """Return the class for which the images of each label are taken, if classes are exchanged, else the label.
+
+    A network that learned the given classes predicts none of them more often on the images of another one than on its
+    own, even if it is weak, so that no exchange explains its predictions better. Each half of the images is tested with
+    the exchange that the other half suggests.
+    """
+    num, half = chances.shape[1], np.random.default_rng(0).permutation(len(labels)) % 2
+    other = np.empty_like(labels)
+    for k in (0, 1):
+        other[half == k] = _assign(labels[half != k], chances[half != k])[labels[half == k]]
+    images = np.arange(len(labels))
+    gain, found, cycle = chances[images, other] - chances[images, labels], _assign(labels, chances), np.arange(num)
+    for _ in range(num):
+        cycle = np.minimum(cycle, cycle[found])  # the lowest label of each cycle of the exchange
+    gains, squares = (np.bincount(cycle[labels], g, num)[cycle] for g in (gain, gain ** 2))
+    return np.where(gains > _SIGMAS * np.sqrt(squares), found, np.arange(num))
+
+
+def judge_labels(labels: np.ndarray, logits: np.ndarray) -> tuple[list[Cause], np.ndarray]:
+    """Look for a permutation of the classes that explains predictions better than the labels; return new labels, too.
+
+    The logits are those of images that were not trained.
+    """
+    chances, images, num = _chances(logits), np.arange(len(labels)), logits.shape[1]
+    taken = find_exchange(labels, chances)
+    at = np.array([chances[images, (labels + k) % num] for k in range(num)])
+    k = int(at[1:].mean(1).argmax()) + 1
+    gain, fair = at[k] - at[0], chances[images, taken[labels]].mean()
+    # The largest of several shifts is compared, so that its bound grows with their number.
+    most = at[0].mean() + ((_SIGMAS ** 2 + 2 * np.log(num)) * (gain ** 2).sum()) ** 0.5 / len(labels)
+    is_shifted = at[k].mean() > max(most, 0.75 * fair)
+    shift = f'mean probability of the label {k if 2 * k <= num else k - num:+d}'
+    moved = [] if is_shifted else [f'{a} for {taken[a]}' for a in np.flatnonzero(taken != np.arange(num))]
+    causes = [weigh('labels_shifted', shift, at[k].mean(), most=min(1.0, most), strength=8.0 * is_shifted),
+              Cause('labels_swapped', 8.0 * bool(moved), 'classes taken for another', some(moved, 6) or 'none', 'none')]
+    return causes, (labels + k) % num if is_shifted else taken[labels]
+
+
+def judge_noise(split: str, images: Images) -> Iterator[Cause]:
+    """Look for wrong labels of the surest quarter of the predictions.
+
+    A network takes an image for a similar class, so the label has a large logit. The logit of a wrong label is in the
+    lower half as often as not. Up to 1 % of the images there are usual, or a third of those that it takes for others.
+    """
+    ordered = np.sort(images.logits, 1)
+    sure = np.argsort(ordered[:, -2] - ordered[:, -1])[:len(ordered) // 4]
+    ranks = (ordered[sure] > images.logits[sure, images.labels[sure]][:, None]).sum(1)
+    num, wrong, far = len(sure), int((ranks > 0).sum()), int((2 * ranks >= ordered.shape[1]).sum())
+    most = max(8, 0.025 * num, 0.01 * num + _SIGMAS * (0.01 * num) ** 0.5, wrong / 3)
+    yield weigh('label_noise', f'{split} labels that surely are another class', min(1.0, 2 * far / max(1, num)),
+                most=min(1.0, 2 * most / max(1, num)), strength=4.0)
+
+
+def judge_records(train: Sequence[tuple[int, int]], validation: Sequence[tuple[int, int]], num: int) -> Iterator[Cause]:
+    """Compare the splits, given as the (hash, label) of each image; single copies are usual in data sets."""
+    ours, theirs = (np.bincount([label for _, label in part], minlength=num) for part in (train, validation))
+    for split, own, other in (('training', ours, theirs), ('validation', theirs, ours)):
+        # A tenth of the mean, and a quarter of the other split's share, because classes may be rare in both.
+        few = np.flatnonzero((10 * num * own < own.sum()) & (4 * own * other.sum() < other * own.sum()))
+        is_accused = len(few) > 0 and own.sum() > 20 * num  # otherwise by chance
+        yield Cause('classes_missing', 6.0 * is_accused, f'classes that are rare or missing in {split} images',
+                    f'{len(few)} of {num}, such as {few[0]}' if is_accused else 'none', 'none')
+    known = dict(train)
+    yield weigh('leak', 'validation images that are also training images', sum(key in known for key, _ in validation),
+                most=max(3, len(validation) // 100))
+    num_labels = Counter(key for key, _ in {*train})
+    yield weigh('label_noise', 'training images that recur with another label',
+                sum(num_labels[key] > 1 for key, _ in train), most=max(3, len(train) // 100))
+    yield weigh('repeated_images', 'training images that are copies of others', len(train) - len(known),
+                most=max(3, len(train) // 4))
+
+
+def judge_changes(validation: Images, after: Mapping[tuple[str, str], np.ndarray], *, fair: float, train_top1: float,
+                  logged: float | None) -> Iterator[Cause]:
+    """Look for a change after which more validation images are right, or as many as logged, unlike without it.
+
+    It is more certain if training images do better, because the statistics of BatchNorm lag early in any run.
+
+    Args:
+        after: logits by name and text of the change.
+        fair: Top-1 that other labels explain; a change must do better.
+        logged: Top-1 that the run measured with the same weights; None if it did not.
+    """
+    right, top1, num = validation.is_right, validation.top1, len(validation.labels)
+    error = _SIGMAS * 0.5 / num ** 0.5
+    logged = top1 if logged is None else logged
+    is_logged = abs(logged - top1) <= error
+    yield Cause('evaluation', 4.5 * (not is_logged), 'Top-1 that the run measured', percent(logged),
+                f'{percent(max(0.0, top1 - error))} to {percent(min(1.0, top1 + error))}, that of its weights')
+    for (name, text), logits in after.items():
+        other = logits.argmax(1) == validation.labels
+        gained, lost, now = int((other & ~right).sum()), int((right & ~other).sum()), float(other.mean())
+        most = max(fair, validation.least_top1, top1 + max(0.05, surplus(gained, lost) / num))
+        is_certain = train_top1 - top1 > max(error, 0.05) and name != 'batch_norm'
+        found = weigh(name, f'Top-1 with {text}', now, most=min(1.0, most), strength=now + 2 + 2 * is_certain)
+        if not is_logged and abs(logged - now) < error and found.strength <= 1:
+            found = Cause(name, 4 - abs(logged - now), found.figure, found.measured, 'not that which the run measured')
+        yield found
+
+
+def judge_weights(initial: Mapping[str, np.ndarray], last: Mapping[str, np.ndarray]) -> Iterator[Cause]:
+    """Compare the directions of weights, which weight decay does not change, with the initial ones."""
+    moved = {}
+    for name, first in initial.items():
+        if first.ndim > 1 and first.shape == last[name].shape:
+            directions = [a / np.linalg.norm(a.astype(float)) for a in (first, last[name])]
+            moved[name] = float(np.linalg.norm(directions[0] - directions[1]))
+    kept, second = [n for n, distance in moved.items() if distance < _ROUNDING], sorted(moved.values())[-2]
+    is_slight = _ROUNDING < second < _SLIGHT
+    frozen = Cause('frozen', 5.0 * bool(kept), f'weight arrays that turned by less than {_ROUNDING:g} of their length',
+                   f'{len(kept)} of {len(moved)}, such as {kept[0]}' if kept else 'none', 'none')
+    yield from when_trained(is_slight, iter([frozen]))
+    yield Cause('gradient_scale', 2.5 * is_slight, 'turn of all weight arrays but one, relative to their length',
+                percent(second), f'at least {percent(_SLIGHT)}')
+
+
+def judge_gaps(train: Images, augmented: Images, validation: Images) -> Iterator[Cause]:
+    """Compare the accuracies on training images, with and without augmentation, and on validation images."""
+    a, b, c = (part.top1 for part in (train, augmented, validation))
+    error = _SIGMAS * (0.5 / min(len(part.labels) for part in (train, augmented, validation))) ** 0.5
+    gap, fall = max(0.25, error), max(0.15, error)
+    yield weigh('augmentation', f'Top-1 on augmented training images, {percent(a)} on others', b, max(0.0, a - gap),
+                min(1.0, a + gap), strength=min(2.5, abs(a - b) / gap))
+    yield weigh('overfitting', f'Top-1 on validation images, {percent(a)} on training images', c, max(0.0, a - fall),
+                strength=min(2.0, (a - c) / fall) * (c > validation.least_top1))
+
+
+def measure_detail(images: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    """Return coarse detail, fine detail and colour of each image relative to its large shapes, (3, images)."""
+    from scipy.fft import dctn
+    raw = images * np.reshape(std, (3, 1, 1)) + np.reshape(mean, (3, 1, 1))
+    grey, side = raw.mean(1), raw.shape[-1]
+    power = dctn(grey, axes=(1, 2), norm='ortho') ** 2
+    power[:, 0, 0] = 0.0
+    frequency = np.hypot(*np.mgrid[:side, :side]) / side  # relative to the highest one that the pixels can show
+    shapes, coarse, fine = ((power * ((low <= frequency) & (frequency < high))).sum((1, 2))
+                            for low, high in ((0, 0.25), (0.25, 0.5), (0.5, 2)))
+    colour = ((raw - grey[:, None]) ** 2).sum((1, 2, 3)) / 3
+    return np.array([coarse, fine, colour]) / (shapes + side ** 2)
+
+
+def judge_detail(train: np.ndarray, validation: np.ndarray) -> Iterator[Cause]:
+    """Compare the splits by what measure_detail() returns for them."""
+    for name, what, ours, theirs in zip(('loss_of_detail', 'loss_of_detail', 'loss_of_colour'),
+                                        ('coarse detail', 'fine detail', 'colour'),
+                                        *(np.log(part + 1e-4) for part in (train, validation))):
+        difference = ours.mean() - theirs.mean()
+        margin = max(-np.log(_LEAST_DETAIL), _SIGMAS * (ours.var() / len(ours) + theirs.var() / len(theirs)) ** 0.5)
+        yield weigh(name, f'{what} of training images, relative to that of validation images', np.exp(difference),
+                    np.exp(-margin), np.exp(margin), strength=4.8)
+
+
+def _nearest(images: np.ndarray, labels: np.ndarray, num: int) -> float:
+    """Return the share of images whose most similar one, other than copies, has the same label."""
+    some = np.linspace(0, len(labels) - 1, num).astype(int)
+    flat = images[some].reshape(num, -1)
+    flat = flat - flat.mean(1, keepdims=True)
+    flat /= np.linalg.norm(flat, axis=1, keepdims=True) + 1e-9
+    alike = flat @ flat.T
+    alike[alike > 0.9999] = -1.0
+    return float((labels[some][alike.argmax(1)] == labels[some]).mean())
+
+
+def judge_neighbours(train: Images, validation: Images) -> Iterator[Cause]:
+    """Compare how often similar images of a split have equal labels, which needs no network."""
+    num = min(len(train.labels), len(validation.labels), 1000)
+    shares = {split: _nearest(part.images, part.labels, num)
+              for split, part in (('training', train), ('validation', validation))}
+    for (split, own), other in zip(shares.items(), [*shares.values()][::-1]):
+        least = other - max(0.05, _SIGMAS * (2 * other * (1 - other) / num) ** 0.5)
+        yield weigh('label_noise', f'{split} images whose most similar one has the same label', own, max(0.0, least),
+                    strength=4.2)
+
+
+def judge_predictions(train: Images, augmented: Images, validation: Images, after: Mapping[tuple[str, str], np.ndarray],
+                      *, sound_train: Images, sound: Images, logged: float | None, is_early: bool) -> Iterator[Cause]:
+    """Yield what predictions show; what a change of images or of labels explains has no other cause.
+
+    Args:
+        after: logits of validation images by name and text of the change.
+        sound_train: training images with the logits for recomputed statistics of BatchNorm.
+        sound: validation images with such logits.
+        logged: Top-1 that the run measured with these weights.
+        is_early: whether the network was trained for too few epochs.
+    """
+    causes, labels = judge_labels(sound.labels, sound.logits)
+    fair = float((sound.taken == labels).mean()) if (labels != sound.labels).any() else 0.0
+    evaluation, *changes = judge_changes(validation, after, fair=fair, train_top1=train.top1, logged=logged)
+    better = (validation._replace(logits=z) for cause, z in zip(changes, after.values()) if cause.strength > 1)
+    best = max((validation, *better), key=lambda part: part.top1)
+    if best is not validation:
+        sound = validation = best
+        causes, labels = judge_labels(sound.labels, sound.logits)
+    yield evaluation
+    yield from changes
+    is_weak = is_early or sound_train.top1 <= sound_train.least_top1
+    yield from when_trained(is_weak and not any(c.strength > 1 for c in causes), iter(causes))
+    parts = (judge_noise('training', sound_train), judge_noise('validation', sound._replace(labels=labels)),
+             judge_gaps(train, augmented, validation._replace(labels=labels)))
+    yield from when_trained(is_weak, chain(*parts))
+
+
+def settle(found: Sequence[Cause]) -> list[Cause]:
+    """Return figures; those that a more certain cause explains are not accused."""
+    accused = {c.name for c in found if c.strength > 1}
+    explained = {'overfitting'} if accused - {'overfitting', 'augmentation'} else set()
+    if accused & {'loss_of_detail', 'loss_of_colour', 'classes_missing'}:
+        explained |= {'label_noise', 'labels_swapped', 'labels_shifted'}
+    return [c._replace(strength=0.0) if c.name in explained else c for c in found]

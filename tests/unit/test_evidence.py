@@ -1,0 +1,326 @@
+"""Causes of a missed accuracy from predictions, labels, images and weights, on made-up figures."""
+import re
+
+import numpy as np
+import pytest
+
+from mlperf_rn50.analysis.why import evidence
+from mlperf_rn50.analysis.why.accuracy import Cause, weigh
+from mlperf_rn50.analysis.why.evidence import Images
+
+NUM = 10
+LABELS = np.arange(400) % NUM
+CYCLE = np.array([0, 1, 2, 4, 5, 3, 6, 7, 8, 9])
+SWAP = np.array([0, 1, 2, 8, 4, 5, 6, 7, 3, 9])
+SEEDS = range(20)
+
+
+def accused(causes):
+    return [c.name for c in causes if c.strength > 1]
+
+
+def logits_of(taken, height=6.0):
+    """Return logits that differ little but for the taken class of each image."""
+    logits = 0.1 * np.random.default_rng(0).standard_normal((len(taken), NUM))
+    logits[np.arange(len(taken)), taken] = height
+    return logits
+
+
+def predictions(random, right, num=2000):
+    """Return labels and logits: a share is right, most other images are taken for the next class; sure where right."""
+    labels = random.integers(0, NUM, num)
+    logits = random.standard_normal((num, NUM))
+    is_right = random.random(num) < right
+    logits[np.arange(num), labels] += np.where(is_right, 8, 4)
+    logits[np.arange(num), (labels + 1) % NUM] += np.where(is_right, 4, 5.5)
+    return labels, logits
+
+
+def weak_logits(random, labels, right):
+    """Return logits of a network that has learned little: the true class is often, but not always, the largest."""
+    logits = random.standard_normal((len(labels), NUM))
+    logits[np.arange(len(labels)), labels] += 2.8 * right
+    logits[np.arange(len(labels)), labels ^ 1] += 1.4 * right  # a similar class
+    return logits
+
+
+def found_in(labels, logits):
+    causes, now = evidence.judge_labels(labels, logits)
+    return accused(causes), now
+
+
+@pytest.mark.parametrize('shift', [1, 9, 4])
+def test_labels_that_are_shifted(shift):
+    (cause, other), now = evidence.judge_labels(LABELS, logits_of((LABELS + shift) % NUM))
+    assert (cause.name, cause.strength > 1, other.strength) == ('labels_shifted', True, 0)
+    assert f'{shift if shift < 6 else shift - NUM:+d}' in cause.figure
+    np.testing.assert_array_equal(now, (LABELS + shift) % NUM)
+
+
+@pytest.mark.parametrize('permutation, text', [
+    (SWAP, '3 for 8, 8 for 3'), (CYCLE, '3 for 4, 4 for 5, 5 for 3'),
+    (np.array([8, 0, 7, 1, 3, 6, 2, 4, 5, 9]), '0 for 8, 1 for 0, 2 for 7, 3 for 1, 4 for 3, 5 for 6 and 3 more')])
+def test_classes_that_are_exchanged(permutation, text):
+    (shifted, cause), now = evidence.judge_labels(LABELS, logits_of(permutation[LABELS]))
+    assert (cause.name, cause.strength > 1, cause.measured) == ('labels_swapped', True, text)
+    assert shifted.strength <= 1
+    np.testing.assert_array_equal(now, permutation[LABELS])
+
+
+def test_classes_of_which_one_is_ambiguous():
+    taken = np.where((LABELS == 9) & (np.arange(len(LABELS)) % 3 > 0), 0, CYCLE[LABELS])
+    assert found_in(LABELS, logits_of(taken))[0] == ['labels_swapped']
+
+
+@pytest.mark.parametrize('permutation', [SWAP, CYCLE])
+@pytest.mark.parametrize('seed', range(5))
+def test_weak_network_shows_an_exchange(permutation, seed):
+    random, labels = np.random.default_rng(seed), np.arange(1000) % NUM
+    logits = weak_logits(random, permutation[labels], 0.4)
+    assert 0.2 < (logits.argmax(1) == permutation[labels]).mean() < 0.45
+    names, now = found_in(labels, logits)
+    assert names == ['labels_swapped']
+    np.testing.assert_array_equal(now, permutation[labels])
+
+
+@pytest.mark.parametrize('right', [0.0, 0.1, 0.3, 0.6, 1.0])
+def test_labels_of_a_weak_network_are_not_accused(right):
+    for seed in SEEDS:
+        random = np.random.default_rng(seed)
+        assert found_in(LABELS, weak_logits(random, LABELS, right))[0] == []
+
+
+@pytest.mark.parametrize('taken', [LABELS, np.full_like(LABELS, 7), np.where(LABELS == 3, 8, LABELS)],
+                         ids=['right', 'one class only', 'one class lost'])
+def test_predictions_that_no_permutation_explains(taken):
+    assert found_in(LABELS, logits_of(taken))[0] == []
+
+
+def test_many_classes_with_an_image_each_are_no_exchange():
+    labels, random = np.arange(200), np.random.default_rng(0)
+    assert found_in(labels, random.standard_normal((200, 200)))[0] == []
+    causes, _ = evidence.judge_labels(labels, 8 * np.eye(200)[(labels + 1) % 200])
+    assert accused(causes) == ['labels_shifted']
+
+
+@pytest.mark.parametrize('share', [0.15, 0.4])
+def test_wrong_labels_are_any_class(share):
+    random = np.random.default_rng(1)
+    labels, logits = predictions(random, 0.9)
+    wrong = np.where(random.random(len(labels)) < share, random.integers(0, NUM, len(labels)), labels)
+    cause, = evidence.judge_noise('training', Images(None, wrong, logits))
+    assert cause.name == 'label_noise' and cause.strength > 1
+    assert float(cause.measured.split()[0]) / 100 == pytest.approx(share, rel=0.4)
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_labels_that_are_all_wrong(seed):
+    random = np.random.default_rng(seed)
+    labels, logits = predictions(random, 0.9)
+    cause, = evidence.judge_noise('validation', Images(None, random.permutation(labels), logits))
+    assert cause.strength > 1 and float(cause.measured.split()[0]) <= 100
+
+
+@pytest.mark.parametrize('right', [0.2, 0.5, 0.75, 0.95])
+def test_weak_network_has_no_wrong_labels(right):
+    for seed in SEEDS:
+        labels, logits = predictions(np.random.default_rng(seed), right)
+        assert accused(evidence.judge_noise('training', Images(None, labels, logits))) == []
+
+
+def pictures(random, labels, spread=0.5):
+    """Return images of 8x8 pixels that resemble those of their class."""
+    kinds = np.random.default_rng(9).standard_normal((NUM, 3, 8, 8))
+    return kinds[labels] + spread * random.standard_normal((len(labels), 3, 8, 8))
+
+
+@pytest.mark.parametrize('spread', [0.5, 3.0])
+def test_similar_images_show_random_labels_without_a_network(spread):
+    random = np.random.default_rng(3)
+    train, validation = (Images(pictures(random, LABELS, spread), LABELS, None) for _ in range(2))
+    assert accused(evidence.judge_neighbours(train, validation)) == []
+    wrong = train._replace(labels=random.permutation(LABELS))
+    for parts, split in (((wrong, validation), 'training'), ((validation, wrong), 'validation')):
+        cause, = (c for c in evidence.judge_neighbours(*parts) if c.strength > 1)
+        assert cause.name == 'label_noise' and cause.figure.startswith(split)
+
+
+def test_copies_are_not_similar_images():
+    random = np.random.default_rng(4)
+    labels = random.integers(0, NUM, 400)
+    noise, half = random.standard_normal((400, 3, 8, 8)), random.standard_normal((200, 3, 8, 8))
+    train = Images(np.concatenate([half, half]), np.tile(labels[:200], 2), None)
+    assert accused(evidence.judge_neighbours(train, Images(noise, labels, None))) == []
+
+
+def images(labels, first=0):
+    return [(first + k, int(label)) for k, label in enumerate(labels)]
+
+
+def test_class_missing_in_a_split():
+    rest = LABELS[LABELS != 4]
+    for train, validation, split in ((rest, LABELS, 'training'), (LABELS, rest, 'validation')):
+        cause, = (c for c in evidence.judge_records(images(train), images(validation, 1000), NUM) if c.strength > 1)
+        assert (cause.name, cause.measured) == ('classes_missing', '1 of 10, such as 4') and split in cause.figure
+
+
+def test_classes_that_are_rare_in_both_splits():
+    labels = np.repeat(np.arange(NUM), [2, *[100] * 9])
+    assert accused(evidence.judge_records(images(labels), images(labels, 5000), NUM)) == []
+
+
+@pytest.mark.parametrize('num_copies, expected', [(4, []), (5, ['leak'])])
+def test_images_in_both_splits(num_copies, expected):
+    assert accused(evidence.judge_records(images(LABELS), images(LABELS, len(LABELS) - num_copies), NUM)) == expected
+
+
+def test_image_with_two_labels():
+    train = [*images(LABELS), *((k, (label + 1) % NUM) for k, label in images(LABELS[:9]))]
+    assert accused(evidence.judge_records(train, images(LABELS, 5000), NUM)) == ['label_noise']
+
+
+def test_one_picture_with_many_labels():
+    train = [*images(LABELS), *((1000, label % NUM) for label in range(40))]
+    assert accused(evidence.judge_records(train, images(LABELS, 5000), NUM)) == ['label_noise']
+
+
+@pytest.mark.parametrize('num_copies, expected', [(100, []), (200, ['repeated_images'])])
+def test_images_that_are_repeated(num_copies, expected):
+    train = [*images(LABELS), *images(LABELS[:num_copies])]
+    assert accused(evidence.judge_records(train, images(LABELS, 5000), NUM)) == expected
+
+
+def part(num_right, of=400):
+    """Return images of ten classes, of which the first ones are right, and others are taken for a similar class."""
+    labels = np.arange(of) % NUM
+    logits = logits_of((labels + np.random.default_rng(8).integers(1, 4, of)) % NUM)
+    logits[np.arange(of), labels] = np.where(np.arange(of) < num_right, 9, 5)
+    return Images(None, labels, logits)
+
+
+def changes(before, after, train_top1=0.9, logged=None, fair=0.0):
+    """Judge changes that are given as names with numbers of images that are right after them."""
+    found = evidence.judge_changes(part(before), {(n, 'x'): part(now).logits for n, now in after.items()}, fair=fair,
+                                   train_top1=train_top1, logged=before / 400 if logged is None else logged)
+    return list(found)
+
+
+@pytest.mark.parametrize('before, after, expected', [
+    (200, 300, ['channel_order']), (200, 215, []), (4, 60, [])], ids=['gain', 'small gain', 'chance'])
+def test_change_after_which_more_images_are_right(before, after, expected):
+    assert accused(changes(before, {'channel_order': after})) == expected
+
+
+def test_other_labels_explain_more_than_a_change():
+    assert accused(changes(40, {'channel_order': 120}, fair=0.9)) == []
+
+
+def test_change_that_helps_all_images_is_less_certain():
+    for train_top1, expected in ((0.75, [False, False]), (0.95, [True, False])):
+        _, *found = changes(300, {'channel_order': 350, 'batch_norm': 350}, train_top1)
+        assert [c.strength > 3 for c in found] == expected
+
+
+def test_change_that_explains_the_logged_accuracy():
+    assert accused(changes(360, {'batch_norm': 50, 'value_range': 150}, logged=0.12)) == ['evaluation', 'batch_norm']
+
+
+def test_weights_that_only_decayed():
+    random = np.random.default_rng(3)
+    initial = {name: random.standard_normal((40, 30)).astype(np.float32) for name in 'ab'}
+    moved = {name: a + 1e-3 * random.standard_normal(a.shape).astype(np.float32) for name, a in initial.items()}
+    frozen, slight = evidence.judge_weights(initial, moved)
+    assert (frozen.verdict, slight.name, slight.strength > 1) == ('too early', 'gradient_scale', True)
+    moved['a'] = moved['b'] = random.standard_normal((40, 30)).astype(np.float32)
+    assert accused(evidence.judge_weights(initial, moved)) == []
+    cause, _ = evidence.judge_weights(initial, {**moved, 'b': initial['b'] * np.float32(0.8)})
+    assert (cause.name, cause.measured, cause.strength) == ('frozen', '1 of 2, such as b', 5)
+
+
+@pytest.mark.parametrize('train, augmented, validation, expected', [
+    (0.99, 0.98, 0.9, []), (1.0, 1.0, 0.5, ['overfitting']), (0.9, 0.4, 0.85, ['augmentation']),
+    (0.3, 0.9, 0.3, ['augmentation']), (0.6, 0.6, 0.8, []), (1.0, 1.0, 0.1, [])])
+def test_gaps_between_accuracies(train, augmented, validation, expected):
+    assert accused(evidence.judge_gaps(*(part(round(400 * x)) for x in (train, augmented, validation)))) == expected
+
+
+def details(random, detail, num=200, colour=1.0):
+    """Return what is measured on images with a strength of fine detail and of colour."""
+    coarse = np.kron(random.standard_normal((num, 1, 4, 4)), np.ones((4, 4)))
+    fine, hue = random.standard_normal((num, 1, 16, 16)), random.standard_normal((num, 3, 1, 1))
+    return evidence.measure_detail(coarse + detail * fine + colour * hue, (120.0,) * 3, (60.0,) * 3)
+
+
+@pytest.mark.parametrize('train, validation, expected', [
+    ({'detail': 0.5}, {'detail': 0.5}, set()), ({'detail': 0.5}, {'detail': 0.6}, set()),
+    ({'detail': 0.1}, {'detail': 1.0}, {'loss_of_detail'}), ({'detail': 1.0}, {'detail': 0.1}, {'loss_of_detail'}),
+    ({'detail': 0.5, 'colour': 0.1}, {'detail': 0.5}, {'loss_of_colour'})])
+def test_detail_and_colour_of_both_splits(train, validation, expected):
+    random = np.random.default_rng(5)
+    found = evidence.judge_detail(details(random, **train), details(random, **validation))
+    assert {*accused(found)} == expected
+
+
+def test_few_images_lose_no_detail_by_chance():
+    for seed in SEEDS:
+        random = np.random.default_rng(seed)
+        assert accused(evidence.judge_detail(details(random, 0.5, 10), details(random, 0.5, 10))) == []
+
+
+def test_grey_or_equal_pixels_have_no_detail_to_lose():
+    empty = evidence.measure_detail(np.zeros((5, 3, 8, 8)), (0.0,) * 3, (1.0,) * 3)
+    assert accused(evidence.judge_detail(empty, empty)) == []
+
+
+def judged(train, validation, is_early=False, **after):
+    return list(evidence.judge_predictions(
+        train, train, validation, {(name, 'x'): logits for name, logits in after.items()}, sound_train=train,
+        sound=validation, logged=validation.top1, is_early=is_early))
+
+
+def test_wrong_labels_are_not_overfitting():
+    random = np.random.default_rng(6)
+    for labels in ((LABELS + 1) % NUM, CYCLE[LABELS], random.permutation(NUM)[LABELS], random.permutation(LABELS)):
+        found = evidence.settle(judged(part(400), part(400)._replace(labels=labels)))
+        assert {*accused(found)} & {'labels_shifted', 'labels_swapped', 'label_noise'}
+        assert 'overfitting' not in accused(found) and len(accused(found)) == 1
+
+
+def test_change_of_images_explains_labels_and_gap():
+    turned = part(400)._replace(logits=logits_of(SWAP[LABELS]))
+    assert accused(judged(part(400), turned)) == ['labels_swapped']
+    random = np.random.default_rng(10)
+    lost = np.where(random.random(400) < 0.9, SWAP[LABELS], random.integers(0, NUM, 400))
+    turned = turned._replace(logits=logits_of(lost))
+    assert accused(evidence.settle(judged(part(400), turned))) == ['labels_swapped']
+    assert accused(judged(part(400), turned, orientation=part(400).logits)) == ['orientation']
+
+
+@pytest.mark.parametrize('is_early, num_right', [(True, 400), (False, 60)])
+def test_network_that_knows_too_little_is_judged_too_early(is_early, num_right):
+    found = judged(part(num_right), part(40), is_early)
+    early = {c.name for c in found if c.verdict == 'too early'}
+    assert accused(found) == [] and {'overfitting', 'augmentation', 'label_noise', 'labels_swapped'} <= early
+
+
+def test_only_the_cause_of_a_cause_is_accused():
+    causes = [Cause(n, 3.0, 'f', 'm', 'e', 'possible') for n in ('overfitting', 'label_noise', 'loss_of_detail')]
+    assert accused(evidence.settle(causes)) == ['loss_of_detail']
+    assert accused(evidence.settle(causes[:2])) == ['label_noise']
+    assert accused(evidence.settle(causes[:1])) == ['overfitting']
+
+
+def test_printed_bounds_decide():
+    """Each figure that is printed as beyond its bound is accused or possible, and no other one is."""
+    random = np.random.default_rng(7)
+    labels, logits = predictions(random, 0.6)
+    rows = [weigh('a', 'f', x, 0.2, 0.25) for x in (0.25, 0.250004, 0.2501, 0.2, 0.19)]
+    rows += evidence.judge_noise('training', Images(None, random.permutation(labels), logits))
+    rows += evidence.judge_labels((labels + 1) % NUM, logits)[0][:1]
+    rows += evidence.judge_gaps(part(400), part(100), part(200))
+    assert len({c.verdict for c in rows}) == 2
+    for c in rows:
+        got, = map(float, re.findall('[0-9.]+', c.measured))
+        low = [float(x) for x in re.findall('at least ([0-9.]+)', c.expected)]
+        high = [float(x) for x in re.findall('at most ([0-9.]+)', c.expected)]
+        assert (c.verdict == 'usual') == (max([0, *low]) <= got <= min([1e9, *high])) == (c.strength <= 1), c
