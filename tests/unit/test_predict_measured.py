@@ -1,5 +1,6 @@
 """Predictions beside measurements: measured times, noise of the first epoch, resumed runs, gradients, unknown cards."""
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -105,8 +106,10 @@ def test_card_without_sets_on_several_nodes_has_the_latency_of_the_nearest_gener
 
 def test_lack_of_sets_is_named():
     shown, rows = predicted('v4.0/NVIDIA/h200_ngc24.04_mxnet', '--layouts', '1,16')
-    assert [n for n in shown['notes'] if n.startswith('16x8: no published set has H200') and 'that of H100' in n]
+    assert [n for n in shown['notes'] if re.match('16x8: no published set .* H200 on .* that of H100', n)]
     assert not [d for d in rows['1x8']['doubts'] if 'H200' in d]
+    changed = predicted('v4.0/NVIDIA/eos_ngc24.04_mxnet', '--layouts', '1,2', '--what-if', 'generation=H200')[1]
+    assert [any('H200' in d for d in row['doubts']) for row in changed.values()] == [False, True]
     h100 = predicted('v4.0/NVIDIA/eos_ngc24.04_mxnet', '--layouts', '1,16')[1]
     gains = [h100[name]['minutes'] / rows[name]['minutes'] for name in ('1x8', '16x8')]
     assert gains[1] < gains[0] + 0.01  # not faster on several nodes than on one, in comparison with H100

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from helpers import PUBLISHED, ROOT, call
+from helpers import HISTORY, PUBLISHED, ROOT, call
 from lines import write_set
 
 from mlperf_rn50.analysis.predict.anchors import base_of
@@ -181,3 +181,14 @@ def test_systems_on_a_number_of_nodes_have_a_row_each():
     assert best['L40S'] and best['A100'] != best['L40S']
     runs = call('report', 'published', '--nodes', 16, '--format', 'csv').stdout
     assert len(runs.splitlines()) > 4 * len(rows) and 'file' not in rows[0]
+
+
+@pytest.mark.needs_history
+def test_published_table_agrees_with_another_reader():
+    known = {tuple(name.casefold() for name in f.parts[1:]): s for s in load_table() for f in s.folders}
+    with (HISTORY / 'truth.csv').open(encoding='utf-8') as file:
+        rows = [row for row in csv.DictReader(file) if row['system'] != 'SYS-420GP-TNAR+']  # has one run twice
+    for row in rows:
+        run_set = known[row['round'], row['org'].casefold(), row['system'].casefold()]
+        assert (run_set.score_minutes or 0.0) == pytest.approx(float(row['score_minutes'] or 0.0), abs=0.0101), row
+    assert len(rows) > 330

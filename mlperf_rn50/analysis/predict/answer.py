@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from mlperf_rn50.analysis.predict.anchors import lacks_schedule, most_local, second_base
 from mlperf_rn50.analysis.predict.costs import costs_without
-from mlperf_rn50.analysis.predict.model import generation_with_costs, lacks_costs, predict_layout
+from mlperf_rn50.analysis.predict.model import generation_with_costs, predict_layout
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Prediction
 from mlperf_rn50.analysis.predict.source import Source, WhatIf, change
 from mlperf_rn50.analysis.recipe.choose import choose_recipe, is_within, published_recipes, range_text
@@ -105,9 +105,9 @@ def _doubts(base: Base, found: Prediction, costs: Costs) -> tuple[str, ...]:
         'node-hours are not comparable': layout.units_per_node != units,
         f'derived from {base.num_nodes} nodes; the interval excludes the uncertainty of their overheads':
             layout.num_nodes == 1 < base.num_nodes,
-        f'no published set has {base.generation or "unnamed accelerators"} on several nodes; the latency is that of '
-        f'{similar}, and the interval that of another machine':
-            base.has_accelerators and found.knowledge == 'other' and layout.num_nodes > 1 and lacks_costs(base, costs),
+        f'no published set of other rounds has {base.generation or "unnamed accelerators"} on several nodes; the '
+        f'latency is that of {similar}, and the interval that of another machine': layout.num_nodes > 1
+            and base.has_accelerators and found.knowledge == 'other' and base.generation not in costs.latency_s,
         f'the first epoch of the source was the shortest, so its epochs vary by {percent(base.noise, ".0f")} or more; '
         'the interval is wider': round(base.noise, 2) > 0,
         _NO_SCHEDULE: layout.num_nodes > 1 and lacks_schedule(base.run_set)}
