@@ -45,7 +45,7 @@ def test_difference_within_the_spread_of_the_runs_is_hedged(tmp_path, spread_s, 
 
 def test_largest_loss_is_first_and_epochs_are_named(tmp_path):
     write_series(tmp_path, 0.9, nodes=(1,))
-    write_set(tmp_path / '2x4', 5, nodes=2, ranks=8, first_s=0.0, eval_s=0.0, epoch_s=30.0,
+    write_set(tmp_path / '2x4', 5, nodes=2, ranks=8, first_s=0.0, eval_s=0.0, epoch_s=lambda k: 30.0 + k / 1e4,
               accuracies=(0.1, 0.2, 0.3, 0.8))
     assert texts_of(studies_of(tmp_path))[1].endswith(
         'efficiency 33.3 % = epochs 50.0 % (4.0 instead of 2.0) x rest 66.7 % x images/s per accelerator 100.0 %.')

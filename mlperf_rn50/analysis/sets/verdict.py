@@ -68,11 +68,12 @@ def render_verdict(verdict: Verdict) -> str:
 
 
 def _basis(verdict: Verdict) -> str:
-    """Return the source of the round that was used, and how to choose another one."""
-    if verdict.run_set.judgement.is_named or not verdict.run_set.judgement.ruleset:
+    """Return how the round in a verdict was chosen, unless it was given or is in the name of a folder."""
+    judged = verdict.run_set.judgement
+    if judged.is_named or not judged.ruleset or judged.obstacles and not judged.violations:  # these list all rounds
         return ''
-    which = 'the oldest whose rules pass' if verdict.passed else 'the newest'
-    return f', judged by {ROUND_OF[verdict.run_set.judgement.ruleset]}, {which}; --ruleset ROUND selects another'
+    which = 'the oldest whose rules pass' if judged.ruleset in verdict.passed else 'the newest'
+    return f', judged by {ROUND_OF[judged.ruleset]}, {which}; --ruleset ROUND selects another'
 
 
 def render_verdicts(verdicts: Sequence[Verdict]) -> str:

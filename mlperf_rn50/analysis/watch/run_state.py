@@ -100,7 +100,7 @@ class LiveRun:
     note: str = ''  # reason for WAITING or STARTING
     num_resumes: int = 0
     warnings: tuple[str, ...] = ()
-    violations: tuple[str, ...] = ()  # why the log, or the set of its folder, is refused; see analysis/sets/judgement.py
+    violations: tuple[str, ...] = ()  # why the log, or the set of its folder, is refused
 
     dataset: str | None = None  # None for ImageNet
     target: float | None = None  # Top-1 as a fraction

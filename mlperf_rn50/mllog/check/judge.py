@@ -111,12 +111,13 @@ def _limited(texts: Sequence[str], name: str) -> tuple[str, ...]:
     return (*texts[:_MAX_NAMED], *([f'{name}: {len(texts) - _MAX_NAMED} more'] if len(texts) > _MAX_NAMED else []))
 
 
-def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None) -> CheckedLog:
-    """Read a log that is to be checked against rulesets; None for those of its line formats.
+def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None,
+              now_s: float | None = None) -> CheckedLog:
+    """Read a log at now_s, as read_run, that is to be checked against rulesets; None for those of its line formats.
 
     Raise UserError unless the log is of one ResNet run.
     """
-    run, lines = reader.read_run(path), list(reader.read_events(path))
+    run, lines = reader.read_run(path, now_s), list(reader.read_events(path))
     found = [e for _, e in lines if isinstance(e, LogEvent)]
     long = _limited(find_long_lines(path), 'long lines')
     torn = _limited([f'torn line {n}: {e.args[0]}' for n, e in lines if isinstance(e, ValueError)], 'torn lines')
