@@ -159,9 +159,9 @@ def test_a_step_of_the_clock_is_refused_by_every_command_with_its_reason(tmp_pat
     assert all(any(t.startswith(reason) for t in v.violations) for v in checked.verdicts)
     run_set = load_run_sets([folder])[0]
     assert run_set.score_minutes is None and any(t.startswith(reason) for t in run_set.runs[0].errors)
-    assert run_set.judgement.violations[0].startswith(f'result_0.txt: {reason}')
+    assert any(f': {reason}' in text for text in run_set.judgement.violations)
     done = call('package', folder, '--org', 'us', '--system', 'x', '--out', tmp_path / 'out')
-    assert done.returncode == 1 and all(f'result_{k}.txt: {reason.split()[0]}' in done.stdout for k in range(5))
+    assert done.returncode == 1 and f': {reason}' in done.stdout
 
 
 def test_a_clock_changed_by_less_than_a_second_is_no_contradiction(tmp_path):
@@ -186,9 +186,10 @@ def test_folder_expands_to_its_logs_with_a_summary(logs):
     reason = 'the target was missed: best accuracy 0.74890, expected at least 0.749'
     assert done.returncode == 1 and done.stdout.startswith(
         f'valid for their rounds: 1 of 2 sets, 2 logs\n'
-        f'  {logs}/set_0/result_0.txt: valid for v0.5: yes. A score needs 5 such logs\n'
-        f'  {logs}/set_1/result_1.txt: valid for v4.0 open: no (run_stop ')
-    assert '  rules of other rounds (not required): v0.5 no (' + reason in done.stdout
+        f'  {logs}/set_0/result_0.txt: valid for v0.5: yes. A score needs 5 such logs, judged by v0.5, the oldest that '
+        f'the logs pass; --ruleset ROUND selects another\n'
+        f'  {logs}/set_1/result_1.txt: valid for v4.0 open: no (run_stop has status success, but the last accuracy')
+    assert '  rules of other rounds (not required): v0.7 to v4.0 yes\n' in done.stdout  # of set_0
     path = logs / 'set_1/result_1.txt'
     path.write_text('\n'.join(line for line in path.read_text().splitlines() if 'model_hp_' not in line))
     single = call('check', path, '--ruleset', '0.5').stdout.splitlines()

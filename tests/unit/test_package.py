@@ -104,7 +104,7 @@ def rewrite(folder, source, target, old, new):
     ({'ends': ['aborted']}, lambda folder: append(result(folder, 0), mllog('opt_name', 0, 'adam/../../../tmp/x')),
      ["result_0.txt: opt_name: got 'adam/../../../tmp/x', expected"]),
     ({'config': closed(LARS)}, None,
-     ['epochs to converge: fails: 2.00 epochs, at least 3'])])
+     ['epochs to converge: fails: 4.00 epochs, at least 3'])])
 def test_refused_set_leaves_no_files(tmp_path, keys, damage, rules):
     folder = write_five(tmp_path / 'runs', **keys)
     if damage:

@@ -73,7 +73,8 @@ class Judgement:
     """What is wrong with a set of logs. Every command that prints a verdict or a score uses it."""
 
     ruleset: str | None = None  # by whose rules the logs were judged; None if they were not
-    is_named: bool = False  # whether the ruleset was given, or is of the round in the name of a folder
+    basis: str = ''  # how the ruleset was chosen, unless it was given or is of the round in the name of a folder
+    is_sound: bool = True  # whether no violation holds in every round
     violations: tuple[str, ...] = ()  # broken rules, and contradictions
     obstacles: tuple[str, ...] = ()  # reasons why logs without violations cannot be submitted
     misses: Mapping[Path, str] = field(default_factory=dict)  # reasons why runs count as not converged, by log
