@@ -61,14 +61,13 @@ def differences(system: dict, row: dict[str, str]) -> list[str]:
 
 
 def compare(systems: list[dict], folder: Path) -> dict[str, list[str]]:
-    """Return a line per row of truth.csv, by result; duplicates and runs below the target are refused."""
+    """Return a line per row of truth.csv, by result; sets that break a rule, as by check, are refused."""
     by_name = {name: system for system in systems for name in names_of(system)}
     found: dict[str, list[str]] = {result: [] for result in ('agrees', 'refused', 'differs', 'missing')}
     for row in csv.DictReader((folder / 'truth.csv').read_text(encoding='utf-8').splitlines()):
         system = by_name.get((row['round'], row['org'], row['system']))
         texts = [] if system is None else [system['refusal']] if system['refusal'] else differences(system, row)
-        stated = [f['text'] for f in system['findings']] if system and texts else []
-        reasons = [t for t in stated if 'counted once' in t or 'is below the target' in t or t == system['refusal']]
+        reasons = system['violations'] if system and texts else []
         result = 'missing' if system is None else 'refused' if reasons else 'differs' if texts else 'agrees'
         found[result].append(': '.join(['/'.join((row['round'], row['org'], row['system'])), *(reasons or texts)]))
     return found

@@ -6,7 +6,8 @@ examples:
   mlperf-rn50 check result_*.txt --ruleset v0.5 --format json
 
 The round of a log is the one in the name of a folder, such as v0.7, or the oldest one whose rules the log passes. The
-official checkers judge the logs. One of the five logs of a set may fail.
+official checkers judge the logs. One of the five logs of a set may fail, unless it contradicts itself. Logs of other
+benchmarks are skipped and counted.
 
 exit codes: 0 all logs pass the rules of their round, even if they cannot be submitted, such as a run on digits,
 1 a log or set fails or one of several logs is unreadable, 2 usage error, no log, or one unreadable log

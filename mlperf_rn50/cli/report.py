@@ -10,8 +10,9 @@ examples:
 
 Runs that did not converge are always listed. Runs in one folder that differ in target, number of nodes or data, or, if
 converged, in batch size or optimizer are not a run set. They are listed with the reason, and excluded from comparisons.
+Other sets that mlperf-rn50 check refuses have no MLPerf score.
 
-exit codes: 0 all run sets are complete, 1 a run set was refused, or a folder or log is unreadable, 2 invalid arguments
+exit codes: 0 no run set is refused, 1 a run set is refused, as by check, 2 invalid arguments or no readable log
 """
 import sys
 from collections.abc import Sequence

@@ -76,7 +76,7 @@ def test_difference_within_the_spread_of_the_runs_is_hedged(tmp_path, spread_s, 
 
 def test_largest_loss_is_first_and_epochs_are_named(tmp_path):
     write_series(tmp_path, 0.9, nodes=(1,))
-    write_set(tmp_path / '2x4', 5, nodes=2, ranks=8, first_s=0.0, eval_s=0.0, epoch_s=30.0,
+    write_set(tmp_path / '2x4', 5, nodes=2, ranks=8, first_s=0.0, eval_s=0.0, epoch_s=lambda k: 30.0 + k / 500 - 0.004,
               accuracies=(0.1, 0.2, 0.3, 0.8))
     assert texts_of(studies_of(tmp_path))[0].endswith(
         'efficiency 33.3 % = epochs 50.0 % (4.0 instead of 2.0) x rest 66.7 % x images/s per accelerator 100.0 %.')
@@ -106,7 +106,7 @@ def test_refused_and_unconverged_systems_are_named(tmp_path):
     for name in 'abcde':
         write_set(tmp_path / name, 2, seed=lambda k, name=name: 9 * ord(name) + k, status='aborted', accuracies=(0.1,))
     studies = make_studies([refused(s, f'{"long " * 40}reason') for s in load_run_sets([tmp_path])])
-    first, second = texts_of(studies)
+    second, first = texts_of(studies)
     assert first == '0 of 10 runs of 5 systems converged.' and second.startswith('Refused: 5 of 5 systems: a (long')
     assert second.endswith(' and 2 more.') and 'reason' not in second
 

@@ -89,8 +89,8 @@ def set_findings(run_set: RunSet) -> list[Finding]:
     doubt = [run_set.speed_doubt] if run_set.speed_doubt else []
     parts = [make_finding('settings_differ', None, run_set.parts_text)] if run_set.parts_text else []
     judged = run_set.judgement
-    if judged.ruleset and not judged.is_named:
-        doubt.append(make_finding('judged_by_oldest', None, ROUND_OF[judged.ruleset]))
+    if judged.ruleset and judged.basis:
+        doubt.append(make_finding('judged_by', None, ROUND_OF[judged.ruleset], judged.basis))
     if run_set.is_unchecked:
         doubt.append(make_finding('rules_unchecked'))
     again = [make_finding('submitted_again', None, s.round, s.folder) for s in run_set.later]

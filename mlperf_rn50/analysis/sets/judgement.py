@@ -103,12 +103,13 @@ def passed_rulesets(logs: Sequence[CheckedLog]) -> Iterator[str]:
     yield from (r for r in RULESETS if r in known and len(violations_of(logs, r)) <= allowed_misses(len(logs)))
 
 
-def _choose_ruleset(run_set: RunSet, logs: Sequence[CheckedLog]) -> tuple[str | None, bool]:
-    """Return the ruleset of the logs' round, else the oldest that they pass, else the newest, and if it is named."""
+def _choose_ruleset(run_set: RunSet, logs: Sequence[CheckedLog]) -> tuple[str | None, str]:
+    """Return the ruleset of the logs' round, else the oldest that they pass, else the newest; and which one it is."""
     known, named = [r for r in RULESETS if any(r in log.rulesets for log in logs)], ROUNDS.get(run_set.round)
-    if len(known) == 1 or named in known:
-        return (named if named in known else known[0]), True
-    return next(passed_rulesets(logs), known[-1] if known else None), False
+    if len(known) < 2 or named in known:
+        return named if named in known else next(iter(known), None), ''
+    oldest = next(passed_rulesets(logs), None)
+    return oldest or known[-1], 'the oldest that the logs pass' if oldest else 'the newest, because the logs pass none'
 
 
 def _set_rules(run_set: RunSet, division: str | None) -> Iterator[str]:
@@ -161,23 +162,22 @@ def judge_set(run_set: RunSet) -> RunSet:
     """Return a set with its judgement. No ruleset is applied to logs that have none, or if the checkers are missing."""
     runs, logs = run_set.runs, run_set.logs
     try:
-        ruleset, is_named = _choose_ruleset(run_set, logs)
+        ruleset, basis = _choose_ruleset(run_set, logs)
         broken = violations_of(logs, ruleset) if ruleset else {}
     except NotInstalled:
-        ruleset, is_named, broken = None, False, {}
+        ruleset, basis, broken = None, '', {}
     errors = {r.path: [f.text for f in r.findings if f.grade == 'error' and f.kind != _CUT] for r in runs}
     misses = _misses(run_set, broken)
-    violations = [*([run_set.refusal] if run_set.refusal else []), *folded(errors), *(d.text for d in run_set.duplicates),
-                  *_too_many(run_set, broken, misses)]
+    division, is_result = logs[0].division if logs else None, len(runs) == RUNS_OF_A_SCORE
+    rules = list(_set_rules(run_set, division))
+    general = [*([run_set.refusal] if run_set.refusal else []), *folded(errors), *(d.text for d in run_set.duplicates),
+               *(rules if is_result else [])]
+    judgement = Judgement(ruleset, basis, not general, (), (*_obstacles(run_set), *([] if is_result else rules)), misses)
+    violations = [*general, *_too_many(run_set, broken, misses)]
     if ruleset and len(broken) == 1 == allowed_misses(len(runs)):  # even a log that does not count is submitted
         violations += [f'{path.name}: {danger}' for path in broken if (danger := find_danger(path, ruleset))]
-    division = logs[0].division if logs else None
-    rules = list(_set_rules(run_set, division))
-    is_result = len(runs) == RUNS_OF_A_SCORE
-    judgement = Judgement(ruleset, is_named, (), (*_obstacles(run_set), *([] if is_result else rules)), misses)
     points = check_rcp(replace(run_set, judgement=judgement)) if ruleset and (
         division or run_set.division) == keys.CLOSED else None
-    violations += rules if is_result else []
     if points and points.is_of_round and not points.passed:
         violations.append(f'epochs to converge: {points.text}')
     return replace(run_set, judgement=replace(judgement, violations=tuple(dict.fromkeys(violations))))

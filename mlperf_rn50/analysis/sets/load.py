@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -62,10 +61,11 @@ def list_logs(paths: Sequence[Path]) -> tuple[list[list[Path]], list[OSError]]:
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules by which logs are judged: of which rulesets (None: of their formats), and of which division."""
+    """Rules by which logs are judged."""
 
-    rulesets: Sequence[str] | None = None
-    division: str | None = None
+    rulesets: Sequence[str] | None = None  # None for those of their line formats
+    division: str | None = None  # None for the logged one
+    now_s: float | None = None  # time of the judgement in seconds since 1970, None for the present
 
 
 def load_folder(paths: Sequence[Path], rules: Rules | None) -> RunSet | list[OtherBenchmark]:
@@ -73,7 +73,8 @@ def load_folder(paths: Sequence[Path], rules: Rules | None) -> RunSet | list[Oth
     logs, foreign = [], []
     for path in paths:
         try:
-            logs.append(check_log(path, rules.rulesets, rules.division) if rules else CheckedLog(path, read_run(path)))
+            logs.append(check_log(path, rules.rulesets, rules.division, rules.now_s) if rules else
+                        CheckedLog(path, read_run(path)))
         except UserError as e:
             foreign += [e] if isinstance(e, OtherBenchmark) else []
             logs.append(CheckedLog(path, error=str(e).removeprefix(f'{path}: ')))
@@ -93,13 +94,12 @@ def _follow_parent() -> None:
 
 def _load_folders(folders: Sequence[Sequence[Path]], rules: Rules | None) -> list[RunSet | list[OtherBenchmark]]:
     """Return the sets of folders of logs in the same order. Several processes read a large number of logs."""
-    num_processes, load = min(_num_processors(), _MAX_PROCESSES), partial(load_folder, rules=rules)
-    num_logs = sum(map(len, folders))
-    if num_logs > _MANY and num_processes > 1 and threading.active_count() == 1:  # threads do not survive a fork
+    num_processes, all_rules = min(_num_processors(), _MAX_PROCESSES), [rules] * len(folders)
+    if sum(map(len, folders)) > _MANY and num_processes > 1 and threading.active_count() == 1:  # threads do not survive a fork
         with (suppress(BrokenExecutor, OSError),  # a worker was killed or cannot be started
               ProcessPoolExecutor(num_processes, initializer=_follow_parent) as pool):
-            return list(track(pool.map(load, folders), len(folders), 'read logs'))
-    return list(track(map(load, folders), len(folders), 'read logs'))
+            return list(track(pool.map(load_folder, folders, all_rules), len(folders), 'read logs'))
+    return list(track(map(load_folder, folders, all_rules), len(folders), 'read logs'))
 
 
 def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:

@@ -39,7 +39,8 @@ class Verdict:
 
 def make_verdicts(run_sets: Sequence[RunSet]) -> list[Verdict]:
     """Return a verdict for each set of checked logs. As in MLPerf, one of five may fail."""
-    return [Verdict(s, tuple(passed_rulesets(s.logs))) for x in run_sets for s in (x, *x.later)]
+    return [Verdict(s, tuple(passed_rulesets(s.logs)) if s.judgement.is_sound else ())
+            for x in run_sets for s in (x, *x.later)]
 
 
 def _joined(reasons: Sequence[str]) -> str:
@@ -68,11 +69,11 @@ def render_verdict(verdict: Verdict) -> str:
 
 
 def _basis(verdict: Verdict) -> str:
-    """Return the source of the round that was used, and how to choose another one."""
-    if verdict.run_set.judgement.is_named or not verdict.run_set.judgement.ruleset:
+    """Return how the round in a verdict was chosen, unless it was given or is in the name of a folder."""
+    judged = verdict.run_set.judgement
+    if not judged.ruleset or not judged.basis or judged.obstacles and not judged.violations:  # these list all rounds
         return ''
-    which = 'the oldest whose rules pass' if verdict.passed else 'the newest'
-    return f', judged by {ROUND_OF[verdict.run_set.judgement.ruleset]}, {which}; --ruleset ROUND selects another'
+    return f', judged by {ROUND_OF[judged.ruleset]}, {judged.basis}; --ruleset ROUND selects another'
 
 
 def render_verdicts(verdicts: Sequence[Verdict]) -> str:
@@ -101,8 +102,8 @@ def _other_rounds(verdicts: Sequence[Verdict]) -> list[str]:
     """Return a line about the other rounds whose rules were checked; rounds with equal results are folded."""
     results: dict[tuple[str, ...], list[str]] = {}
     for ruleset in RULESETS:
-        others = [v for v in verdicts if v.run_set.judgement.ruleset != ruleset and any(
-            ruleset in log.rulesets for log in v.logs)]
+        others = [v for v in verdicts if v.run_set.judgement.ruleset != ruleset and v.run_set.judgement.is_sound
+                  and any(ruleset in log.rulesets for log in v.logs)]
         logs = [log for v in others if ruleset not in v.passed for log in v.logs]
         if logs or any(v.is_valid or v.run_set.judgement.violations for v in others):  # others list passed rounds
             broken = violations_of(logs, ruleset)

@@ -79,16 +79,16 @@ class Follower:
         state = self._look_at(number, state, now_s)
         if state.status == STARTING and (state.quiet_s or 0.0) < QUIET_S:
             return state
-        violations = self._judge(numbers if self._fixed is None else [number])
-        return replace(state, violations=violations, warnings=(
-            *(f'refused: {reason}' for reason in violations), *state.warnings)[:MAX_ITEMS])
+        violations = self._judge(numbers if self._fixed is None else [number], now_s)
+        refused = f'refused: {printable("; ".join(violations))}'[:MAX_TEXT]
+        return replace(state, violations=violations, warnings=((refused,) * bool(violations) + state.warnings)[:MAX_ITEMS])
 
-    def _judge(self, numbers: Sequence[int]) -> tuple[str, ...]:
+    def _judge(self, numbers: Sequence[int], now_s: float) -> tuple[str, ...]:
         """Return why logs are refused. They are judged again if a finished one changes, or another run begins."""
         is_final = {n: isinstance(run, Run) and run.status != 'running' for n in numbers for *_, run in [self._logs[n]]}
         key = tuple((n, self._logs[n][0] if is_final[n] else None) for n in numbers)
         if key != self._judged[0]:
-            judged = load_folder([RunFolder(self.folder, n).result for n in numbers], Rules())
+            judged = load_folder([RunFolder(self.folder, n).result for n in numbers], Rules(now_s=now_s))
             self._judged = key, judged.reasons if isinstance(judged, RunSet) else tuple(map(str, judged))
         return self._judged[1]
 

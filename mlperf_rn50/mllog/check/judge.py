@@ -73,7 +73,8 @@ class Judgement:
     """What is wrong with a set of logs. Every command that prints a verdict or a score uses it."""
 
     ruleset: str | None = None  # by whose rules the logs were judged; None if they were not
-    is_named: bool = False  # whether the ruleset was given, or is of the round in the name of a folder
+    basis: str = ''  # how the ruleset was chosen, unless it was given or is of the round in the name of a folder
+    is_sound: bool = True  # whether no violation holds in every round
     violations: tuple[str, ...] = ()  # broken rules, and contradictions
     obstacles: tuple[str, ...] = ()  # reasons why logs without violations cannot be submitted
     misses: Mapping[Path, str] = field(default_factory=dict)  # reasons why runs count as not converged, by log
@@ -111,12 +112,13 @@ def _limited(texts: Sequence[str], name: str) -> tuple[str, ...]:
     return (*texts[:_MAX_NAMED], *([f'{name}: {len(texts) - _MAX_NAMED} more'] if len(texts) > _MAX_NAMED else []))
 
 
-def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None) -> CheckedLog:
-    """Read a log that is to be checked against rulesets; None for those of its line formats.
+def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None,
+              now_s: float | None = None) -> CheckedLog:
+    """Read a log at now_s, as read_run, that is to be checked against rulesets; None for those of its line formats.
 
     Raise UserError unless the log is of one ResNet run.
     """
-    run, lines = reader.read_run(path), list(reader.read_events(path))
+    run, lines = reader.read_run(path, now_s), list(reader.read_events(path))
     found = [e for _, e in lines if isinstance(e, LogEvent)]
     long = _limited(find_long_lines(path), 'long lines')
     torn = _limited([f'torn line {n}: {e.args[0]}' for n, e in lines if isinstance(e, ValueError)], 'torn lines')
