@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mlperf_rn50.mllog import elapsed, events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent
 from mlperf_rn50.mllog.findings import Finding, Findings, make_finding
-from mlperf_rn50.mllog.read.values import MAX_EPOCH, epoch_number, epoch_of_samples, integer
+from mlperf_rn50.mllog.read.values import MAX_EPOCH, V05_KEYS, changes, epoch_number, epoch_of_samples, integer
 from mlperf_rn50.mllog.run import FactSource
 from mlperf_rn50.runfolder.jsonl import number
 
@@ -30,17 +30,6 @@ _PROGRESS = frozenset([keys.EPOCH_START, keys.EPOCH_STOP, keys.BLOCK_START, keys
                        keys.EVAL_STOP, keys.EVAL_ACCURACY])
 _SIZES = keys.TRAIN_SAMPLES, keys.GLOBAL_BATCH_SIZE
 _TRAINING = _COUNTED | _SINGLE | _PROGRESS | {events.RUN_RESUMED}
-_V05_KEYS = {  # tags of v0.5 and the later keys with the same meaning
-    'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED, 'train_epoch': keys.EPOCH_START,
-    'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
-    'eval_target': events.TARGET_ACCURACY, 'opt_learning_rate': keys.OPT_BASE_LR}
-
-
-def changes(event: LogEvent) -> dict[str, list]:
-    """Return the configuration keys that a resume has changed, with the values before and now."""
-    changed = event.metadata.get('changed')
-    pairs = changed.items() if isinstance(changed, dict) else ()
-    return {key: values for key, values in pairs if isinstance(values, list) and len(values) == 2}
 
 
 class LinePosition(NamedTuple):
@@ -132,7 +121,7 @@ class RawLog:
     def add(self, line: int, event: LogEvent) -> None:
         """Add an event; raise ValueError if it begins a second run."""
         mark = LinePosition(event.time_s, line)
-        key = _V05_KEYS.get(event.key, event.key) if self.format == 'MLPv0.5.0' else event.key
+        key = V05_KEYS.get(event.key, event.key) if self.format == 'MLPv0.5.0' else event.key
         if event.key == events.RUN_RESUMED and len(self.resumed) < _MAX_KEPT:
             self._resume(mark, event)
         elif self.last_s is not None:

@@ -1,13 +1,17 @@
-"""Whole numbers and epochs, as values of log lines. Pure functions."""
+"""Values of log lines: keys of v0.5, whole numbers, epochs and changes. Pure functions."""
 import re
 from typing import Any
 
-from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN
 from mlperf_rn50.runfolder.jsonl import number
 
 MAX_EPOCH = 10**6
+V05_KEYS = {  # tags of v0.5 and the later keys with the same meaning
+    'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED, 'train_epoch': keys.EPOCH_START,
+    'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
+    'eval_target': events.TARGET_ACCURACY, 'opt_learning_rate': keys.OPT_BASE_LR}
 
 
 def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
@@ -15,6 +19,13 @@ def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
     is_text = isinstance(value, str) and re.fullmatch(r'\d{1,12}', value, re.ASCII)
     parsed = number(int(value) if is_text else value, low, high)
     return int(parsed) if parsed is not None and parsed == int(parsed) else None
+
+
+def changes(event: LogEvent) -> dict[str, list]:
+    """Return the configuration keys that a resume has changed, with the values before and now."""
+    changed = event.metadata.get('changed')
+    pairs = changed.items() if isinstance(changed, dict) else ()
+    return {key: values for key, values in pairs if isinstance(values, list) and len(values) == 2}
 
 
 def epoch_number(value: Any) -> int | None:
