@@ -9,8 +9,8 @@ from mlperf_rn50.mllog.events import LineFormat
 from mlperf_rn50.mllog.read import clock
 from mlperf_rn50.mllog.read.counts import CountReader, describe_in_log
 from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
-from mlperf_rn50.mllog.read.raw_log import RawLog, changes
-from mlperf_rn50.mllog.read.values import integer
+from mlperf_rn50.mllog.read.raw_log import RawLog
+from mlperf_rn50.mllog.read.values import changes, integer
 from mlperf_rn50.mllog.rulesets import LATER
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Run, RunStatus
 from mlperf_rn50.runfolder.jsonl import number, read_lines
