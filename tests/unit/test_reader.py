@@ -223,6 +223,9 @@ def test_log_of_another_program_is_no_run_beside_others(tmp_path):
             write_lines(tmp_path / 'train/result_0.txt', run_lines())]
     system, = load_run_sets(logs)
     assert [(r.path.name, r.status) for r in system.runs] == [('result_0.txt', 'converged')]
+    done = call('report', *logs)
+    assert '1 of 1 run of 1 system converged' in done.stdout
+    assert 'skipped 2 logs' in done.stderr and 'MLPerf Inference' in done.stderr
 
 
 @pytest.mark.parametrize('line', [

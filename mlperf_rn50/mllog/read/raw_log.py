@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mlperf_rn50.mllog import elapsed, events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent
 from mlperf_rn50.mllog.findings import Finding, Findings, make_finding
-from mlperf_rn50.mllog.read.values import MAX_EPOCH, V05_KEYS, changes, epoch_number, epoch_of_samples, integer
+from mlperf_rn50.mllog.read.values import MAX_EPOCH, V05_KEYS, changes, epoch_number, epoch_of, integer
 from mlperf_rn50.mllog.run import FactSource
 from mlperf_rn50.runfolder.jsonl import number
 
@@ -257,17 +257,9 @@ class RawLog:
                 self.rates.append((mark, event.value['learning_rate']))
 
     def _epoch(self, event: LogEvent) -> int | None:
-        """Return the epoch of an event, or None. v0.5 counts from 0; without a number, it is the current epoch."""
-        if self.format != 'MLPv0.5.0':
-            epoch = epoch_number(event.metadata.get('epoch_num'))
-            return epoch_of_samples(event, *map(self.value, _SIZES)) if epoch is None else epoch
-        value = event.value
-        if isinstance(value, dict):
-            value = value.get('epoch')
-        elif event.key == keys.EVAL_ACCURACY:
-            value = None  # an accuracy
-        epoch = epoch_number(value)
-        return self._epoch_now if epoch is None else epoch + 1
+        """Return the epoch of an event, or None; in v0.5, an event without a number is of the current epoch."""
+        epoch = epoch_of(event, *map(self.value, _SIZES))
+        return self._epoch_now if epoch is None and self.format == 'MLPv0.5.0' else epoch
 
     def _add_accuracy(self, mark: LinePosition, epoch: int | None, event: LogEvent) -> None:
         value = event.value.get('value') if isinstance(event.value, dict) else event.value

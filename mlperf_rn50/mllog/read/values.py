@@ -34,12 +34,23 @@ def epoch_number(value: Any) -> int | None:
     return round(near) if near is not None and abs(near - round(near)) <= 0.02 else integer(value, 0, MAX_EPOCH)
 
 
-def epoch_of_samples(event: LogEvent, num_train: Any, batch: Any) -> int | None:
-    """Return the epoch of samples_count, which recent rounds log instead of epochs, or None.
+def epoch_of(event: LogEvent, num_train: Any, batch: Any) -> int | None:
+    """Return the epoch of an event, counted from 1, or None if it has none. An accuracy is not an epoch.
 
     Args:
-        num_train, batch: logged numbers of training images and of images per step; an epoch may have only whole steps.
+        num_train, batch: logged numbers of training images and of images per step.
     """
+    if event.line_format == 'MLPv0.5.0':  # counts from 0
+        value = event.value.get('epoch') if isinstance(event.value, dict) else (
+            None if event.key == keys.EVAL_ACCURACY else event.value)
+        epoch = epoch_number(value)
+        return None if epoch is None else epoch + 1
+    epoch = epoch_number(event.metadata.get('epoch_num'))
+    return _epoch_of_samples(event, num_train, batch) if epoch is None else epoch
+
+
+def _epoch_of_samples(event: LogEvent, num_train: Any, batch: Any) -> int | None:
+    """Return the epoch of samples_count, which recent rounds log instead; an epoch may have whole steps only."""
     samples = integer(event.metadata.get('samples_count'))
     images, step = integer(num_train, 1) or IMAGENET_TRAIN, integer(batch, 1) or 1
     epochs = [epoch_number(samples and samples / size) for size in (images, -(-images // step) * step)]
