@@ -77,7 +77,8 @@ class RawLog:
         self.last_s: float | None = None  # time of the last event
         self._epoch_now = 0
         self._open_eval: list[LinePosition] = []  # v0.5: start and stop of an evaluation whose epoch is not known yet
-        self._evaluated = 0
+        self._evaluated = self._open_epoch = 0
+        self._lost: dict[int, LinePosition] = {}  # v0.5: ends of evaluations without an accuracy
 
     def value(self, key: str) -> Any:
         """Return the value of a single key; None if it is missing."""
@@ -104,7 +105,7 @@ class RawLog:
         found = {k: mark for marks, is_end in ((self.eval_starts, False), (self.eval_stops, True))
                  if self.accuracies.keys() <= marks.keys() for k, mark in marks.items()
                  if k not in self.accuracies and (k < last or is_end and not is_running)}
-        return [(mark, k) for k, mark in sorted(found.items())]
+        return [(mark, k) for k, mark in sorted({**found, **self._lost}.items())]
 
     def is_success(self, event: LogEvent) -> bool:
         """Return whether a run_stop marks success; v0.5 requires no status, and its published logs have none."""
@@ -239,7 +240,9 @@ class RawLog:
             self.last_block_stop = mark
         elif self.format == 'MLPv0.5.0' and key in (keys.EVAL_START, keys.EVAL_STOP) and event.value is None:
             if key == keys.EVAL_START:  # has no epoch; the accuracy before or after eval_stop has one
-                self._open_eval = [mark]
+                if len(self._open_eval) == 2:
+                    self._lost[self._open_epoch] = self._open_eval[1]
+                self._open_eval, self._open_epoch = [mark], self._epoch_now
             elif self._open_eval:
                 self._open_eval = [self._open_eval[0], mark]
             elif self._evaluated:
