@@ -166,6 +166,7 @@ def test_cores_that_did_not_limit_are_not_named(changes):
     ('exchange', {'num_sharing': 2, 'num_cores': 2, 'ready_s': {'compute': (4.0, 4.0)}}),  # enough for both
     ('crowded', {'num_threads': 8, 'ready_s': {'compute': (4.0, 4.0)}}),
     ('quota', {'cpu_s': 4.0, 'throttled_s': 5.0, 'ready_s': {'compute': (4.0, 4.0)}}),
+    ('quota', {'cpu_s': 4.0, 'throttled_s': 5.0, 'others_s': 5.0, 'ready_s': {'compute': (4.0, 4.0)}}),
     ('busy', {'cpu_s': 2.0, 'others_s': 7.9, 'ready_s': {}}),  # the kernel does not count waits
     ('stopped', {'stopped_s': 5.0})])
 def test_lack_of_cores_is_named_with_its_reason(name, changes):
