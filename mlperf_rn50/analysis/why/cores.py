@@ -35,12 +35,14 @@ def _make(rank: Sequence[RankSteps]) -> Shortage | None:
     beside = max(0.0, own * last.num_sharing - computing)
     by_others = 1 - (1 - waited * others / max(others + beside, 1e-9)) * (1 - stolen)
     if throttled_s > max(_LEAST_USE * core_s, queued_s / 2):  # others may have used the cores meanwhile
-        return Shortage('quota', last, own, others, stolen, waited)
-    if others + stolen > _LEAST_USE and by_others > waited / 2:
-        return Shortage('busy' if others > stolen else 'stolen', last, own, others, stolen, by_others)
-    if last.num_sharing * (last.num_threads or 1) > last.num_cores:
-        return Shortage('crowded', last, own, others, stolen, waited)
-    return None
+        name = 'quota'
+    elif others + stolen > _LEAST_USE and by_others > waited / 2:
+        name, waited = 'busy' if others > stolen else 'stolen', by_others
+    elif last.num_sharing * (last.num_threads or 1) > last.num_cores:
+        name = 'crowded'
+    else:
+        return None
+    return Shortage(name, last, own, others, stolen, waited)
 
 
 def find_shortage(records: Sequence[RanksRecord]) -> Shortage | None:
