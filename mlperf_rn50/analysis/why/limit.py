@@ -24,7 +24,8 @@ _LEAST_CPU_EXCHANGE, _SLOW_LINK = 0.3, 1.25e8
 _FEW_IMAGES = 15  # per rank; the fewest per accelerator in a published run that converged
 _LEAST_FIXED = 0.2  # of a step that does not depend on the batch; twice the batch is then at least a tenth faster
 _LOW_PEAK = 0.06  # of the peak, of which ResNet-50 reached 63 % on digits and a CPU; not measured on GPUs
-_LEAST_SHORT, _LEAST_SHORT_FIXED = 0.25, 0.5  # instead, if ranks lacked cores, which makes times uneven
+# Instead, if ranks lacked cores, which makes times uneven: of the time, of evaluations, and fixed part of a step
+_LEAST_SHORT, _LEAST_SHORT_EVALUATION, _LEAST_SHORT_FIXED = 0.25, 0.4, 0.5
 _FAR = 1 / 3  # of the computation of a rank, by which it exceeds that of the others
 _LEAST_UNEVENNESS, _LEAST_STEPS = 1.9, 50  # ratio of the median and the fastest tenth of so many steps
 _SLOW_START = 1.5  # ratio of mean and median of a step in an interval that was slow only at its start
@@ -190,14 +191,14 @@ def _large_parts(times: Times, is_thin: bool, is_short: bool) -> list[Limit]:
     fixed_s = parts['update'] + parts['python'] + parts['exchange']
     has_few = net is not None and net.local_batch_size < _FEW_IMAGES and not is_thin and (
         fixed_s > (_LEAST_SHORT_FIXED if is_short else _LEAST_FIXED) * step_s and 2 * parts['python'] < fixed_s)
-    can_exchange = is_thin or not is_short
-    least, least_exchange = (_LEAST_SHORT, _LEAST_SHORT) if is_short else (
-        _LEAST_SHARE, _LEAST_CPU_EXCHANGE if times.is_cpu and not is_thin else _LEAST_SHARE)
-    shares = {name: s / total_s for name, s, least in (
-        ('input', sum(parts[name] for name in INPUT), least), ('python', parts['python'], least),
-        ('slow_rank', sum(excess_s), least), ('checkpoints', parts['checkpoints'], least),
-        ('evaluation', parts['evaluation'], max(least, _LEAST_EVALUATION)), ('batch', fixed_s * has_few, least),
-        ('exchange', parts['exchange'] * can_exchange, least_exchange)) if s > least * total_s}
+    seconds = {'input': sum(parts[name] for name in INPUT), 'python': parts['python'], 'slow_rank': sum(excess_s),
+               'checkpoints': parts['checkpoints'], 'evaluation': parts['evaluation'], 'batch': fixed_s * has_few,
+               'exchange': parts['exchange'] * (is_thin or not is_short)}
+    least = _LEAST_SHORT if is_short else _LEAST_SHARE
+    exceptions = {'evaluation': _LEAST_SHORT_EVALUATION if is_short else _LEAST_EVALUATION}
+    if times.is_cpu and not is_thin:
+        exceptions['exchange'] = _LEAST_CPU_EXCHANGE
+    shares = {name: s / total_s for name, s in seconds.items() if s > exceptions.get(name, least) * total_s}
     is_host = times.is_cpu and times.num_hosts == 1
     part = {'input': INPUT[max(INPUT, key=lambda key: parts[key])] if net else None,
             'exchange': 'host' if is_host else 'latency' if times.is_latency else 'link'}
