@@ -198,7 +198,9 @@ def test_thin_link_is_named_besides_other_programs():
 
 
 def test_run_that_did_not_record_its_cores_says_nothing_about_them():
-    assert limit_of(made_run(*two(wait=4), device='cpu')).name == 'healthy'
+    old, new = (explain_time(made_run(*ranks, device='cpu')) for ranks in (two(), on_cores(two())))
+    assert (old.values['verdict'], new.values['verdict']) == ('healthy', 'healthy')
+    assert len(old.notes) == len(new.notes) + 1 and 'other programs' in old.notes[-1]
 
 
 def test_slow_cores_of_a_rank_are_named_before_the_exchange_that_they_slow():

@@ -12,6 +12,7 @@ from typing import Any
 from mlperf_rn50.system.cgroup import parse_cpu_list, read_small, throttled_s
 from mlperf_rn50.system.power import BOOT_ID
 from mlperf_rn50.system.processor import omp_threads
+from mlperf_rn50.text import grouped
 
 TASKS = Path('/proc/self/task')
 _STAT = Path('/proc/stat')
@@ -87,10 +88,10 @@ def count_others(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Hosts in containers may be one machine, so its boot is compared.
     """
-    cpus = [set(parse_cpu_list(rank['cores'])) for rank in ranks]
-    results = []
-    for rank, own in zip(ranks, cpus):
-        sharing = [r for r, others in zip(ranks, cpus) if r['machine'] == rank['machine'] and own & others]
+    pairs = [(rank, set(parse_cpu_list(rank['cores']))) for rank in ranks]
+    machines, results = grouped(pairs, lambda pair: pair[0]['machine']), []
+    for rank, own in pairs:
+        sharing = [r for r, cpus in machines[rank['machine']] if own & cpus]
         kept = {key: value for key, value in rank.items() if key not in ('machine', 'cores_s')}
         if 'cores_s' in rank:
             kept['others_s'] = max(0.0, rank['cores_s'] - sum(r['cpu_s'] for r in sharing))
