@@ -13,6 +13,7 @@ def test_busy_thread_that_waited_most_counts_for_its_kind():
     before = {'1': ('compute', 1.0, 1.0), '2': ('exchange', 0.0, 0.0)}
     now = {'1': ('compute', 5.0, 2.0), '3': ('compute', 2.0, 3.0), '4': ('compute', 0.1, 1.0),
            '2': ('exchange', 1.0, 9.0)}
+    assert longest_waits({'1': ('compute', 9.0, 9.0)}, {'1': ('compute', 2.0, 1.0)}) == {'compute': (2.0, 1.0)}
     assert longest_waits(before, now) == {'compute': (2.0, 3.0), 'exchange': (1.0, 9.0)}
 
 

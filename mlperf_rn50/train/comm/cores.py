@@ -52,6 +52,8 @@ def longest_waits(before: _Times, now: _Times) -> dict[str, tuple[float, float]]
     spent: dict[str, list[tuple[float, float]]] = {}
     for thread, (kind, on_core_s, waited_s) in now.items():
         _, on_core_before_s, waited_before_s = before.get(thread, ('', 0.0, 0.0))
+        if on_core_s < on_core_before_s:  # a new thread with the number of one that has ended
+            on_core_before_s = waited_before_s = 0.0
         spent.setdefault(kind, []).append((on_core_s - on_core_before_s, waited_s - waited_before_s))
     # Threads that wait for others between short pieces of work do not delay a step.
     return {kind: max((t for t in times if 2 * sum(t) >= max(map(sum, times))), key=lambda t: t[1])
@@ -75,7 +77,7 @@ class CoreMeter:
         self.start()
         *now, cores_now_s, threads_now = self._before
         wall_s, cpu_s, throttled = (b - a for a, b in zip(before, now))
-        known = cores_s and cores_now_s and [b - a for a, b in zip(cores_s, cores_now_s)]
+        known = cores_s and cores_now_s and [max(0.0, b - a) for a, b in zip(cores_s, cores_now_s)]
         return {'wall_s': wall_s, 'cpu_s': cpu_s, 'throttled_s': max(0.0, throttled), 'num_cores': len(self._cpus),
                 'num_threads': omp_threads(os.environ.get('OMP_NUM_THREADS', '')),
                 'ready_s': longest_waits(threads, threads_now), 'machine': read_small(BOOT_ID),
