@@ -60,3 +60,13 @@ def test_threads_that_exchange_are_told_apart():
     is_over.set()
     thread.join()
     assert kinds <= {'exchange'}
+
+
+def test_changed_cores_are_read_again(monkeypatch):
+    places = iter([{0}, {0, 1}, {0, 1}])
+    monkeypatch.setattr(cores.os, 'sched_getaffinity', lambda _: next(places))
+    monkeypatch.setattr(cores, 'read_cores', lambda cpus: (5.0 * len(cpus), 0.0))
+    meter = CoreMeter()
+    first, second = meter.take(), meter.take()
+    assert (first['cores'], second['cores']) == ('0-1', '0-1')
+    assert 'cores_s' not in first and second['cores_s'] == 0

@@ -146,6 +146,11 @@ def test_other_programs_on_the_cores_are_named_before_what_they_slow(ms):
     assert text.startswith('Busy machine: rank 0 (h0, cores 0) got 20 % of its cores, and other programs 80 %; at most')
 
 
+def test_other_programs_on_a_third_of_the_cores_are_named():
+    changes = {'cpu_s': 6.8, 'others_s': 3.2, 'ready_s': {'compute': (3.1, 2.3), 'exchange': (2.8, 4.1)}}
+    assert limit_of(made_run(*on_cores(two(compute=20, wait=60), **changes), device='cpu')).name == 'busy'
+
+
 def test_cores_are_named_for_the_rank_that_lacked_them():
     ranks = two()
     found = limit_of(made_run(*on_cores(ranks[:1]), *on_cores(ranks[1:], **BUSY), device='cpu'))
@@ -153,7 +158,7 @@ def test_cores_are_named_for_the_rank_that_lacked_them():
 
 
 @pytest.mark.parametrize('changes', [
-    {'others_s': 1.4, 'ready_s': {'compute': (6.0, 3.0)}},  # it waited for its own threads
+    {'others_s': 1.1, 'ready_s': {'compute': (6.0, 3.0)}},  # it waited for its own threads
     {'ready_s': {'compute': (1.0, 0.1), 'exchange': (1.0, 9.0), 'input': (0.1, 9.0)}},  # which poll, or have a quota
     {'cpu_s': 9.0, 'others_s': 8.0, 'num_cores': 2, 'ready_s': {'compute': (8.0, 0.1)}}])  # others use the rest
 def test_cores_that_did_not_limit_are_not_named(changes):
@@ -195,6 +200,12 @@ def test_thin_link_is_named_besides_other_programs():
     assert (found.name, found.also and found.also.name) == ('busy', 'exchange')
     ranks = [structs.replace(r, wait_s=30.0) for r in ranks]
     assert limit_of(made_run(*ranks, network=thin, device='cpu')).also.name == 'busy'  # far smaller
+
+
+def test_exchange_is_named_before_other_programs_that_took_few_cores():
+    few = {'cpu_s': 8.5, 'others_s': 1.5, 'ready_s': {'compute': (4.0, 0.9), 'exchange': (4.0, 4.0)}}
+    found = limit_of(made_run(*on_cores(two(wait=200), **few), device='cpu'))
+    assert (found.name, found.part, found.also and found.also.name) == ('exchange', 'host', 'busy')
 
 
 def test_run_that_did_not_record_its_cores_says_nothing_about_them():

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.system.cgroup import parse_cpu_list, read_small, throttled_s
+from mlperf_rn50.system.cgroup import parse_cpu_list, read_small, render_cpu_list, throttled_s
 from mlperf_rn50.system.power import BOOT_ID
 from mlperf_rn50.system.processor import omp_threads
 from mlperf_rn50.text import grouped
@@ -64,21 +64,24 @@ class CoreMeter:
     """Meter of the use of this rank's cores since its last reading; exchanging: threads that exchange gradients."""
 
     def __init__(self, exchanging: Collection[str] = ()):
-        self._exchanging, self._cpus = exchanging, os.sched_getaffinity(0)
+        self._exchanging = exchanging
         self.start()
 
     def start(self) -> None:
-        self._before = (time.monotonic(), time.process_time(), throttled_s(), read_cores(self._cpus),
+        cpus = os.sched_getaffinity(0)  # a user may change them during a run
+        self._before = (time.monotonic(), time.process_time(), throttled_s(), cpus, read_cores(cpus),
                         read_threads(self._exchanging))
 
     def take(self) -> dict[str, Any]:
         """Return the values of RankSteps since the last call or start()."""
-        *before, cores_s, threads = self._before
+        *before, cpus, cores_s, threads = self._before
         self.start()
-        *now, cores_now_s, threads_now = self._before
-        wall_s, cpu_s, throttled = (b - a for a, b in zip(before, now))
-        known = cores_s and cores_now_s and [max(0.0, b - a) for a, b in zip(cores_s, cores_now_s)]
-        return {'wall_s': wall_s, 'cpu_s': cpu_s, 'throttled_s': max(0.0, throttled), 'num_cores': len(self._cpus),
+        *now, cpus_now, cores_now_s, threads_now = self._before
+        wall_s, cpu_s, throttled = (max(0.0, b - a) for a, b in zip(before, now))
+        known = cpus == cpus_now and cores_s and cores_now_s and [
+            max(0.0, b - a) for a, b in zip(cores_s, cores_now_s)]
+        return {'cores': render_cpu_list(cpus_now), 'num_cores': len(cpus_now),
+                'wall_s': wall_s, 'cpu_s': cpu_s, 'throttled_s': throttled,
                 'num_threads': omp_threads(os.environ.get('OMP_NUM_THREADS', '')),
                 'ready_s': longest_waits(threads, threads_now), 'machine': read_small(BOOT_ID),
                 'load': os.getloadavg()[0],
