@@ -8,7 +8,7 @@ from dataclasses import asdict
 import psutil
 
 from mlperf_rn50.doctor.result import Check, Facts, by_node, hosts_of
-from mlperf_rn50.system.cgroup import find_limits, render_cpu_list
+from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.launcher_env import launched_local
 from mlperf_rn50.system.mpi_session import SESSION_BYTES, SHARED_MEMORY, free_bytes, session_problem, tmp_dir
 from mlperf_rn50.system.out_of_memory import soft_limit
@@ -40,7 +40,7 @@ def use_of_cores() -> Facts:
     """Measure the use of this rank's CPUs while no rank works; all ranks must call this together."""
     meter = CoreMeter()
     time.sleep(_MEASURED_S)
-    return {'cores': render_cpu_list(os.sched_getaffinity(0)), **meter.take()}
+    return meter.take()
 
 
 def _other_programs(rows: Sequence[Facts]) -> Check:

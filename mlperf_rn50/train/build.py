@@ -46,8 +46,8 @@ def build(run: TrainingRun) -> None:
     run.trainer = trainer = Trainer(plan, comm, progress.seed, device_id, run.heartbeat.mark_exchange,
                                     run.heartbeat.record_step)
     place = run.hosts[comm.rank]
-    run.times = RankTimes(comm, trainer.timer, {'rank': comm.rank, 'host': place.name, 'cores': place.cores},
-                          run.folder, run.heartbeat)
+    run.times = RankTimes(comm, trainer.timer, {'rank': comm.rank, 'host': place.name}, run.folder,
+                          run.heartbeat)
     source, notes = _initial_weights(run) if not run.resumption else ('', [])
     trainer.broadcast()
     train_shard, eval_shard = plan.train_shard(comm.rank), plan.eval_shard(comm.rank)

@@ -13,6 +13,7 @@ def test_busy_thread_that_waited_most_counts_for_its_kind():
     before = {'1': ('compute', 1.0, 1.0), '2': ('exchange', 0.0, 0.0)}
     now = {'1': ('compute', 5.0, 2.0), '3': ('compute', 2.0, 3.0), '4': ('compute', 0.1, 1.0),
            '2': ('exchange', 1.0, 9.0)}
+    assert longest_waits({'1': ('compute', 9.0, 9.0)}, {'1': ('compute', 2.0, 1.0)}) == {'compute': (2.0, 1.0)}
     assert longest_waits(before, now) == {'compute': (2.0, 3.0), 'exchange': (1.0, 9.0)}
 
 
@@ -59,3 +60,13 @@ def test_threads_that_exchange_are_told_apart():
     is_over.set()
     thread.join()
     assert kinds <= {'exchange'}
+
+
+def test_changed_cores_are_read_again(monkeypatch):
+    places = iter([{0}, {0, 1}, {0, 1}])
+    monkeypatch.setattr(cores.os, 'sched_getaffinity', lambda _: next(places))
+    monkeypatch.setattr(cores, 'read_cores', lambda cpus: (5.0 * len(cpus), 0.0))
+    meter = CoreMeter()
+    first, second = meter.take(), meter.take()
+    assert (first['cores'], second['cores']) == ('0-1', '0-1')
+    assert 'cores_s' not in first and second['cores_s'] == 0

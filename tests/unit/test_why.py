@@ -146,6 +146,11 @@ def test_other_programs_on_the_cores_are_named_before_what_they_slow(ms):
     assert text.startswith('Busy machine: rank 0 (h0, cores 0) got 20 % of its cores, and other programs 80 %; at most')
 
 
+def test_other_programs_on_a_third_of_the_cores_are_named():
+    changes = {'cpu_s': 6.8, 'others_s': 3.2, 'ready_s': {'compute': (3.1, 2.3), 'exchange': (2.8, 4.1)}}
+    assert limit_of(made_run(*on_cores(two(compute=20, wait=60), **changes), device='cpu')).name == 'busy'
+
+
 def test_cores_are_named_for_the_rank_that_lacked_them():
     ranks = two()
     found = limit_of(made_run(*on_cores(ranks[:1]), *on_cores(ranks[1:], **BUSY), device='cpu'))
@@ -153,7 +158,7 @@ def test_cores_are_named_for_the_rank_that_lacked_them():
 
 
 @pytest.mark.parametrize('changes', [
-    {'others_s': 1.4, 'ready_s': {'compute': (6.0, 3.0)}},  # it waited for its own threads
+    {'others_s': 1.1, 'ready_s': {'compute': (6.0, 3.0)}},  # it waited for its own threads
     {'ready_s': {'compute': (1.0, 0.1), 'exchange': (1.0, 9.0), 'input': (0.1, 9.0)}},  # which poll, or have a quota
     {'cpu_s': 9.0, 'others_s': 8.0, 'num_cores': 2, 'ready_s': {'compute': (8.0, 0.1)}}])  # others use the rest
 def test_cores_that_did_not_limit_are_not_named(changes):
@@ -166,6 +171,7 @@ def test_cores_that_did_not_limit_are_not_named(changes):
     ('exchange', {'num_sharing': 2, 'num_cores': 2, 'ready_s': {'compute': (4.0, 4.0)}}),  # enough for both
     ('crowded', {'num_threads': 8, 'ready_s': {'compute': (4.0, 4.0)}}),
     ('quota', {'cpu_s': 4.0, 'throttled_s': 5.0, 'ready_s': {'compute': (4.0, 4.0)}}),
+    ('quota', {'cpu_s': 4.0, 'throttled_s': 5.0, 'others_s': 5.0, 'ready_s': {'compute': (4.0, 4.0)}}),
     ('busy', {'cpu_s': 2.0, 'others_s': 7.9, 'ready_s': {}}),  # the kernel does not count waits
     ('stopped', {'stopped_s': 5.0})])
 def test_lack_of_cores_is_named_with_its_reason(name, changes):
@@ -196,8 +202,16 @@ def test_thin_link_is_named_besides_other_programs():
     assert limit_of(made_run(*ranks, network=thin, device='cpu')).also.name == 'busy'  # far smaller
 
 
+def test_exchange_is_named_before_other_programs_that_took_few_cores():
+    few = {'cpu_s': 8.5, 'others_s': 1.5, 'ready_s': {'compute': (4.0, 0.9), 'exchange': (4.0, 4.0)}}
+    found = limit_of(made_run(*on_cores(two(wait=200), **few), device='cpu'))
+    assert (found.name, found.part, found.also and found.also.name) == ('exchange', 'host', 'busy')
+
+
 def test_run_that_did_not_record_its_cores_says_nothing_about_them():
-    assert limit_of(made_run(*two(wait=4), device='cpu')).name == 'healthy'
+    old, new = (explain_time(made_run(*ranks, device='cpu')) for ranks in (two(), on_cores(two())))
+    assert (old.values['verdict'], new.values['verdict']) == ('healthy', 'healthy')
+    assert len(old.notes) == len(new.notes) + 1 and 'other programs' in old.notes[-1]
 
 
 def test_slow_cores_of_a_rank_are_named_before_the_exchange_that_they_slow():

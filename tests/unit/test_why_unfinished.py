@@ -9,7 +9,7 @@ from mlperf_rn50.cli import why
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.mllog.run import Evaluation, Run
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import EndRecord, TrainRecord
+from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 
 
@@ -33,6 +33,7 @@ def test_interrupted_run_says_how_far_it_is_and_how_to_resume_it(tmp_path):
 
 def test_killed_and_failed_runs_differ(tmp_path):
     assert sentence('failed', tmp_path) == 'Failed after 5.25 of 80 epochs; it has no checkpoint to resume.'
+    assert sentence('failed', tmp_path, records=[EndRecord('converged')]) == ''  # its log contradicts itself
     assert 'train.log has the reason' in sentence('failed', tmp_path, records=[EndRecord('failed')])
     (tmp_path / 'checkpoints' / 'step_100').mkdir(parents=True)
     assert '--resume' in sentence('failed', tmp_path, records=[EndRecord('interrupted'), TrainRecord(120, 5.25, 70.0)])
@@ -47,11 +48,13 @@ def test_running_run_says_when_its_first_evaluation_is_due(tmp_path, epoch, curv
 
 def test_run_that_ended_before_its_schedule_says_so(tmp_path):
     assert sentence('aborted', tmp_path, 8.0, max_epochs=8) == 'Trained 8 of the 80 epochs of its schedule.'
-    assert sentence('aborted', tmp_path, 20.0, behind=True) == (
+    behind = CourseRecord(20, behind=True)
+    assert sentence('aborted', tmp_path, 77.0, curve=(77,), behind=True) == ''  # its last epoch has no evaluation
+    assert sentence('aborted', tmp_path, 19.5, [behind], curve=(18, 20), behind=True) == (
         'Ended after 20 of 80 epochs, because it was behind its reference runs.')
 
 
-@pytest.mark.parametrize('keys', [{'status': 'converged', 'epoch': 3.0}, {'status': 'aborted', 'epoch': 80.0}])
+@pytest.mark.parametrize('keys', [{'status': 'converged', 'epoch': 3.0}, {'status': 'aborted', 'epoch': 70.0}])
 def test_run_that_ended_its_schedule_or_converged_needs_no_sentence(tmp_path, keys):
     assert sentence(folder=tmp_path, **keys) == ''
 

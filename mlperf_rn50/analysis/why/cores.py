@@ -25,20 +25,27 @@ def _make(rank: Sequence[RankSteps]) -> Shortage | None:
     core_s = sum(r.num_cores * r.wall_s for r in rank)
     own, others, stolen = (min(sum(s) / core_s, 1.0) for s in zip(*(
         (r.cpu_s, r.others_s or 0.0, r.steal_s) for r in rank)))
-    last, throttled = rank[-1], sum(r.throttled_s for r in rank) / core_s
-    on_core_s, queued_s = (sum(s) for s in zip(*(r.ready_s.get('compute', (0.0, 0.0)) for r in rank)))
+    last, throttled_s = rank[-1], sum(r.throttled_s for r in rank)
+    (on_core_s, queued_s), (exchanging_s, _) = (
+        map(sum, zip(*(r.ready_s.get(kind, (0.0, 0.0)) for r in rank))) for kind in ('compute', 'exchange'))
+    is_crowded = last.num_sharing * (last.num_threads or 1) > last.num_cores
     is_full = own * last.num_sharing + others + stolen > _FULL
     # Some kernels do not count the time of waiting.
     waited = queued_s / (on_core_s + queued_s) if on_core_s + queued_s else others * is_full
-    # The threads that compute also wait for the other threads of the ranks on these cores.
-    computing = on_core_s * min(last.num_threads or 1, last.num_cores) / core_s
-    beside = max(0.0, own * last.num_sharing - computing)
+    # The threads that compute also wait for the other threads of the ranks on these cores, except those that exchange
+    # gradients, which run after them.
+    own_s = on_core_s * min(last.num_threads or 1, last.num_cores) + exchanging_s
+    beside = max(0.0, own * last.num_sharing - own_s / core_s)
     by_others = 1 - (1 - waited * others / max(others + beside, 1e-9)) * (1 - stolen)
-    if others + stolen > _LEAST_USE and by_others > waited / 2:
-        return Shortage('busy' if others > stolen else 'stolen', last, own, others, stolen, by_others)
-    if last.num_sharing * (last.num_threads or 1) > last.num_cores:
-        return Shortage('crowded', last, own, others, stolen, waited)
-    return Shortage('quota', last, own, others, stolen, waited) if throttled > _LEAST_USE else None
+    if throttled_s > max(_LEAST_USE * core_s, queued_s / 2):  # others may have used the cores meanwhile
+        name = 'quota'
+    elif others + stolen > _LEAST_USE and (by_others > waited / 2 or not is_crowded):
+        name, waited = 'busy' if others > stolen else 'stolen', by_others
+    elif is_crowded:
+        name = 'crowded'
+    else:
+        return None
+    return Shortage(name, last, own, others, stolen, waited)
 
 
 def find_shortage(records: Sequence[RanksRecord]) -> Shortage | None:

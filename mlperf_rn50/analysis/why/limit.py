@@ -24,7 +24,7 @@ _LEAST_CPU_EXCHANGE, _SLOW_LINK = 0.3, 1.25e8
 _FEW_IMAGES = 15  # per rank; the fewest per accelerator in a published run that converged
 _LEAST_FIXED = 0.2  # of a step that does not depend on the batch; twice the batch is then at least a tenth faster
 _LOW_PEAK = 0.06  # of the peak, of which ResNet-50 reached 63 % on digits and a CPU; not measured on GPUs
-_LEAST_SHORT, _LEAST_SHORT_FIXED = 0.25, 0.5  # instead, if ranks lacked cores, which makes times uneven
+_LEAST_SHORT, _LEAST_SHORT_FIXED = 0.25, 0.5  # instead, if ranks lacked many cores, which makes times uneven
 _FAR = 1 / 3  # of the computation of a rank, by which it exceeds that of the others
 _LEAST_UNEVENNESS, _LEAST_STEPS = 1.9, 50  # ratio of the median and the fastest tenth of so many steps
 _SLOW_START = 1.5  # ratio of mean and median of a step in an interval that was slow only at its start
@@ -160,11 +160,12 @@ def find_limit(times: Times) -> Limit:
     slow_link = _SLOW_LINK * (1 - shortage.waited) if shortage else _SLOW_LINK  # cores also move gradients
     is_thin = 0 < times.bandwidth < slow_link and times.num_hosts > 1 and not times.is_latency
     needed_s = sum(times.parts[name] for name in ('compute', 'update', 'evaluation', *['exchange'] * (not is_thin)))
-    lack_s = shortage.waited * needed_s if shortage else 0.0
-    is_short = lack_s > _LEAST_SHARE * times.total_s
-    large = next(iter(_large_parts(times, is_thin, is_short)), None)
-    if shortage and is_short:
-        lack = Limit(shortage.name, lack_s / times.total_s, rank=shortage.rank, shortage=shortage)
+    lacking = shortage.waited * needed_s / times.total_s if shortage else 0.0
+    if lacking < _LEAST_SHARE:
+        lacking = 0.0
+    large = next(iter(_large_parts(times, is_thin, lacking)), None)
+    if shortage and lacking:
+        lack = Limit(shortage.name, lacking, rank=shortage.rank, shortage=shortage)
         first, second = (large, lack) if large and large.share > 2 * lack.share else (lack, large)
         return replace(first, also=second)
     if large:
@@ -176,28 +177,28 @@ def find_limit(times: Times) -> Limit:
     return Limit('healthy', max(s for name, s in times.parts.items() if name != 'compute') / times.total_s)
 
 
-def _large_parts(times: Times, is_thin: bool, is_short: bool) -> list[Limit]:
+def _large_parts(times: Times, is_thin: bool, lacking: float) -> list[Limit]:
     """Return the parts of the time above their thresholds, the largest first.
 
-    is_short: whether ranks lacked cores, which makes all parts uneven, and exchanges and ranks slow.
+    lacking: share of the time that is due to a lack of cores, which makes all parts uneven, and exchanges slow.
     """
     parts, total_s, net = times.parts, times.total_s, times.network
-    slow = max((r for *_, r, _ in times.intervals), key=lambda r: sum(_excess_s(times, r.rank, _OWN, is_short)))
-    excess_s, since = _excess_s(times, slow.rank, ('compute', 'update'), is_short), None
+    slow = max((r for *_, r, _ in times.intervals), key=lambda r: sum(_excess_s(times, r.rank, _OWN, lacking > 0)))
+    excess_s, since = _excess_s(times, slow.rank, ('compute', 'update'), lacking > 0), None
     for (record, rank, _), s in zip(times.intervals, excess_s):
         since = (record.epoch if since is None else since) if s > _LEAST_SHARE * _own_s(rank, *_OWN, 'wait') else None
     step_s = sum(s for name, s in parts.items() if name not in OUTSIDE)
     fixed_s = parts['update'] + parts['python'] + parts['exchange']
     has_few = net is not None and net.local_batch_size < _FEW_IMAGES and not is_thin and (
-        fixed_s > (_LEAST_SHORT_FIXED if is_short else _LEAST_FIXED) * step_s and 2 * parts['python'] < fixed_s)
-    can_exchange = is_thin or not is_short
-    least, least_exchange = (_LEAST_SHORT, _LEAST_SHORT) if is_short else (
-        _LEAST_SHARE, _LEAST_CPU_EXCHANGE if times.is_cpu and not is_thin else _LEAST_SHARE)
-    shares = {name: s / total_s for name, s, least in (
-        ('input', sum(parts[name] for name in INPUT), least), ('python', parts['python'], least),
-        ('slow_rank', sum(excess_s), least), ('checkpoints', parts['checkpoints'], least),
-        ('evaluation', parts['evaluation'], max(least, _LEAST_EVALUATION)), ('batch', fixed_s * has_few, least),
-        ('exchange', parts['exchange'] * can_exchange, least_exchange)) if s > least * total_s}
+        fixed_s > (_LEAST_SHORT_FIXED if lacking else _LEAST_FIXED) * step_s and 2 * parts['python'] < fixed_s)
+    seconds = {'input': sum(parts[name] for name in INPUT), 'python': parts['python'], 'slow_rank': sum(excess_s),
+               'checkpoints': parts['checkpoints'], 'evaluation': parts['evaluation'], 'batch': fixed_s * has_few,
+               'exchange': parts['exchange']}
+    least = min(max(lacking / 2, _LEAST_SHARE), _LEAST_SHORT)
+    exceptions = {'evaluation': _LEAST_EVALUATION + least - _LEAST_SHARE}
+    if times.is_cpu and not is_thin:
+        exceptions['exchange'] = _LEAST_CPU_EXCHANGE + 2 * lacking
+    shares = {name: s / total_s for name, s in seconds.items() if s > exceptions.get(name, least) * total_s}
     is_host = times.is_cpu and times.num_hosts == 1
     part = {'input': INPUT[max(INPUT, key=lambda key: parts[key])] if net else None,
             'exchange': 'host' if is_host else 'latency' if times.is_latency else 'link'}

@@ -10,6 +10,7 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.text import percent, plural, printable
 
+_NO_CORES = 'Not recorded by the version that trained: whether other programs used the cores of the ranks.'
 _LEAST_CHANGE = 0.01  # of the time of a part; smaller changes are not named, however certain
 NAMES = {'read': 'input: reading record files', 'decode': 'input: decoding', 'prepare': 'input: preparing in Python',
          'python': 'Python', 'compute': 'forward and backward', 'exchange': 'exchange', 'update': 'update',
@@ -88,7 +89,7 @@ def explain_time(run: WhyRun) -> Answer:
                  ('share of the measured peak', 100 * times.peak_share, '%')) if value)]
     return Answer(
         _sentence(times, limit), ('part', 'share', 'ms per step', 'median', '99th percentile'), tuple(rows),
-        _text(limit)[1], (f'Also: {", ".join(facts)}.',),
+        _text(limit)[1], (f'Also: {", ".join(facts)}.', *[_NO_CORES] * (times.is_cpu and not last.wall_s)),
         {'verdict': limit.name, 'part': limit.part, 'share': limit.share, 'gain': limit.gain,
          'also': limit.also and limit.also.name, 'since_epoch': limit.since,
          'rank': limit.rank and limit.rank.rank, 'host': limit.rank and limit.rank.host,

@@ -3,7 +3,7 @@ from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.config import Config
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.names import newest_step
-from mlperf_rn50.runfolder.records import EndRecord, TrainRecord
+from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
 from mlperf_rn50.text import duration
 
 
@@ -12,7 +12,9 @@ def unfinished_sentence(run: WhyRun) -> str:
     log, config, last = run.log, run.config, run.last(TrainRecord)
     if not log or not config or log.status == 'converged':
         return ''
-    epoch = last.epoch if last else log.curve[-1][0] if log.curve else 0.0
+    evaluated = log.curve[-1][0] if log.curve else 0.0
+    # A resumed run repeats epochs. The last steps of a run that has ended may not be recorded.
+    epoch = last.epoch if last and log.status != 'aborted' else evaluated
     schedule = max(1, int(config.schedule.decay_epochs))
     planned = config.train.max_epochs or schedule
     done = f'after {epoch:.3g} of {planned} epochs'
@@ -21,10 +23,13 @@ def unfinished_sentence(run: WhyRun) -> str:
     if log.status == 'interrupted':
         return f'Stopped {done}{_resume(run, log)}.'
     if log.status == 'failed':
-        has_noticed = bool(run.records) and isinstance(run.records[-1], EndRecord)
-        return f'Failed {done}{"; train.log has the reason" if has_noticed else _resume(run, log)}.'
-    if epoch < planned - 1:
-        return f'Ended {done}{", because it was behind its reference runs" if config.run.stop_when_behind else ""}.'
+        end = next(reversed(run.records), None)
+        if not isinstance(end, EndRecord):
+            return f'Failed {done}{_resume(run, log)}.'
+        return f'Failed {done}; train.log has the reason.' if end.status == 'failed' else ''
+    standing = run.last(CourseRecord)
+    if config.run.stop_when_behind and standing and standing.behind and evaluated < planned:
+        return f'Ended {done}, because it was behind its reference runs.'
     return f'Trained {planned} of the {schedule} epochs of its schedule.' if planned < schedule else ''
 
 

@@ -9,9 +9,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.system.cgroup import parse_cpu_list, read_small, throttled_s
+from mlperf_rn50.system.cgroup import parse_cpu_list, read_small, render_cpu_list, throttled_s
 from mlperf_rn50.system.power import BOOT_ID
 from mlperf_rn50.system.processor import omp_threads
+from mlperf_rn50.text import grouped
 
 TASKS = Path('/proc/self/task')
 _STAT = Path('/proc/stat')
@@ -51,6 +52,8 @@ def longest_waits(before: _Times, now: _Times) -> dict[str, tuple[float, float]]
     spent: dict[str, list[tuple[float, float]]] = {}
     for thread, (kind, on_core_s, waited_s) in now.items():
         _, on_core_before_s, waited_before_s = before.get(thread, ('', 0.0, 0.0))
+        if on_core_s < on_core_before_s:  # a new thread with the number of one that has ended
+            on_core_before_s = waited_before_s = 0.0
         spent.setdefault(kind, []).append((on_core_s - on_core_before_s, waited_s - waited_before_s))
     # Threads that wait for others between short pieces of work do not delay a step.
     return {kind: max((t for t in times if 2 * sum(t) >= max(map(sum, times))), key=lambda t: t[1])
@@ -61,21 +64,24 @@ class CoreMeter:
     """Meter of the use of this rank's cores since its last reading; exchanging: threads that exchange gradients."""
 
     def __init__(self, exchanging: Collection[str] = ()):
-        self._exchanging, self._cpus = exchanging, os.sched_getaffinity(0)
+        self._exchanging = exchanging
         self.start()
 
     def start(self) -> None:
-        self._before = (time.monotonic(), time.process_time(), throttled_s(), read_cores(self._cpus),
+        cpus = os.sched_getaffinity(0)  # a user may change them during a run
+        self._before = (time.monotonic(), time.process_time(), throttled_s(), cpus, read_cores(cpus),
                         read_threads(self._exchanging))
 
     def take(self) -> dict[str, Any]:
         """Return the values of RankSteps since the last call or start()."""
-        *before, cores_s, threads = self._before
+        *before, cpus, cores_s, threads = self._before
         self.start()
-        *now, cores_now_s, threads_now = self._before
-        wall_s, cpu_s, throttled = (b - a for a, b in zip(before, now))
-        known = cores_s and cores_now_s and [b - a for a, b in zip(cores_s, cores_now_s)]
-        return {'wall_s': wall_s, 'cpu_s': cpu_s, 'throttled_s': max(0.0, throttled), 'num_cores': len(self._cpus),
+        *now, cpus_now, cores_now_s, threads_now = self._before
+        wall_s, cpu_s, throttled = (max(0.0, b - a) for a, b in zip(before, now))
+        known = cpus == cpus_now and cores_s and cores_now_s and [
+            max(0.0, b - a) for a, b in zip(cores_s, cores_now_s)]
+        return {'cores': render_cpu_list(cpus_now), 'num_cores': len(cpus_now),
+                'wall_s': wall_s, 'cpu_s': cpu_s, 'throttled_s': throttled,
                 'num_threads': omp_threads(os.environ.get('OMP_NUM_THREADS', '')),
                 'ready_s': longest_waits(threads, threads_now), 'machine': read_small(BOOT_ID),
                 'load': os.getloadavg()[0],
@@ -87,10 +93,10 @@ def count_others(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Hosts in containers may be one machine, so its boot is compared.
     """
-    cpus = [set(parse_cpu_list(rank['cores'])) for rank in ranks]
-    results = []
-    for rank, own in zip(ranks, cpus):
-        sharing = [r for r, others in zip(ranks, cpus) if r['machine'] == rank['machine'] and own & others]
+    pairs = [(rank, set(parse_cpu_list(rank['cores']))) for rank in ranks]
+    machines, results = grouped(pairs, lambda pair: pair[0]['machine']), []
+    for rank, own in pairs:
+        sharing = [r for r, cpus in machines[rank['machine']] if own & cpus]
         kept = {key: value for key, value in rank.items() if key not in ('machine', 'cores_s')}
         if 'cores_s' in rank:
             kept['others_s'] = max(0.0, rank['cores_s'] - sum(r['cpu_s'] for r in sharing))

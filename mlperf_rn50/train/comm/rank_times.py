@@ -26,7 +26,7 @@ _NUM_STEPS = 20  # of a trace on request
 
 
 class RankTimes:
-    """Times of this rank; own: its rank, host and cores.
+    """Times of this rank; own: its rank and host.
 
     checkpoint_s: time of checkpoints since the last report. request: whether a trace is requested.
     """
