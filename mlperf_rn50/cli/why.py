@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.cli.terminal import width_of
@@ -44,7 +45,8 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.why.load import load_run, run_folder_at
     from mlperf_rn50.analysis.why.text import compare_times, explain_time
     first, *others = (load_run(run_folder_at(Path(path))) for path in options.runs)
-    answer, probed = None, ()
+    answer = None
+    probed: tuple[Any, ...] = ()
     if options.probe:
         from mlperf_rn50.bench.probe import probe
         probed = probe(first)

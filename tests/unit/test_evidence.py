@@ -253,8 +253,8 @@ def details(random, detail, num=200, colour=1.0):
 
 @pytest.mark.parametrize('train, validation, expected', [
     ({'detail': 0.5}, {'detail': 0.5}, set()), ({'detail': 0.5}, {'detail': 0.6}, set()),
-    ({'detail': 0.1}, {'detail': 1.0}, {'loss_of_detail'}), ({'detail': 1.0}, {'detail': 0.1}, {'loss_of_detail'}),
-    ({'detail': 0.5, 'colour': 0.1}, {'detail': 0.5}, {'loss_of_colour'})])
+    ({'detail': 0.1}, {'detail': 1.0}, {'blur_or_noise'}), ({'detail': 1.0}, {'detail': 0.1}, {'blur_or_noise'}),
+    ({'detail': 0.5, 'colour': 0.1}, {'detail': 0.5}, {'colour'})])
 def test_detail_and_colour_of_both_splits(train, validation, expected):
     random = np.random.default_rng(5)
     found = evidence.judge_detail(details(random, **train), details(random, **validation))
@@ -303,11 +303,32 @@ def test_network_that_knows_too_little_is_judged_too_early(is_early, num_right):
     assert accused(found) == [] and {'overfitting', 'augmentation', 'label_noise', 'labels_swapped'} <= early
 
 
+def test_images_that_the_network_takes_for_few_classes_differ():
+    random = np.random.default_rng(12)
+    garbled = part(400)._replace(logits=logits_of(random.integers(0, 4, 400) ** 2))
+    assert accused(evidence.settle(judged(part(400), garbled))) == ['images_differ']
+
+
+@pytest.mark.parametrize('num', [10, 100])
+def test_classes_of_predictions_vary_by_chance(num):
+    for seed in SEEDS:
+        random = np.random.default_rng(seed)
+        splits = (Images(None, random.integers(0, num, n), random.standard_normal((n, num))) for n in (500, 250))
+        assert accused(evidence.judge_classes(*splits)) == []
+
+
+def test_classes_that_are_rarer_in_one_split_are_no_other_images():
+    train, rare = part(400), LABELS < 6
+    validation = Images(None, LABELS[rare], train.logits[rare])
+    assert accused(evidence.judge_classes(train, validation)) == []
+
+
 def test_only_the_cause_of_a_cause_is_accused():
-    causes = [Cause(n, 3.0, 'f', 'm', 'e', 'possible') for n in ('overfitting', 'label_noise', 'loss_of_detail')]
-    assert accused(evidence.settle(causes)) == ['loss_of_detail']
-    assert accused(evidence.settle(causes[:2])) == ['label_noise']
-    assert accused(evidence.settle(causes[:1])) == ['overfitting']
+    names = ['overfitting', 'label_noise', 'images_differ', 'blur_or_noise']
+    causes = [Cause(n, 3.0, 'f', 'm', 'e', 'possible') for n in names]
+    for k, name in enumerate(names):
+        found = evidence.settle(causes[:k + 1])
+        assert accused(found) == [name] and all(c.verdict == 'possible' for c in found)
 
 
 def test_printed_bounds_decide():

@@ -191,7 +191,7 @@ def explain_accuracy(run: WhyRun, probed: list[Cause] | None = None, weights: st
     ordered = sorted(found, key=lambda c: (-c.strength if c.strength > 1 else 0, c.verdict == 'usual', -c.strength))
     is_below = log.status != 'converged'
     accused = {c.name: c for c in reversed(ordered) if c.strength > 1 and (is_below or c.name in _TOO_EASY)}
-    named = sorted(accused.values(), key=lambda c: -c.strength)[:2]  # the strongest of two names
+    named = [c for c in ordered if accused.get(c.name) is c][:2]  # the strongest of two names
     verdicts = ['cause' if c in named else 'possible' if c.strength > 1 else c.verdict for c in ordered]
     where = 'log and configuration' if probed is None else 'weights and images'
     nothing = f'{where} show no cause{", some because it is too early" * ("too early" in verdicts)}'
