@@ -281,7 +281,8 @@ def judge_predictions(train: Images, augmented: Images, validation: Images, afte
         sound = validation = best
         causes, labels = judge_labels(sound.labels, sound.logits)
     yield evaluation
-    yield from changes
+    for change in changes:  # the statistics of BatchNorm lag behind the weights early in any run
+        yield from when_trained(is_early and change.name == 'batch_norm', iter([change]))
     is_weak = is_early or sound_train.top1 <= sound_train.least_top1
     yield from when_trained(is_weak and not any(c.strength > 1 for c in causes), iter(causes))
     parts = (judge_noise('training', sound_train), judge_noise('validation', sound._replace(labels=labels)),
