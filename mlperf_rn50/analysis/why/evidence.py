@@ -16,7 +16,8 @@ from mlperf_rn50.text import percent, some
 _SIGMAS = 4.0  # by chance, a difference is larger in 1 of 16,000 comparisons
 # Distances between directions of weights: by rounding alone, and a fifth of that after a short run on digits.
 _ROUNDING, _SLIGHT = 1e-6, 0.02
-_LEAST_DETAIL = 0.5  # ratio of the splits, which is 0.97 to 1.03 for random splits and below 0.1 after a visible blur
+# Usual ratios of the splits; they are 0.97 to 1.09 for random splits, and beyond 0.2 to 5 after a visible blur.
+_DETAILS = (('blur_or_noise', 'coarse detail', 2), ('blur_or_noise', 'fine detail', 2), ('colour', 'colour', 5))
 # Differences of the splits that need no network, and changes after which more images are right.
 _SPLITS = {'blur_or_noise', 'colour', 'classes_missing'}
 _CHANGES = {'channel_order', 'orientation', 'normalisation', 'value_range'}
@@ -110,8 +111,8 @@ def judge_labels(labels: np.ndarray, logits: np.ndarray) -> tuple[list[Cause], n
     return causes, (labels + k) % num if is_shifted else taken[labels]
 
 
-def judge_noise(split: str, images: Images) -> Iterator[Cause]:
-    """Look for wrong labels of the surest quarter of the predictions.
+def judge_noise(split: str, images: Images, is_fitting: bool = False) -> Iterator[Cause]:
+    """Look for wrong labels of the surest quarter of the predictions; is_fitting: similar images have equal labels.
 
     A network takes an image for a similar class, so the label has a large logit. The logit of a wrong label is in the
     lower half as often as not. Up to 1 % of the images there are usual, or a third of those that it takes for others.
@@ -122,7 +123,7 @@ def judge_noise(split: str, images: Images) -> Iterator[Cause]:
     num, wrong, far = len(sure), int((ranks > 0).sum()), int((2 * ranks >= ordered.shape[1]).sum())
     most = max(8, 0.025 * num, 0.01 * num + _SIGMAS * (0.01 * num) ** 0.5, wrong / 3)
     yield weigh('label_noise', f'{split} labels that surely are another class', min(1.0, 2 * far / max(1, num)),
-                most=min(1.0, 2 * most / max(1, num)), strength=4.0)
+                most=min(1.0, 2 * most / max(1, num)), strength=4.0 * (not is_fitting))
 
 
 def judge_records(train: Sequence[tuple[int, int]], validation: Sequence[tuple[int, int]], num: int) -> Iterator[Cause]:
@@ -216,11 +217,9 @@ def measure_detail(images: np.ndarray, mean: Sequence[float], std: Sequence[floa
 
 def judge_detail(train: np.ndarray, validation: np.ndarray) -> Iterator[Cause]:
     """Compare the splits by what measure_detail() returns for them."""
-    for name, what, ours, theirs in zip(('blur_or_noise', 'blur_or_noise', 'colour'),
-                                        ('coarse detail', 'fine detail', 'colour'),
-                                        *(np.log(part + 1e-4) for part in (train, validation))):
+    for (name, what, factor), ours, theirs in zip(_DETAILS, *(np.log(part + 1e-4) for part in (train, validation))):
         difference = ours.mean() - theirs.mean()
-        margin = max(-np.log(_LEAST_DETAIL), _SIGMAS * (ours.var() / len(ours) + theirs.var() / len(theirs)) ** 0.5)
+        margin = max(np.log(factor), _SIGMAS * (ours.var() / len(ours) + theirs.var() / len(theirs)) ** 0.5)
         yield weigh(name, f'{what} of training images, relative to that of validation images', np.exp(difference),
                     np.exp(-margin), np.exp(margin), strength=4.8)
 
@@ -247,18 +246,22 @@ def judge_classes(train: Images, validation: Images) -> Iterator[Cause]:
                 moved, most=min(1.0, 0.1 + by_chance), strength=1.5)
 
 
-def judge_neighbours(train: Images, validation: Images) -> Iterator[Cause]:
+def judge_neighbours(train: Images, validation: Images) -> tuple[list[Cause], set[str]]:
     """Compare how often similar images of a split have equal labels, which needs no network.
 
-    A tenth of random labels lowers the share by a fifth. Images of a lower quality lower it less.
+    A tenth of random labels lowers the share by a fifth. Images of a lower quality lower it less. Return also the
+    splits whose labels fit their images, as far as the share of the other split is far above chance.
     """
-    num = min(len(train.labels), len(validation.labels), 1000)
+    num, causes, fitting = min(len(train.labels), len(validation.labels), 1000), [], set()
     shares = {split: _nearest(part.images, part.labels, num)
               for split, part in (('training', train), ('validation', validation))}
     for (split, own), other in zip(shares.items(), [*shares.values()][::-1]):
-        least = other - max(0.2 * other, _SIGMAS * (2 * other * (1 - other) / num) ** 0.5)
-        yield weigh('label_noise', f'{split} images whose most similar one has the same label', own, max(0.0, least),
-                    strength=4.2)
+        error = (2 * other * (1 - other) / num) ** 0.5
+        causes.append(weigh('label_noise', f'{split} images whose most similar one has the same label', own,
+                            max(0.0, other - max(0.2 * other, _SIGMAS * error)), strength=4.2))
+        if other > train.least_top1 and own >= other - 1.5 * error:
+            fitting.add(split)
+    return causes, fitting
 
 
 def judge_predictions(train: Images, augmented: Images, validation: Images, after: Mapping[tuple[str, str], np.ndarray],
@@ -285,7 +288,10 @@ def judge_predictions(train: Images, augmented: Images, validation: Images, afte
         yield from when_trained(is_early and change.name == 'batch_norm', iter([change]))
     is_weak = is_early or sound_train.top1 <= sound_train.least_top1
     yield from when_trained(is_weak and not any(c.strength > 1 for c in causes), iter(causes))
-    parts = (judge_noise('training', sound_train), judge_noise('validation', sound._replace(labels=labels)),
+    similar, fitting = judge_neighbours(train, validation)
+    yield from similar
+    parts = (judge_noise('training', sound_train, 'training' in fitting),
+             judge_noise('validation', sound._replace(labels=labels), 'validation' in fitting),
              judge_gaps(train, augmented, validation._replace(labels=labels)), judge_classes(sound_train, sound))
     yield from when_trained(is_weak, chain(*parts))
 
