@@ -305,7 +305,8 @@ def test_change_of_images_explains_labels_and_gap():
     lost = np.where(random.random(400) < 0.9, SWAP[LABELS], random.integers(0, NUM, 400))
     turned = turned._replace(logits=logits_of(lost))
     assert accused(evidence.settle(judged(part(400), turned))) == ['labels_swapped']
-    assert accused(judged(part(400), turned, orientation=part(400).logits)) == ['orientation']
+    found = judged(part(400), turned, normalisation=part(300).logits, orientation=part(400).logits)
+    assert accused(found) == ['orientation']
 
 
 @pytest.mark.parametrize('is_early, num_right', [(True, 400), (False, 60)])
