@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.cli.terminal import width_of
@@ -48,7 +49,8 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.table import wrap_line
     from mlperf_rn50.text import printable
     first, *others = (load_run(run_folder_at(Path(path))) for path in options.runs)
-    answer, probed = None, ()
+    answer = None
+    probed: tuple[Any, ...] = ()
     if options.probe:
         from mlperf_rn50.bench.probe import probe
         probed = probe(first)
