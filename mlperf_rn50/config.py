@@ -104,6 +104,12 @@ def for_evaluation(config: Config) -> Config:
     return replace(config, data=replace(data, sizes=(), image_size=data.eval_size or data.image_size, eval_size=None))
 
 
+def image_shape(config: Config) -> tuple[int, int, int]:
+    """Return the shape of a training image of the first epoch as network input, in the configured layout."""
+    channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.size_of()
+    return (side, side, channels) if config.model.layout == 'NHWC' else (channels, side, side)
+
+
 def open_values(config: Config) -> dict[str, Any]:
     """Return the values of a configuration for which the log has no event but OPEN_OPTIONS, by key."""
     return {key: value for key, rule in OPEN_ONLY.items() if (value := attrgetter(key)(config)) != rule}

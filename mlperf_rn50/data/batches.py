@@ -6,14 +6,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count, groupby, islice, repeat, zip_longest
+from itertools import count, cycle, groupby, islice, repeat, zip_longest
 from typing import Any, NamedTuple
 
 import imagesize
 import mxnet as mx
 import numpy as np
+from mxnet.ndarray import NDArray
 
-from mlperf_rn50.config import Config, for_evaluation, with_size
+from mlperf_rn50.config import Config, for_evaluation, image_shape, with_size
 from mlperf_rn50.data import pipeline, shards
 from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
 from mlperf_rn50.data.options import DataConfig
@@ -27,14 +28,18 @@ from mlperf_rn50.errors import DataError
 class Batch:
     """One rank's images and labels for one forward pass."""
 
-    images: mx.nd.NDArray  # float32 or float16, (batch, channels, side, side), or channels last for layout=NHWC
-    labels: mx.nd.NDArray  # int32, (batch,)
+    images: NDArray  # float32 or float16, (batch, channels, side, side), or channels last for layout=NHWC
+    labels: NDArray  # int32, (batch,)
     num_valid: int  # number of leading images that count; the rest is padding
     num_bytes: int = 0  # bytes read from files, padding included; 0 for cached records and synthetic images
     num_new_bytes: int = 0  # bytes of the records that this node reads for the first time since the process started
     # Parts of the time in which the caller waited for the batch: for record files, and for DALI. The rest is Python.
     read_s: float = 0.0
     decode_s: float = 0.0
+
+
+# Function that returns the next batches, given their num_valid.
+NextBatches = Callable[[Iterable[int]], Iterator[Batch]]
 
 
 class Request(NamedTuple):
@@ -137,9 +142,8 @@ def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -
 def eval_requests(shard: Shard) -> Iterator[Request]:
     order = np.resize(np.arange(shard.num_samples), shard.num_positions)  # in storage order, with padding at the end
     none_new = np.zeros(shard.local_batch_size, bool)
-    while True:
-        for step in range(shard.steps_per_epoch):
-            yield Request(shard.samples(order, step), none_new)
+    for step in cycle(range(shard.steps_per_epoch)):
+        yield Request(shard.samples(order, step), none_new)
 
 
 def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None,
@@ -169,7 +173,7 @@ def size_runs(data: DataConfig, shard: Shard, first_step: int) -> list[tuple[int
     return list(zip((side for side, _ in runs), [*nums[:-1], None]))
 
 
-def _in_turn(build: Callable[[int, int | None], Callable[[Iterable[int]], Iterator[Batch]]],
+def _in_turn(build: Callable[[int, int | None], NextBatches],
              runs: list[tuple[int, int | None]], num_valid: Iterator[int]) -> Iterator[Batch]:
     """Build the first pipeline. Return the batches of all runs of epochs, whose pipelines a thread builds in time."""
     first, pool = build(*runs[0]), ThreadPoolExecutor(1, 'build')
@@ -204,8 +208,8 @@ def synthetic_batches(config: Config, shard: Shard, device_id: int | None) -> It
 
 
 def _build_batches(open_records: Callable[[], RecordFile], inputs: Iterator[Inputs], shard: Shard, config: Config,
-                   is_training: bool, device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
-    """Build a pipeline for inputs. Return a function that yields the next batches, given their num_valid.
+                   is_training: bool, device_id: int | None) -> NextBatches:
+    """Build a pipeline for inputs.
 
     A run of the pipeline returns one or several batches, which are cut without a copy.
     """
@@ -226,10 +230,10 @@ def _build_batches(open_records: Callable[[], RecordFile], inputs: Iterator[Inpu
                                  is_warm=device_id is not None and config.train.num_warmup_steps > 0)
     context, is_kept = device_context(device_id), pipeline.keeps_outputs(pipe)
 
-    cut: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque()  # batches of the last run that are not used yet
+    cut: deque[tuple[NDArray, NDArray]] = deque()  # batches of the last run that are not used yet
     # With the asynchronous engine, MXNet waits until freed memory is unused before it returns it again. So the last
     # runs are kept until the steps that read them have ended, as the training loop is two steps ahead.
-    recent: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque(maxlen=4 if pipeline.has_async_engine() else 0)
+    recent: deque[tuple[NDArray, NDArray]] = deque(maxlen=4 if pipeline.has_async_engine() else 0)
 
     def run() -> Any:
         try:
@@ -262,16 +266,12 @@ def _build_batches(open_records: Callable[[], RecordFile], inputs: Iterator[Inpu
     return batches
 
 
-def _make_synthetic(config: Config, shard: Shard, device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
+def _make_synthetic(config: Config, shard: Shard, device_id: int | None) -> NextBatches:
     """Return a function like that of _build_batches, which repeats one batch of random images on the device."""
-    data, side, size = config.data, config.data.size_of(), shard.local_batch_size
-    channels = 4 if data.pad_to_4_channels else 3
-    shape = (size, side, side, channels) if config.model.layout == 'NHWC' else (size, channels, side, side)
+    size, random, context = shard.local_batch_size, np.random.default_rng(shard.rank), device_context(device_id)
     dtype = 'float16' if config.train.precision == 'float16' else 'float32'
-    random = np.random.default_rng(shard.rank)
-    context = device_context(device_id)
-    images = mx.nd.array(random.standard_normal(shape, np.float32), context, dtype)
-    labels = mx.nd.array(random.integers(0, data.num_classes, size), context, 'int32')
+    images = mx.nd.array(random.standard_normal((size, *image_shape(config)), np.float32), context, dtype)
+    labels = mx.nd.array(random.integers(0, config.data.num_classes, size), context, 'int32')
     return lambda num_valid: (Batch(images, labels, valid) for valid in num_valid)
 
 

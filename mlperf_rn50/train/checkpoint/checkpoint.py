@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from mlperf_rn50 import files
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint
 from mlperf_rn50.files import read_bytes, read_text, temporary_of
-from mlperf_rn50.npz import read_arrays
+from mlperf_rn50.npz import Arrays, read_arrays
 from mlperf_rn50.runfolder.names import CHECKPOINT_PREFIX, is_checkpoint_name, list_checkpoints, step_of
 from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState, dump_state, parse_state
 
@@ -37,7 +37,7 @@ class LoadedCheckpoint:
     damaged: Sequence[tuple[Path, str]] = ()
 
 
-def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
+def _write_arrays(path: Path, arrays: Arrays) -> str:
     """Write a new .npz and sync it to disk; return its SHA-256."""
     with open(path, 'xb') as f:
         hashed = files.HashedFile(f)
@@ -173,7 +173,7 @@ def _load(path: Path) -> tuple[Progress, TrainerState]:
         raise DamagedCheckpoint(f'{path}: {_reason(e)}') from e
 
 
-def check_arrays(path: Path, arrays: dict[str, np.ndarray], expected: dict[str, tuple[int, ...]]) -> None:
+def check_arrays(path: Path, arrays: Arrays, expected: dict[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError unless the names and shapes of the arrays are as expected."""
     for name in sorted(set(expected) - set(arrays)):
         raise CheckpointError(f'{path}: {name} is missing; this checkpoint is for a different model or optimizer')
