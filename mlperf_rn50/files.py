@@ -193,7 +193,7 @@ class LineFile:
 class LineHandler(logging.Handler):
     """Handler that writes each message to a LineFile at once and raises its errors, unlike the handlers of logging."""
 
-    def __init__(self, path: Path, is_new: bool = False):
+    def __init__(self, path: Path, is_new: bool):
         super().__init__()
         self._file = LineFile(path, is_new)
 

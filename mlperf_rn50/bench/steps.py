@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 
 import mxnet as mx
@@ -24,6 +25,7 @@ from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters, image_size_of
+from mlperf_rn50.text import grouped
 from mlperf_rn50.train.comm.device import measure_peak, wait_for
 from mlperf_rn50.train.comm.sharing import sharing_of
 from mlperf_rn50.train.loop import STEPS_AHEAD
@@ -166,16 +168,13 @@ def _steps_table(rows: list[Row]) -> ResultTable:
 
 def _scaling_tables(rows: list[Row]) -> list[ResultTable]:
     """Return a scaling table for each case measured with different numbers of ranks."""
-    names = ('model', 'precision', 'input', 'local_batch_size')
-    result = []
-    for case in dict.fromkeys(tuple(r[n] for n in names) for r in rows):
-        same = sorted((r for r in rows if tuple(r[n] for n in names) == case), key=lambda r: r['num_ranks'])
-        if len(same) > 1:
-            result.append(ResultTable(
-                f'Scaling efficiency: {case[0]}, {case[1]}, {case[2]}, {case[3]} images per rank',
-                (('num_ranks', 'ranks', 'd'), ('num_hosts', 'hosts', 'd'), ('ideal', 'ideal images/s', ',.1f'),
-                 ('real', 'real images/s', ',.1f'), ('efficiency', 'efficiency', '.0%')), scaling_rows(same)))
-    return result
+    cases = grouped(sorted(rows, key=itemgetter('num_ranks')),
+                    itemgetter('model', 'precision', 'input', 'local_batch_size'))
+    return [ResultTable(
+        f'Scaling efficiency: {case[0]}, {case[1]}, {case[2]}, {case[3]} images per rank',
+        (('num_ranks', 'ranks', 'd'), ('num_hosts', 'hosts', 'd'), ('ideal', 'ideal images/s', ',.1f'),
+         ('real', 'real images/s', ',.1f'), ('efficiency', 'efficiency', '.0%')), scaling_rows(same))
+        for case, same in cases.items() if len(same) > 1]
 
 
 def scaling_rows(rows: list[Row]) -> list[Row]:

@@ -1,11 +1,10 @@
 """Training and evaluation batches on the device: choice of records, reading ahead, decoding and transfer to MXNet."""
-import dataclasses
 import io
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, cycle, groupby, islice, repeat, zip_longest
 from typing import Any, NamedTuple
 
@@ -61,17 +60,17 @@ def _fill(records: list[Record], request: Request, data: DataConfig, describe: C
     changed: dict[str, Any] = {'labels': np.array([[r.label] for r in records], np.int32), 'samples': request.samples}
     uniforms = request.uniforms
     if uniforms is not None and data.crop == 'random_resized':
-        widths, heights = np.array([imagesize.get(io.BytesIO(i.data)) for i in inputs.images]).T
-        if min(widths.min(), heights.min()) < 1:
-            sample = request.samples[np.minimum(widths, heights).argmin()]
+        sizes = np.array([imagesize.get(io.BytesIO(i.data))[::-1] for i in inputs.images])
+        if sizes.min() < 1:
+            sample = request.samples[sizes.min(axis=1).argmin()]
             raise DataError(f'{describe(sample)}: got an image without a readable size; prepare the data again')
         changed['anchors'], changed['shapes'] = random_resized_crops(
-            uniforms[:, :-1], heights, widths, (data.min_area, data.max_area), (data.min_aspect, data.max_aspect))
+            uniforms[:, :-1], sizes, (data.min_area, data.max_area), (data.min_aspect, data.max_aspect))
     elif uniforms is not None and data.crop == 'padded':
         changed['anchors'] = padded_crop_anchors(uniforms[:, :2], data.crop_padding)
     if request.is_mirrored is not None:
         changed['mirrors'] = request.is_mirrored[:, None].astype(np.int32)
-    return dataclasses.replace(inputs, **changed)
+    return replace(inputs, **changed)
 
 
 def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, requests: Iterator[Request],
@@ -87,7 +86,7 @@ def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, reques
         read_s = time.monotonic() - start
         is_read = np.array([is_read for _, is_read in results])
         inputs = _fill([record for record, _ in results], request, data, records.describe)
-        return dataclasses.replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
+        return replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
                                    num_new_bytes=records.num_bytes(request.samples[request.is_new]),
                                    read_s=read_s / max(time.monotonic() - start, 1e-9))
     pending: deque[Future[Inputs]] = deque()
@@ -97,7 +96,7 @@ def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, reques
             if len(pending) > num_ready + data.read_threads:
                 start = time.monotonic()
                 inputs = pending.popleft().result()
-                yield dataclasses.replace(inputs, read_s=inputs.read_s * (time.monotonic() - start))
+                yield replace(inputs, read_s=inputs.read_s * (time.monotonic() - start))
     finally:
         # Do not wait, because an abandoned generator may be closed by one of these threads.
         pool.shutdown(wait=False, cancel_futures=True)
@@ -106,7 +105,7 @@ def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, reques
 def _join(parts: list[Inputs]) -> Inputs:
     """Return the inputs of one pipeline run for several batches. Byte counts are those of the first."""
     names = ('labels', 'anchors', 'shapes', 'mirrors')
-    return dataclasses.replace(parts[0], images=[image for part in parts for image in part.images],
+    return replace(parts[0], images=[image for part in parts for image in part.images],
                                **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 

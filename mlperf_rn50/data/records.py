@@ -168,11 +168,11 @@ class RecordFile:
     def read(self, position: int) -> Record:
         """Return the record at a position in the index, which may differ from the record's key."""
         where = f'{self.path}, record {position}'
-        start, length = int(self._starts[position]), int(self._lengths[position])
+        file, start, length = self.place(position)
         if start < 0 or length < 0 or start + length > self._size:
             raise DataError(f'{where}: got an index entry of {length} bytes at {start}, expected it within the '
                             f'{self._size} bytes of the file; prepare the data again')
-        frames = os.pread(self._file.fileno(), length, start)
+        frames = os.pread(file, length, start)
         if len(self._checksums) == len(self) and not next(self._num_reads) % _CHECK_PERIOD \
                 and zlib.crc32(frames) != self._checksums[position]:
             raise DataError(f'{where}: does not match its checksum; copy the file again, or prepare the data again')
@@ -248,10 +248,15 @@ def class_names(data: DataConfig) -> list[str]:
     if data.synthetic or not (folder / MANIFEST_NAME).exists():
         return [str(i) for i in range(data.num_classes)]
     names = load_manifest(folder)['classes']
-    if len(names) != data.num_classes:
-        raise DataError(f'data.num_classes: got {data.num_classes}, expected {len(names)} from '
-                        f'{folder / MANIFEST_NAME}; set data.num_classes or data.dir')
+    _check_value(data, 'num_classes', len(names))
     return names
+
+
+def _check_value(data: DataConfig, key: str, expected: int | str) -> None:
+    """Raise DataError if a configured value differs from that of the manifest."""
+    if getattr(data, key) != expected:
+        raise DataError(f'data.{key}: got {getattr(data, key)}, expected {expected} from '
+                        f'{Path(data.dir) / MANIFEST_NAME}; set data.{key} or data.dir')
 
 
 def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
@@ -262,11 +267,9 @@ def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
     folder = Path(data.dir)
     manifest = load_manifest(folder)
     num_images, num_bytes = (manifest['splits'][split][key] for key in ('num_images', 'rec_bytes'))
-    for key, expected in [('dataset', manifest['dataset']), ('num_classes', len(manifest['classes'])),
-                          ('num_train' if split == 'train' else 'num_val', num_images)]:
-        if getattr(data, key) != expected:
-            raise DataError(f'data.{key}: got {getattr(data, key)}, expected {expected} from '
-                            f'{folder / MANIFEST_NAME}; set data.{key} or data.dir')
+    _check_value(data, 'dataset', manifest['dataset'])
+    _check_value(data, 'num_classes', len(manifest['classes']))
+    _check_value(data, 'num_train' if split == 'train' else 'num_val', num_images)
     path = folder / f'{split}.rec'
     try:
         size, _ = (p.stat().st_size for p in (path, existing_index(path)))

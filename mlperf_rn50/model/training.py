@@ -22,15 +22,6 @@ class SmoothedCrossEntropy(HybridBlock):
         return loss * weights
 
 
-def share_of(decay: float, number: int) -> float:
-    """Return the share of the current values in an update of the average, which is counted from 1.
-
-    An update stands for PERIOD steps. The first one copies the values, so initial values have no share. Pure.
-    """
-    kept = decay ** PERIOD
-    return (1 - kept) / (1 - kept ** number)
-
-
 class MovingAverage:
     """Averages of arrays, float32, by name; none with decay None."""
 
@@ -41,7 +32,9 @@ class MovingAverage:
     def update(self, step: int) -> None:
         """Queue an update after step 1, counted from 1, and after every PERIOD steps from then on, without waiting."""
         number, rest = divmod(step - 1, PERIOD)
-        share = share_of(self._decay, number + 1)
+        # An update stands for PERIOD steps. The first one copies the values, so initial values have no share.
+        kept = self._decay ** PERIOD
+        share = (1 - kept) / (1 - kept ** (number + 1))
         for name, array in self.arrays.items() if not rest else ():
             source = self._sources[name]
             if 'running_' in name:  # a backward pass changes statistics, but MXNet lets only a write wait for it

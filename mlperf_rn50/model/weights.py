@@ -64,15 +64,20 @@ def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: in
                               {k: train[k] for k in TRAIN_KEYS}, tuple(classes), epoch, seed, is_best, is_last, **more)
 
 
+def write_arrays(path: Path, arrays: Arrays) -> str:
+    """Write an .npz atomically, synced to disk. Return its SHA-256."""
+    with files.replacing(path) as f:
+        hashed = files.HashedFile(f)
+        np.savez(hashed, **arrays)
+    return hashed.hexdigest()
+
+
 def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: Arrays) -> Path:
     """Write <stem>.npz and .json atomically. Return the .npz path. Raise StorageError (disk fault) or UserError."""
     path = folder / f'{stem}.npz'
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with files.replacing(path) as f:
-            hashed = files.HashedFile(f)
-            np.savez(hashed, **arrays)
-        tree = {'format': FORMAT, **asdict(replace(description, sha256=hashed.hexdigest()))}
+        files.make_folder(folder)
+        tree = {'format': FORMAT, **asdict(replace(description, sha256=write_arrays(path, arrays)))}
         files.write_atomically(path.with_suffix('.json'), json.dumps(tree, indent=1) + '\n')
     except OSError as e:
         if e.errno in files.DISK_FAULTS:
@@ -98,9 +103,9 @@ def find_weights(path: Path, which: str = BEST) -> Path:
     return last if which == LAST and last.is_file() and _describe(last).epoch > _describe(best).epoch else best
 
 
-def load_weights(path: Path, which: str = BEST) -> tuple[WeightsDescription, Arrays]:
+def load_weights(path: Path) -> tuple[WeightsDescription, Arrays]:
     """Load the description and arrays that find_weights() finds. Raise UserError if missing, DataError if damaged."""
-    npz = find_weights(path, which)
+    npz = find_weights(path)
     description = _describe(npz)
     try:
         data = files.read_bytes(npz)

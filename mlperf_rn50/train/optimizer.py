@@ -196,7 +196,7 @@ class Optimizer:
 
     def _update_with_nesterov(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
         """Update by SGD with Nesterov momentum, for which MXNet has no multi-tensor operator."""
-        update = nd.mp_nag_mom_update if bucket.is_mixed else nd.nag_mom_update
+        update = getattr(nd, f'{"mp_" * bucket.is_mixed}nag_mom_update')
         usual = self._config.momentum
         for tensor in bucket.tensors:
             if momentum != usual:  # the correction is for the stored velocity, not for the look-ahead step
@@ -205,18 +205,17 @@ class Optimizer:
                    rescale_grad=rescale)
 
     def _update_with_one_rate(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
-        keys = {'momentum': momentum, 'rescale_grad': rescale}
+        keys, kind = {'momentum': momentum, 'rescale_grad': rescale}, f'{"mp_" * bucket.is_mixed}sgd_mom_update'
         for group in bucket.groups(self.group_size):
             tensors = bucket.tensors[group]
             inputs = [a for t in tensors for a in t.arrays]
             if self.group_size == 1:
-                update = nd.mp_sgd_mom_update if bucket.is_mixed else nd.sgd_mom_update
-                update(*inputs, out=tensors[0].weight, lr=lr * tensors[0].lr_factor, wd=tensors[0].decay,
-                       lazy_update=False, **keys)
+                getattr(nd, kind)(*inputs, out=tensors[0].weight, lr=lr * tensors[0].lr_factor, wd=tensors[0].decay,
+                                  lazy_update=False, **keys)
             else:
-                update = nd.multi_mp_sgd_mom_update if bucket.is_mixed else nd.multi_sgd_mom_update
-                update(*inputs, out=[t.weight for t in tensors], lrs=[lr * t.lr_factor for t in tensors],
-                       wds=[t.decay for t in tensors], num_weights=len(tensors), **keys)
+                getattr(nd, f'multi_{kind}')(
+                    *inputs, out=[t.weight for t in tensors], lrs=[lr * t.lr_factor for t in tensors],
+                    wds=[t.decay for t in tensors], num_weights=len(tensors), **keys)
 
     def _lars_rates(self, bucket: Bucket, lr: float, rescale: float) -> NDArray:
         """Return the learning rate of every tensor: its lr, times eta |w| / (|g| + wd |w| + eps) for weights."""

@@ -24,7 +24,7 @@ class Network:
 class BestWeights:
     """Best network so far, kept on rank 0; update() is safe while a thread writes the previous best network."""
 
-    def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str], data_sha256: str = ''):
+    def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str], data_sha256: str):
         self._folder, self._plan, self._classes, self._data_sha256 = folder.weights, plan, classes, data_sha256
         self._best: Network | None = None
         self._written: Network | None = None

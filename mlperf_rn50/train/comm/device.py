@@ -33,7 +33,7 @@ def cast(array: NDArray, precision: str) -> NDArray:
     return array.astype(precision)
 
 
-def gemm_times(side: int, precision: str, context: mx.Context, num: int = 12, num_products: int = 1) -> list[float]:
+def gemm_times(side: int, precision: str, context: mx.Context, num: int, num_products: int = 1) -> list[float]:
     """Return the seconds of products of square matrices, num times num_products, after two warm-ups."""
     a, b = (cast(nd.random.normal(shape=(side, side), ctx=context), precision) for _ in range(2))
     seconds = []

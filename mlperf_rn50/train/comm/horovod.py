@@ -107,8 +107,7 @@ def check_controller(env: Mapping[str, str], has_mpi: bool, has_gloo: bool) -> N
 
 
 class HorovodComm(Comm):
-    def __init__(self, compression: str = 'none', subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext,
-                 num_sharing: int = 1):
+    def __init__(self, compression: str, subset_sizes: Sequence[int], exchange: Exchange, num_sharing: int):
         """Start Horovod; see open_comm."""
         import horovod.mxnet as hvd
         check_controller(os.environ, hvd.mpi_built(), hvd.gloo_built())
