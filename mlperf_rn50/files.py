@@ -134,22 +134,15 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError('is nested too deeply') from e
 
 
-class HashedFile:
+class HashedFile(io.RawIOBase):
     """A binary file that is written sequentially and hashed at the same time."""
 
     def __init__(self, file: BinaryIO):
         self._file, self._sha256 = file, hashlib.sha256()
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any) -> int:
         self._sha256.update(data)
         return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def read(self, *_: int) -> bytes:
-        """Raise UnsupportedOperation. The method exists because NumPy accepts only file objects that have it."""
-        raise io.UnsupportedOperation
 
     def hexdigest(self) -> str:
         return self._sha256.hexdigest()

@@ -4,6 +4,7 @@ import platform
 import time
 from dataclasses import asdict
 
+import msgspec
 import mxnet as mx
 from mxnet import nd
 from mxnet.ndarray import NDArray
@@ -62,8 +63,7 @@ def device_id_of(config: Config, comm: Comm) -> int | None:
         return None
     num_gpus = mx.context.num_gpus()
     own = make_view(platform.node(), find_visible_gpus() if num_gpus else [], num_gpus, os.environ.get(VISIBLE))
-    views = [View(v['host'], tuple(v['uuids']), v['visible'], tuple(v['cards']))
-             for v in comm.gather_object(asdict(own))]
+    views = msgspec.convert(comm.gather_object(asdict(own)), list[View])
     if not any(v.uuids for v in views):
         raise ConfigError('train.device: got gpu, but MXNet finds no GPU; install a GPU build (launch/setup.sh with '
                           'MLPERF_RN50_VARIANT) and the driver, or set train.device=cpu')
