@@ -120,6 +120,6 @@ def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> li
         threads = parse_numbers('--threads', options.threads or str(config.data.num_threads))
         caches = parse_list('--caches', options.caches, pipeline.CACHES)
         return pipeline.bench_pipeline(session, threads, sizes, caches, options.node_images_per_s)
-    if not config.model.name.startswith('resnet'):
+    if not config.model.is_resnet:
         raise ConfigError(f'model.name: got {config.model.name}, expected a ResNet for bench ops')
     return operators.bench_operators(session, precisions, sizes[0])

@@ -200,7 +200,7 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
         device_id = None
     facts |= {
         'trial': None if device_id is None else try_batches(config, comm.world_size, comm.rank, device_id),
-        'layers': _layers(config) if config.model.name.startswith('resnet') else 'no choice for this network',
+        'layers': _layers(config) if config.model.is_resnet else 'no choice for this network',
         'rank': comm.rank, 'local_rank': comm.local_rank, 'local_size': comm.local_size, 'config': config_digest,
         'dali': nvidia.dali.__version__, 'horovod': _horovod_facts(config, comm),
         'run_folder_problem': run_folder_problem,

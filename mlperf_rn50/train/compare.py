@@ -58,8 +58,7 @@ def open_comparison(found: Reference | None, plan: Plan, metrics: Path, num_epoc
     if found is None:
         return ReferenceComparison(None)
     curve = [(epoch, accuracy) for epoch, accuracy in read_curve(metrics) if epoch <= num_epochs]
-    planned = [e + 1 for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
-    bands = band.band(found, sorted({*planned, *(epoch for epoch, _ in curve)}))
+    bands = band.band(found, sorted({*plan.eval_epochs, *(epoch for epoch, _ in curve)}))
     return ReferenceComparison(found, bands, curve, band.is_behind(bands, curve))
 
 

@@ -31,7 +31,7 @@ def rank(heartbeat):
     heartbeat.beat('training', 42)
     {body}
     return 7
-sys.exit(run_watched(rank, dict.fromkeys(PHASES, 0) | {limits_s}, {folder}))
+sys.exit(run_watched(rank, dict.fromkeys(PHASES, 0) | {limits_s}, {folder}, True))
 '''
 
 

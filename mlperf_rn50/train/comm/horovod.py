@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import mxnet as mx
 import numpy as np
+from mxnet.ndarray import NDArray
 
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.system.launcher_env import launched_size
@@ -35,17 +36,17 @@ class Comm:
     rank, world_size, local_rank, local_size = 0, 1, 0, 1
     threads: Set[str] = frozenset()  # those that exchange gradients, of this process
 
-    def broadcast(self, arrays: Mapping[str, mx.nd.NDArray]) -> None:
+    def broadcast(self, arrays: Mapping[str, NDArray]) -> None:
         """Copy the arrays of rank 0 to all ranks, in place."""
 
-    def average_gradients(self, grads: Sequence[mx.nd.NDArray], bucket: int = 0) -> None:
+    def average_gradients(self, grads: Sequence[NDArray], bucket: int = 0) -> None:
         """Average a bucket of gradients over ranks in place, as one exchange, without waiting; several may overlap."""
 
-    def sum_in_background(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    def sum_in_background(self, array: NDArray) -> NDArray:
         """Return a small array, summed over ranks, without waiting for the sum."""
         return array
 
-    def average(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+    def average(self, arrays: Sequence[NDArray]) -> None:
         """Average arrays over ranks in place."""
 
     def sum(self, counts: Sequence[int]) -> list[int]:
@@ -84,14 +85,14 @@ class Comm:
         return self
 
 
-def _copy(sources: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
+def _copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
     """Copy arrays into targets without waiting; skip arrays that are their own targets."""
     for source, target in zip(sources, targets):
         if source is not target:
             source.copyto(target)
 
 
-def _set_to_minus_0(arrays: Sequence[mx.nd.NDArray]) -> None:
+def _set_to_minus_0(arrays: Sequence[NDArray]) -> None:
     """Fill arrays with -0, because adding it changes no bit of any number."""
     for array in arrays:
         array[:] = 0
@@ -108,8 +109,7 @@ def check_controller(env: Mapping[str, str], has_mpi: bool, has_gloo: bool) -> N
 
 
 class HorovodComm(Comm):
-    def __init__(self, compression: str = 'none', subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext,
-                 num_sharing: int = 1):
+    def __init__(self, compression: str, subset_sizes: Sequence[int], exchange: Exchange, num_sharing: int):
         """Start Horovod; see open_comm."""
         import horovod.mxnet as hvd
         check_controller(os.environ, hvd.mpi_built(), hvd.gloo_built())
@@ -124,7 +124,7 @@ class HorovodComm(Comm):
         self._hvd, self._compression, self._num_sharing = hvd, compression, num_sharing
         self._sets = {**sets, range(size): hvd.global_process_set}
         self._turns = cycle(range(_MAX_IN_BACKGROUND))
-        self._host_cache: dict[str, list[mx.nd.NDArray]] = {}
+        self._host_cache: dict[str, list[NDArray]] = {}
         self.rank, self.world_size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         if num_sharing > 1:

@@ -219,8 +219,8 @@ def run_rank(program: Callable[[Heartbeat], int], heartbeat: Heartbeat, can_stop
             raise
 
 
-def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, float], folder: Path | None = None,
-                can_stop: bool = True) -> int:
+def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, float], folder: Path | None,
+                can_stop: bool) -> int:
     """Run a rank in a forked process and watch it; return its exit code in both processes.
 
     The watcher turns STOP_SIGNALS into a stop request of the heartbeat, which the rank reads; they are blocked in the
