@@ -28,7 +28,7 @@ def _draw_accuracy(run: LiveRun) -> Picture | None:
     notes = [f'shaded area: band of {run.num_reference} reference runs; dashed line: their mean'] if band else []
     picture, axes = make_picture('accuracy', 'Top-1', '', _HEIGHT_IN, notes)
     if band:
-        axes.fill_between(*zip(*band), color=GRID, alpha=0.3, linewidth=0)
+        axes.fill_between(*zip(*band), color=GRID, alpha=0.3, linewidth=0)  # type: ignore[arg-type]
     if means := [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]:
         axes.plot(*zip(*means), '--', color=GRID, linewidth=1.2)
     shown = thin(run.evaluations, _MAX_MARKS)
