@@ -71,15 +71,14 @@ def run(argv: Sequence[str]) -> int:
 def _bench(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
     """Run a bench on all ranks and print its results on rank 0."""
     from mlperf_rn50.bench import measure
+    from mlperf_rn50.cli.ranks import open_ranks
     from mlperf_rn50.runfolder.names import RunFolder, new_run
     from mlperf_rn50.system.launcher_env import launched_size
     from mlperf_rn50.system.telemetry import Telemetry
     from mlperf_rn50.train.comm.device import device_id_of
-    from mlperf_rn50.train.comm.horovod import open_comm
-    from mlperf_rn50.train.comm.sharing import sharing_of
     from mlperf_rn50.train.run import open_telemetry
     counts = measure.parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
-    comm = open_comm(config.comm.compression, counts, heartbeat.exchange, sharing_of(config))
+    comm = open_ranks(config, heartbeat, counts)
     telemetry = Telemetry(None)
     if config.run.telemetry:
         index = comm.from_rank_0(lambda: new_run(Path(config.run.dir)).index)

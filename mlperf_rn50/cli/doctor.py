@@ -45,10 +45,9 @@ def _examine(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
     from mlperf_rn50.doctor.checks import has_failed, render_checks
     from mlperf_rn50.system.launcher_env import rank_name
     try:
+        from mlperf_rn50.cli.ranks import open_ranks
         from mlperf_rn50.doctor.facts import examine
-        from mlperf_rn50.train.comm.horovod import open_comm
-        from mlperf_rn50.train.comm.sharing import sharing_of
-        comm = open_comm(config.comm.compression, exchange=heartbeat.exchange, num_sharing=sharing_of(config))
+        comm = open_ranks(config, heartbeat)
     except ModuleNotFoundError:  # main() explains how to install the missing package
         raise
     except (ImportError, OSError) as e:

@@ -54,6 +54,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _evaluate(config: Config, weights: SavedWeights, options: Namespace, heartbeat: Heartbeat) -> int:
+    from mlperf_rn50.cli.ranks import open_ranks
     from mlperf_rn50.data.batches import device_context, eval_batches
     from mlperf_rn50.data.records import class_names
     from mlperf_rn50.data.shards import Shard
@@ -61,11 +62,9 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, heartbe
     from mlperf_rn50.model.zoo import restore_model
     from mlperf_rn50.system.processor import leave_openmp_to_engine
     from mlperf_rn50.train.comm.device import device_id_of
-    from mlperf_rn50.train.comm.horovod import open_comm
-    from mlperf_rn50.train.comm.sharing import sharing_of
     from mlperf_rn50.train.evaluate import ConfusionMatrix, evaluate, with_mirror
     heartbeat.beat('start-up')
-    comm = open_comm(config.comm.compression, exchange=heartbeat.exchange, num_sharing=sharing_of(config))
+    comm = open_ranks(config, heartbeat)
     data, device_id = config.data, device_id_of(config, comm)
     context = device_context(device_id)
     leave_openmp_to_engine()

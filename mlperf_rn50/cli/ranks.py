@@ -1,10 +1,12 @@
 """Configuration and start of the commands that run on every rank."""
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -18,6 +20,9 @@ from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat
 from mlperf_rn50.train.watchdog.stall_report import stalled_folder
 from mlperf_rn50.train.watchdog.watcher import run_rank, run_watched
 
+if TYPE_CHECKING:
+    from mlperf_rn50.train.comm.horovod import Comm
+
 
 def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser) -> tuple[Config, Any]:
     """Return the configuration of a run and, for --resume, the run folder and checkpoint."""
@@ -26,6 +31,13 @@ def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser)
         resume = find_run(Path(options.resume))
         return resolve_config(resume[0].config, argv, parser), resume
     return resolve_config(Path(options.config) if options.config else None, argv, parser), None
+
+
+def open_ranks(config: Config, heartbeat: Heartbeat, subset_sizes: Sequence[int] = ()) -> Comm:
+    """Return all started ranks, and groups of the given numbers of them; imports MXNet and Horovod."""
+    from mlperf_rn50.train.comm.horovod import open_comm
+    from mlperf_rn50.train.comm.sharing import sharing_of
+    return open_comm(config.comm.compression, subset_sizes, heartbeat.exchange, sharing_of(config))
 
 
 @contextmanager

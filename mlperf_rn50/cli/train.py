@@ -119,10 +119,9 @@ def _value_of(config: cfg.Config, key: str) -> Any:
 
 def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[str], heartbeat: Heartbeat) -> int:
     from mlperf_rn50.analysis.recipe.differences import find_deviations
-    from mlperf_rn50.train.comm.horovod import open_comm
-    from mlperf_rn50.train.comm.sharing import sharing_of
+    from mlperf_rn50.cli.ranks import open_ranks
     from mlperf_rn50.train.run import Job, train
-    comm = open_comm(config.comm.compression, exchange=heartbeat.exchange, num_sharing=sharing_of(config))
+    comm = open_ranks(config, heartbeat)
     heartbeat.beat()  # the imports took a while, which must not count as a stall
     warnings = find_deviations(config, comm.world_size) if comm.rank == 0 and not resume else []
     end, folder = train(Job(config, comm, heartbeat, resume, is_elastic, allowed, warnings))

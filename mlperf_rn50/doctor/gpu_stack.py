@@ -190,10 +190,9 @@ def check_libraries(rows: Sequence[Facts], device: str) -> Check:
     if all(row['mxnet']['kind'] == 'cpu' for row in rows):
         return Check(name, 'not needed', 'MXNet is a CPU build')
     for row in rows:
-        major = cuda_major(row['mxnet'])
-        missing = [n for n, version in row['cuda_libraries'].items() if version is None and n != _COMPILING]
-        if missing:
-            return Check(name, 'failed', f'not found on {row["host"]} for CUDA {major}: {", ".join(missing)}',
+        if missing := [n for n, version in row['cuda_libraries'].items() if version is None and n != _COMPILING]:
+            return Check(name, 'failed', f'not found on {row["host"]} for CUDA {cuda_major(row["mxnet"])}: '
+                         f'{", ".join(missing)}',
                          'run launch/setup.sh --check on that host; libcuda.so.1 comes with the driver')
     if blind := [r for r in rows if r['cuda_libraries'].get(_COMPILING, '') is None]:
         return Check(name, 'warning', f'{_COMPILING} not found on {hosts_of(blind)}, so cuDNN cannot use engines '

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from mlperf_rn50.errors import EXIT_CODES, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.runfolder import records
@@ -39,8 +38,7 @@ class RunProgress:
 
 def read_metrics(run: RunFolder) -> list[ProgressRecord]:
     """Return the ProgressRecords of metrics.jsonl; skip other records, and lines truncated by a kill or a full disk."""
-    kind: Any = ProgressRecord
-    return [line for _, line in read_lines(run.metrics, kind)]
+    return [line for _, line in read_lines(run.metrics, ProgressRecord)]  # type: ignore[arg-type, var-annotated]
 
 
 def newest_run(folder: Path) -> RunFolder | None:
@@ -76,12 +74,13 @@ def read_progress(folder: Path) -> RunProgress:
 def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: bool) -> Attempt:
     """Return the result of an attempt; is_resumed: whether the attempt resumed the newest run, not began one."""
     run = newest_run(folder)
-    if run is None or not is_resumed and run.index == before.newest:
+    is_same = run is not None and run.index == before.newest
+    if run is None or is_same and not is_resumed:
         return Attempt(None, exit_code, None, False, False)
-    lines = read_metrics(run)[before.lines if run.index == before.newest else 0:]
+    lines = read_metrics(run)[before.lines if is_same else 0:]
     step = newest_step(run.checkpoints)
     began = next((m.step for m in lines if isinstance(m, records.ResumedRecord)),
-                 before.step if run.index == before.newest else -1)
+                 before.step if is_same else -1)
     has_stepped = any(isinstance(m, (records.TrainRecord, records.EvalRecord)) for m in lines)
     return Attempt(run.index, exit_code, end := end_of(lines), step > began, step >= 0, has_stepped, place_of(run),
                    end or '')
@@ -98,8 +97,10 @@ def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, past: S
     if is_stop_requested:
         return (EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED,
                 '' if attempt.gained else 'stopped; this start wrote no checkpoint')
-    if attempt.exit_code == EXIT_USAGE or restarts_left < 1:
-        return EXIT_USAGE if attempt.exit_code == EXIT_USAGE else EXIT_FAILED, ''
+    if attempt.exit_code == EXIT_USAGE:
+        return EXIT_USAGE, ''
+    if restarts_left < 1:
+        return EXIT_FAILED, ''
     reason = '' if can_exclude else give_up_reason(past)
     return EXIT_FAILED if reason else None, reason
 

@@ -2,6 +2,7 @@
 import platform
 import re
 import subprocess
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -64,7 +65,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 def parse_hostfile(text: str, where: str) -> list[Host]:
     """Parse one host per line, optionally with slots=N; the slots of a host on several lines add up, as with PBS."""
-    hosts: dict[str, list[Host]] = {}
+    hosts = defaultdict(list)
     for line in text.splitlines():
         words = re.sub(r'\s*=\s*', '=', line.partition('#')[0]).split()
         if not words:
@@ -76,7 +77,7 @@ def parse_hostfile(text: str, where: str) -> list[Host]:
                 raise ConfigError(f'--hostfile: {where}: got {word!a} in {line.strip()!a}, expected a host with '
                                   'slots=N, N of 1 or more; set ports in ~/.ssh/config, and remove other words')
             host = replace(host, allowed=range(1, int(m[2]) + 1)) if m[1] else replace(host, slots=int(m[2]))
-        hosts.setdefault(host.name, []).append(host)
+        hosts[host.name].append(host)
     if not hosts:
         raise ConfigError(f'--hostfile: {where}: got no host, expected one per line')
     return [same[0] if len(same) == 1 else Host(name, sum(h.slots or 1 for h in same)) for name, same in hosts.items()]

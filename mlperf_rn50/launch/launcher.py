@@ -21,7 +21,7 @@ from mlperf_rn50.launch.arguments import Options, announce
 from mlperf_rn50.launch.attempts import give_up_reason, newest_run
 from mlperf_rn50.launch.engines import CHECKOUT, Engine, environment, nodes_of_slurm_job, plain_output
 from mlperf_rn50.launch.hosts import check_ranks, common_slots, silent_hosts
-from mlperf_rn50.launch.process import HOST_LOST, LAUNCHER_SIGNALS, as_child, processes_of, run_engine
+from mlperf_rn50.launch.process import HOST_LOST, LAUNCHER_SIGNALS, StatusReader, as_child, processes_of, run_engine
 from mlperf_rn50.launch.supervisor import Placement, Supervisor
 from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, FileLock
 from mlperf_rn50.runfolder.records import Failure, note_failure, read_attempts
@@ -81,7 +81,7 @@ class Launcher:
         return Placement(Path(run.dir if run else config.run.dir), hosts, ranks_per_node), config
 
     def start(self, config: Config, place: Placement, job: str, words: Sequence[str],
-              status: Callable[[], str | None]) -> int:
+              status: StatusReader) -> int:
         """Run a command of the program on all ranks, with limits for its start and end; return its exit code."""
         def report(text: str) -> None:
             command = [_GUARD, '--list', *dict.fromkeys(place.hosts), job]
@@ -121,7 +121,7 @@ class Launcher:
         raise ConfigError(f'{shown}: Open MPI cannot start ranks with this setting: {reason}; correct or remove it')
 
     def start_ranks(self, place: Placement, job: str, command: Sequence[str], device: str, limit_s: float = 0.0,
-                    status: Callable[[], str | None] = lambda: None, report: Callable[[str], object] = lambda _: None,
+                    status: StatusReader = lambda: None, report: Callable[[str], object] = lambda _: None,
                     env: Mapping[str, str] = os.environ, output: int | None = None) -> int:
         """Run a program on all ranks and return its exit code; see run_engine for the limits."""
         self.engine.check_horovod(self.options.image, len(place.hosts) * place.ranks_per_node)

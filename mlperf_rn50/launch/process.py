@@ -22,6 +22,8 @@ STOP_LIMIT_S = 600.0  # time for a checkpoint after a stop request
 TERM_LIMIT_S = 10.0  # time for the engine to end after SIGTERM
 END_LIMITS_S = (120.0, 30.0)  # time to end after a run has logged its end, without and with a stop request
 _LOOK_S = 10.0  # time between two checks whether the run has ended
+# Returns the status of a run that has ended, '' before the end, None if no run has begun.
+StatusReader = Callable[[], str | None]
 
 
 class Stage(IntEnum):
@@ -59,7 +61,7 @@ def as_child() -> None:
 
 
 def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQueue, job: str, limit_s: float = 0.0,
-               status: Callable[[], str | None] = lambda: None, report: Callable[[str], object] = lambda _: None,
+               status: StatusReader = lambda: None, report: Callable[[str], object] = lambda _: None,
                end_signal: signal.Signals = signal.SIGTERM, messengers: Sequence[subprocess.Popen] = (),
                output: int | None = None) -> int:
     """Run an engine to its end; return its exit code, 128 + N after signal N.
@@ -69,7 +71,7 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQu
     Args:
         job: value of MLPERF_RN50_JOB in the environment of every process of the job.
         limit_s: limit for the start of the run; 0 for none. Once the run has begun, its ranks enforce their own limits.
-        status: returns the status of a run that has ended, '' before the end, None if no run has begun.
+        status: see StatusReader.
         report: called with a message about an exceeded limit, before the engine is terminated.
         messengers: processes that forward SIGUSR1 to the ranks as a stop request; if empty, the engine forwards it.
     """

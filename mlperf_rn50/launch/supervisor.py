@@ -10,6 +10,7 @@ from pathlib import Path
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.arguments import Options
+from mlperf_rn50.launch.process import StatusReader
 from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
 from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
 from mlperf_rn50.system.signals import SignalQueue
@@ -35,8 +36,8 @@ class Placement:
 class Supervisor:
     """Supervisor of the runs of one launcher; it reaches the hosts only through start and silent."""
 
-    # Run a command on all ranks, under a job name; the given function returns the status of the run, see run_engine.
-    start: Callable[[Placement, str, Sequence[str], Callable[[], str | None]], int]
+    # Run a command on all ranks, under a job name.
+    start: Callable[[Placement, str, Sequence[str], StatusReader], int]
     silent: Callable[[Sequence[str]], list[str]]  # return the hosts that do not answer; none without ssh
     say: Callable[[str], None]
     signals: SignalQueue
@@ -123,10 +124,11 @@ class Supervisor:
 
     def _status(self, before: attempts.RunProgress) -> str | None:
         """Return the status of a run that has ended, '' once the ranks have written to its folder, before that None."""
-        has_begun = attempts.read_progress(self.place.run_dir) != before
-        return (attempts.read_attempt(self.place.run_dir, before, 0, True).end or '') if has_begun else None
+        if attempts.read_progress(self.place.run_dir) == before:
+            return None
+        return attempts.read_attempt(self.place.run_dir, before, 0, True).end or ''
 
-    def _start(self, job: str, words: Sequence[str], status: Callable[[], str | None]) -> int:
+    def _start(self, job: str, words: Sequence[str], status: StatusReader) -> int:
         self.say(('starting ' if words[0] == 'train' else 'checking the nodes with ')
                  + plural(len(self.place.hosts) * self.place.ranks_per_node, 'rank'))
         ranks = ['--run.num_nodes', len(self.place.hosts), '--run.ranks_per_node', self.place.ranks_per_node,
@@ -221,7 +223,7 @@ def name_of(failure: Failure, hosts: Sequence[str], ranks_per_node: int) -> str:
 
 def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
     """Return the hosts that failed in at least MAX_FAILURES attempts, with the last cause; none if all hosts did."""
-    lost: dict[str, set[str]] = defaultdict(set)
+    lost = defaultdict(set)
     for failure in failures:
         if failure.rank is None:
             lost[failure.job].add(failure.host)

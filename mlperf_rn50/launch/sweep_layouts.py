@@ -25,7 +25,7 @@ def parse_layouts(text: str, per_node: int | None = None) -> list[tuple[int, int
     Raise ConfigError for other texts, for no layout and, if per_node is None, for a layout that lacks its ranks.
     """
     form = 'nodes x ranks, such as 2x4' if per_node is None else 'nodes, or nodes x accelerators, such as 16 or 2x8'
-    result: list[tuple[int, int]] = []
+    result = []
     for word in text.replace(',', ' ').split():
         m = re.fullmatch(r'([1-9]\d{0,8})(?:x([1-9]\d{0,8}))?', word, re.ASCII)
         if not m or m[2] is per_node is None:

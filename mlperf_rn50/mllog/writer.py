@@ -70,13 +70,12 @@ class RunLog:
         self._time_s = self._time_s if self._is_converged else self._opened_s + time.monotonic()
         return self._time_s
 
-    def _event(self, key: str, value: Any = None, kind: str = keys.POINT_IN_TIME, **metadata: Any) -> None:
+    def _event(self, key: str, value: Any = None, **metadata: Any) -> None:
         """Write an event as an MLLOG line, and as a 0.6.0 line if the run has a 0.6.0 log."""
         if not self._sink:
             return
         now = self.time()
-        write = {keys.POINT_IN_TIME: self._mllog.event, keys.INTERVAL_START: self._mllog.start,
-                 keys.INTERVAL_END: self._mllog.end}[kind]
+        write = {'start': self._mllog.start, 'stop': self._mllog.end}.get(key.rpartition('_')[2], self._mllog.event)
         write(key, value, metadata, time_ms=int(now * 1000))
         if self._v06:
             self._v06.write(events.encode_v06(events.LogEvent('MLL', key, now, value, metadata)))
@@ -89,10 +88,10 @@ class RunLog:
         """Log the benchmark, and the submitter, division, status and platform of the submission."""
         run = config.run
         benchmark = keys.RESNET if config.model.name.startswith(keys.RESNET) else config.model.name
-        for key, value in [(keys.SUBMISSION_BENCHMARK, benchmark), (keys.SUBMISSION_ORG, run.submission_org),
-                           (keys.SUBMISSION_DIVISION, run.submission_division),
-                           (keys.SUBMISSION_STATUS, run.submission_status),
-                           (keys.SUBMISSION_PLATFORM, run.submission_platform)]:
+        for key, value in {
+                keys.SUBMISSION_BENCHMARK: benchmark, keys.SUBMISSION_ORG: run.submission_org,
+                keys.SUBMISSION_DIVISION: run.submission_division, keys.SUBMISSION_STATUS: run.submission_status,
+                keys.SUBMISSION_PLATFORM: run.submission_platform}.items():
             self._event(key, value)
         if self._v06:
             self._event(keys.SUBMISSION_POC_NAME, run.submission_poc_name)
@@ -105,7 +104,7 @@ class RunLog:
 
     def init_start(self) -> None:
         """Log the start of initialization, before the model is built. The clock of v0.5 starts here."""
-        self._event(keys.INIT_START, kind=keys.INTERVAL_START)
+        self._event(keys.INIT_START)
         self._tag(tags.RUN_START)
 
     def seed(self, seed: int) -> None:
@@ -164,10 +163,10 @@ class RunLog:
 
     def init_stop(self) -> None:
         """Log the end of initialization, before any access to the data."""
-        self._event(keys.INIT_STOP, kind=keys.INTERVAL_END)
+        self._event(keys.INIT_STOP)
 
     def run_start(self) -> None:
-        self._event(keys.RUN_START, kind=keys.INTERVAL_START)
+        self._event(keys.RUN_START)
 
     def run_resumed(self, step: int, epoch: int, clock_s: float, **plan: Any) -> None:
         """Log a resume from a checkpoint that covers clock_s of training. plan: other metadata (RUN_RESUMED)."""
@@ -206,19 +205,19 @@ class RunLog:
             self._tag(tag, value)
 
     def block_start(self, epoch: int, num_epochs: int) -> None:
-        self._event(keys.BLOCK_START, kind=keys.INTERVAL_START, first_epoch_num=epoch + 1, epoch_count=num_epochs)
+        self._event(keys.BLOCK_START, first_epoch_num=epoch + 1, epoch_count=num_epochs)
 
     def block_stop(self, epoch: int) -> None:
         """Log the end of the block whose first epoch is given."""
-        self._event(keys.BLOCK_STOP, kind=keys.INTERVAL_END, first_epoch_num=epoch + 1)
+        self._event(keys.BLOCK_STOP, first_epoch_num=epoch + 1)
 
     def epoch_start(self, epoch: int) -> None:
-        self._event(keys.EPOCH_START, kind=keys.INTERVAL_START, epoch_num=epoch + 1)
+        self._event(keys.EPOCH_START, epoch_num=epoch + 1)
         self._tag(tags.TRAIN_EPOCH, epoch)
 
     def epoch_stop(self, epoch: int, images_per_s: float, learning_rate: float) -> None:
         """Log the end of an epoch, its throughput over all ranks and the learning rate scheduled for its last step."""
-        self._event(keys.EPOCH_STOP, kind=keys.INTERVAL_END, epoch_num=epoch + 1)
+        self._event(keys.EPOCH_STOP, epoch_num=epoch + 1)
         self._event(events.TRACKED_STATS, {'throughput': float(images_per_s), 'learning_rate': float(learning_rate)},
                     epoch_num=epoch + 1)
 
@@ -229,13 +228,13 @@ class RunLog:
         self._event(events.LOSS_SCALE, value, step=step)
 
     def eval_start(self, epoch: int) -> None:
-        self._event(keys.EVAL_START, kind=keys.INTERVAL_START, epoch_num=epoch + 1)
+        self._event(keys.EVAL_START, epoch_num=epoch + 1)
         self._tag(tags.EVAL_START, epoch)
 
     def eval_stop(self, epoch: int, top1: float) -> None:
         """Log the end of an evaluation, and its Top-1 as a fraction of the whole validation set."""
         self._event(keys.EVAL_ACCURACY, float(top1), epoch_num=epoch + 1)
-        self._event(keys.EVAL_STOP, kind=keys.INTERVAL_END, epoch_num=epoch + 1)
+        self._event(keys.EVAL_STOP, epoch_num=epoch + 1)
         self._tag(tags.EVAL_ACCURACY, {'epoch': epoch, 'value': float(top1)})
         self._tag(tags.EVAL_STOP, epoch)
 
@@ -246,7 +245,7 @@ class RunLog:
         """
         parts = {'elapsed_parts': elapsed_parts} if elapsed_parts else {}
         self._is_converged = reason == 'converged'
-        self._event(keys.RUN_STOP, kind=keys.INTERVAL_END,
+        self._event(keys.RUN_STOP,
                     status=keys.SUCCESS if self._is_converged else keys.ABORTED, reason=reason, **parts)
         self._tag(tags.RUN_STOP, {'success': self._is_converged})
         self._tag(tags.RUN_FINAL)

@@ -3,7 +3,6 @@
 Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/; run k owns
 result_k.txt, config_k.yaml and so on. .run_k.lock reserves the number k, and is locked while a program writes run k.
 """
-import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.files import make_folder, writing_folder
+from mlperf_rn50.text import grouped
 
 CHECKPOINT_PREFIX = 'step_'
 _RESULT = r'result_(\d{1,15})'
@@ -20,14 +20,16 @@ LOG = _RESULT + r'\.txt'  # name of the log of a run
 _NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|trace|tensorboard|checkpoints|weights)_(\d+).*')
 
 
+@dataclass(frozen=True)
 class _NumberedPath:
     """Path that contains the number of its run; first: text that replaces the number for run 0."""
 
-    def __init__(self, stem: str, suffix: str = '', first: str = ''):
-        self._stem, self._suffix, self._first = stem, suffix, first
+    stem: str
+    suffix: str = ''
+    first: str = ''
 
     def __get__(self, run: 'RunFolder', _: object) -> Path:
-        return run.dir / f'{self._stem}{f"_{run.index}" if run.index else self._first}{self._suffix}'
+        return run.dir / f'{self.stem}{f"_{run.index}" if run.index else self.first}{self.suffix}'
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,10 @@ def host_of(telemetry: Path) -> str:
 
 def find_telemetry(folder: Path) -> dict[int, list[Path]]:
     """Return the telemetry files in a folder by run number; the files of each run are sorted by name."""
-    result: dict[int, list[Path]] = {}
-    with suppress(OSError), os.scandir(folder) as entries:
-        for name in sorted(e.name for e in entries):
-            if m := re.fullmatch(r'telemetry_(\d{1,15})_.+\.jsonl', name):
-                result.setdefault(int(m[1]), []).append(folder / name)
-    return result
+    with suppress(OSError):
+        paths = [p for p in folder.iterdir() if re.fullmatch(r'telemetry_\d{1,15}_.+\.jsonl', p.name)]
+        return grouped(sorted(paths), lambda p: int(p.name.split('_')[1]))
+    return {}
 
 
 def check_present(run: RunFolder) -> None:

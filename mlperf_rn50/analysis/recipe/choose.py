@@ -2,6 +2,7 @@
 import dataclasses
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -88,7 +89,7 @@ class RecipeGroup:
 
 def group(sets: Sequence[RunSet], opt_name: str | None = None, target: float | None = None) -> list[RecipeGroup]:
     """Return recipes with which ImageNet runs reached a target (None: that of their set), by batch, newest first."""
-    groups: dict[tuple[Recipe, str, float], list[RunSet]] = {}
+    groups = defaultdict(list)
     for run_set in sets:
         recipe, declared = run_set.recipe, run_set.recipe.target_accuracy
         if (run_set.is_imagenet and declared is not None and opt_name in (None, recipe.opt_name)
@@ -96,7 +97,7 @@ def group(sets: Sequence[RunSet], opt_name: str | None = None, target: float | N
             if recipe.decay_epochs is not None:  # lengths logged in steps are inexact
                 recipe = replace(recipe, decay_epochs=round(recipe.decay_epochs, 2))
             generation = run_set.round if run_set.round in _GENERATIONS else _GENERATIONS[0]
-            groups.setdefault((recipe, generation, target or declared), []).append(run_set)
+            groups[recipe, generation, target or declared].append(run_set)
     found = [RecipeGroup(recipe, generation, tuple(members), goal)
              for (recipe, generation, goal), members in groups.items()]
     return sorted((p for p in found if p.epochs), key=lambda p: (p.recipe.global_batch_size, _age(p), -len(p.runs)))
@@ -120,7 +121,7 @@ def _recipes_at(recipes: Sequence[RecipeGroup], batch: int) -> list[RecipeGroup]
 def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
     """Group recipes by optimizer and generation. Sort groups by generation, newest first, then size, largest first."""
     groups = grouped(recipes, lambda p: (_age(p), p.recipe.opt_name))
-    return [groups[key] for key in sorted(groups, key=lambda k: (k[0], -len(groups[k])))]
+    return sorted(groups.values(), key=lambda family: (_age(family[0]), -len(family)))
 
 
 def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:

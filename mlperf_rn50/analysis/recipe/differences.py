@@ -1,5 +1,6 @@
 """Deviations of a configuration from published recipes, and its expected time. Pure functions."""
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -222,11 +223,11 @@ def _text(cells: dict[str, RecipeValue], key: str) -> str:
 
 def _values_text(recipes: Sequence[RecipeGroup], key: str) -> str:
     """List the published values of a key, each with the range of batches of the recipes that use it."""
-    batches: dict[str, set[int]] = {}
+    batches = defaultdict(set)
     for p in recipes:
         cells = _published_cells(p)
         if cells[key].value is not None:
-            batches.setdefault(_text(cells, key), set()).add(p.recipe.global_batch_size)
+            batches[_text(cells, key)].add(p.recipe.global_batch_size)
     return '; '.join(f'{text} at {range_text(list(sizes))}' for text, sizes in batches.items())
 
 

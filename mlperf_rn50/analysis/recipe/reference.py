@@ -42,10 +42,10 @@ def _has_same_length(a: Recipe, b: Recipe) -> bool:
 
 def has_same_recipe(a: Recipe, b: Recipe) -> bool:
     """Return whether optimizer, batch and learning rate are known and equal, and all other known values are equal."""
-    names = ('warmup_epochs', 'poly_power', 'end_lr', 'weight_decay', 'momentum', 'nesterov', 'label_smoothing')
-    return (a.opt_name is not None and a.opt_name == b.opt_name
+    names = ('base_lr', 'warmup_epochs', 'poly_power', 'end_lr', 'weight_decay', 'momentum', 'nesterov',
+             'label_smoothing')
+    return (None not in (a.opt_name, a.base_lr, b.base_lr) and a.opt_name == b.opt_name
             and is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
-            and a.base_lr is not None and b.base_lr is not None and _is_equal(a.base_lr, b.base_lr)
             and _has_same_decay(a, b) and all(_is_equal(getattr(a, name), getattr(b, name)) for name in names))
 
 
@@ -75,7 +75,7 @@ def schedule_phase(recipe: Recipe, epoch: float) -> int | None:
 @cache
 def _variances(run_set: RunSet) -> list[tuple[int, int, float]]:
     """Return (part of the schedule, degrees of freedom, variance) for each epoch that two or more runs evaluated."""
-    at: dict[int, list[float]] = defaultdict(list)
+    at = defaultdict(list)
     for run in run_set.converged:
         for epoch, accuracy in run.curve:
             at[epoch].append(accuracy)
@@ -85,7 +85,7 @@ def _variances(run_set: RunSet) -> list[tuple[int, int, float]]:
 
 def typical_spreads(sets: Sequence[RunSet]) -> dict[int, float]:
     """Return the standard deviation of Top-1 among the runs of a set, pooled over sets, by part of the schedule."""
-    found: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    found = defaultdict(list)
     for run_set in sets:
         for phase, freedom, variance in _variances(run_set):
             found[phase].append((freedom, variance))

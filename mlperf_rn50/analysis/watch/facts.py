@@ -1,8 +1,9 @@
 """Facts about a live run as text, for the terminal, the HTML page and one-line output."""
+from operator import itemgetter
 from typing import NamedTuple
 
 from mlperf_rn50.analysis.watch.run_state import STARTING, WAITING, LiveRun
-from mlperf_rn50.text import data_name, duration, money, percent, plural, printable, some, span
+from mlperf_rn50.text import data_name, duration, grouped, money, percent, plural, printable, some, span
 
 _SLOW = 0.10  # minimum rank skew that is shown as a warning
 _MAX_NAMED = 6  # maximum nodes or run numbers listed in a fact
@@ -45,7 +46,7 @@ def run_heading(run: LiveRun) -> str:
 
 def _setup(run: LiveRun) -> str:
     parts = [printable(data_name(run.dataset)), plural(run.num_nodes, 'node') if run.num_nodes else '',
-             plural(run.num_ranks, 'rank') if run.num_ranks else '', _known('batch {}', run.global_batch_size or None),
+             plural(run.num_ranks, 'rank') if run.num_ranks else '', _known('batch {}', run.global_batch_size),
              run.opt_name or '', _known('seed {}', run.seed)]
     return ', '.join(filter(None, parts))
 
@@ -119,14 +120,11 @@ def _nodes(run: LiveRun) -> str:
 
 def _others(run: LiveRun) -> str:
     """Return the numbers of the folder's other runs, grouped by status."""
-    groups: dict[str, list[int]] = {}
-    for number, status in run.others:
-        groups.setdefault(status, []).append(number)
-
     def names(n: list[int]) -> str:
         is_range = len(n) > 2 and n[-1] - n[0] == len(n) - 1
         return f'runs {n[0]} to {n[-1]}' if is_range else f'run{"" if len(n) == 1 else "s"} {some(n, _MAX_NAMED)}'
-    return '; '.join(f'{names(numbers)} {status}' for status, numbers in groups.items())
+    return '; '.join(f'{names([number for number, _ in others])} {status}'
+                     for status, others in grouped(run.others, itemgetter(1)).items())
 
 
 def _resumed(run: LiveRun) -> str:

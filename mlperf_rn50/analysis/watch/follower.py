@@ -27,7 +27,7 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.read.resolve import QUIET_S, age_s
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
+from mlperf_rn50.mllog.sidecar.energy import read_energy
 from mlperf_rn50.runfolder.jsonl import Tail, decode
 from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, is_locked
 from mlperf_rn50.runfolder.names import RunFolder, find_telemetry, host_of, list_checkpoints, run_number, step_of
@@ -70,9 +70,9 @@ class Follower:
             return LiveRun(str(self.path), note=f'cannot be read: {e.strerror}; trying again')
         self._was_there = True
         number = max(numbers, default=None) if self._fixed is None else self._fixed
-        others = {n: self._read(n, now_s) for n in numbers if n != number}
         state = LiveRun(str(self.path), others=tuple(
-            (n, STARTING if isinstance(run, UserError) else run.status) for n, run in others.items()))
+            (n, STARTING if isinstance(run := self._read(n, now_s), UserError) else run.status)
+            for n in numbers if n != number))
         if number is None or number not in numbers:
             return replace(state, note='not started yet: no log in the folder; waiting',
                            attempts=_attempts(self.folder, None))
@@ -117,9 +117,8 @@ class Follower:
         if before == key and (is_final or now < again_at):
             return used
         energy = read_energy(run)
-        reasons = dict.fromkeys(energy.reasons[kind] for kind in KINDS if kind in energy.reasons)
         used = UsedEnergy(energy.seconds, kwh(energy.cpu_joules), kwh(energy.gpu_joules),
-                          printable('; '.join(reasons))[:MAX_TEXT])
+                          printable('; '.join(dict.fromkeys(energy.reasons.values())))[:MAX_TEXT])
         self._energy = key, now + max(_ENERGY_PERIOD_S, (time.monotonic() - now) / _ENERGY_SHARE), used
         return used
 

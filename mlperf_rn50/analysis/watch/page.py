@@ -27,10 +27,10 @@ def _draw_accuracy(run: LiveRun) -> Picture | None:
         return None
     notes = [f'shaded area: band of {run.num_reference} reference runs; dashed line: their mean'] if band else []
     picture, axes = make_picture('accuracy', 'Top-1', '', _HEIGHT_IN, notes)
-    axes.fill_between([e for e, _, _ in band], [low for _, low, _ in band], [high for _, _, high in band], color=GRID,
-                      alpha=0.3, linewidth=0)
-    means = [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]
-    axes.plot([e for e, _ in means], [mean for _, mean in means], '--', color=GRID, linewidth=1.2)
+    if band:
+        axes.fill_between(*zip(*band), color=GRID, alpha=0.3, linewidth=0)  # type: ignore[arg-type]
+    if means := [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]:
+        axes.plot(*zip(*means), '--', color=GRID, linewidth=1.2)
     shown = thin(run.evaluations, _MAX_MARKS)
     line, = axes.plot([e.epoch for e in shown], [e.accuracy for e in shown], color=COLOURS[0], linewidth=1.6,
                       marker='o', markersize=4)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -25,10 +26,8 @@ def _band_at(points: Sequence[BandPoint], epoch: float) -> tuple[float, float] |
     known = [(p.epoch, p.low, p.high) for p in points if p.low is not None and p.high is not None]
     if not known or not known[0][0] <= epoch <= known[-1][0]:
         return None
-    right = next(i for i, p in enumerate(known) if p[0] >= epoch)
-    (e0, l0, h0), (e1, l1, h1) = known[max(right - 1, 0)], known[right]
-    share = (epoch - e0) / (e1 - e0) if e1 > e0 else 1.0
-    return l0 + share * (l1 - l0), h0 + share * (h1 - h0)
+    epochs, low, high = zip(*known)
+    return float(np.interp(epoch, epochs, low)), float(np.interp(epoch, epochs, high))
 
 
 def _targets(runs: Sequence[LiveRun]) -> list[float]:

@@ -64,8 +64,7 @@ def find_long_lines(path: Path) -> list[str]:
 def _parse(path: Path, ruleset: str) -> tuple[list[Any], list[tuple[str, Exception]]]:
     """Return the parsed lines, like mlp_parser.parse_file, and the other lines with their errors."""
     parser = import_official(f'compliance_checker.mlp_parser.ruleset_{ruleset.replace(".", "")}')
-    lines: list[Any] = []
-    errors: list[tuple[str, Exception]] = []
+    lines, errors = [], []
     for number, line in marked_lines(path):
         if parser.TOKEN not in line:
             continue

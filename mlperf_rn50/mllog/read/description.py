@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from mlperf_rn50.files import parse_json, regular_file
 from mlperf_rn50.mllog.findings import Finding, make_finding
+from mlperf_rn50.mllog.read.values import integer
 from mlperf_rn50.mllog.run import FactSource
 from mlperf_rn50.runfolder.names import run_of
 
@@ -37,10 +38,8 @@ class SystemDescription:
 
 def _count(value: Any) -> int | None:
     """Return a count given as a number or, as in later rounds, as text; None for anything else."""
-    if isinstance(value, str) and re.fullmatch(r'\d{1,9}(\.0+)?', value.strip(), re.ASCII):
-        return int(float(value))
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return int(value) if is_number and 0 <= value < 10**9 and value == int(value) else None
+    m = re.fullmatch(r'(\d{1,9})(\.0+)?', value.strip(), re.ASCII) if isinstance(value, str) else None
+    return integer(m[1] if m else value, high=10**9 - 1)
 
 
 def _name(value: Any) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.mllog.sidecar.telemetry import files_of
+from mlperf_rn50.mllog.sidecar.telemetry import TelemetryFiles, files_of
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import host_of
 from mlperf_rn50.runfolder.records import TelemetryRecord
@@ -139,7 +139,7 @@ def _node_joules(node: _Node, kind: str, until_s: float) -> Devices:
         raise _Unmeasured(f'{node.host} has no samples from the start of the run')
     if any(not s.readings.get(kind) for s, _, _ in parts):
         raise _Unmeasured(f'{node.host} has no readable counters')
-    joules: Devices = {}
+    joules = {}
     for name in dict.fromkeys(n for s, _, _ in parts for n in s.readings[kind]):
         try:
             joules[name] = _device_joules(parts, kind, name)
@@ -168,14 +168,13 @@ def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
             raise _Unmeasured(f'{boots[node.boot]} and {node.host} are the same machine, which would count twice')
 
 
-def read_energy(run: Run, files: Mapping[int, Sequence[Path]] | None = None) -> Energy:
+def read_energy(run: Run, files: TelemetryFiles = None) -> Energy:
     """Return the energy to the run's end or, without one, the last time sampled by all nodes. files: see files_of."""
     nodes = [_read_node(path) for path in files_of(run, files)]
     seconds = run.time_to_train_s if run.elapsed is None else run.elapsed.training_preserved_s
     if seconds is None:
         seconds = max(0.0, min(map(_last_s, nodes), default=0.0))
-    measured: dict[str, dict[str, Devices]] = {}
-    reasons = {}
+    measured, reasons = {}, {}
     for kind in KINDS:
         try:
             _check_nodes(run, nodes, kind)

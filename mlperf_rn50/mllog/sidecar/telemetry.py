@@ -9,6 +9,7 @@ from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import find_telemetry, host_of, run_number
 from mlperf_rn50.runfolder.records import TelemetryRecord
 
+TelemetryFiles = Mapping[int, Sequence[Path]] | None  # by run number
 _MAX_NODES = 256
 # Counters whose sum a plot shows, by label of the plot.
 KINDS = {'disk read': ('disk_read',), 'disk write': ('disk_write',),
@@ -36,7 +37,7 @@ def _rate(record: TelemetryRecord, kinds: tuple[str, ...]) -> float:
 def read_node(path: Path) -> NodeTelemetry | None:
     """Return the samples of a node after run_start, on the run's clock; None if the file has no such samples."""
     offset_s = None
-    samples: list[tuple[float, ...]] = []
+    samples = []
     for _, record in read_lines(path, TelemetryRecord):
         if record.event == 'run_start':
             run_s = record.clock_s if record.elapsed_s is None else record.elapsed_s
@@ -50,13 +51,13 @@ def read_node(path: Path) -> NodeTelemetry | None:
     return NodeTelemetry(host_of(path), path, times_s, dict(zip(KINDS, rates)), cpu_percent, page_cache_bytes)
 
 
-def files_of(run: Run, files: Mapping[int, Sequence[Path]] | None = None) -> Sequence[Path]:
+def files_of(run: Run, files: TelemetryFiles = None) -> Sequence[Path]:
     """Return the telemetry files of a run; files: find_telemetry's result for its folder, or None to search it."""
     number = run_number(run.path.name)
     by_run = find_telemetry(run.path.parent) if files is None else files
     return () if number is None else by_run.get(number, ())[:_MAX_NODES]
 
 
-def read_telemetry(run: Run, files: Mapping[int, Sequence[Path]] | None = None) -> list[NodeTelemetry]:
+def read_telemetry(run: Run, files: TelemetryFiles = None) -> list[NodeTelemetry]:
     """Return the samples of all nodes in a run; files: as for files_of."""
     return [node for p in files_of(run, files) if (node := read_node(p))]
