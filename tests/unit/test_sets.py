@@ -82,7 +82,8 @@ def time_of(line):
     return int(re.search(r'"time_ms": (\d+)', line)[1]) / 1000 - START_S
 
 
-@pytest.mark.parametrize('resumed, time_s, is_marked', [((), 24.0, False), ((1, 3), 24.0, False), (range(5), 84.0, True)])
+@pytest.mark.parametrize('resumed, time_s, is_marked', [
+    ((), 24.0, False), ((1, 3), 24.0, False), (range(5), 84.0, True)])
 def test_resumed_runs_have_no_score_and_their_times_are_left_out_or_marked(tmp_path, resumed, time_s, is_marked):
     folder = write_set(tmp_path / 'box', epoch_s=lambda k: 10.0 + k / 2)  # runs of 22, 23, 24, 25 and 26 s
     for number in resumed:

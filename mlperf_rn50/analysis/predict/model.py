@@ -81,7 +81,7 @@ def step_parts(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[fl
 
 def _run_spread(base: Base) -> float:
     """Return half of the 80 % interval of a further run's seconds per epoch, as a fraction of the base runs' mean."""
-    rates = [r.time_to_train_s / r.epochs_to_converge for r in base.run_set.converged
+    rates = [r.time_to_train_s / r.epochs_to_converge for r in base.run_set.timed
              if r.time_to_train_s and r.epochs_to_converge] if base.run_set else []
     if len(rates) < 2:
         return 0.0

@@ -11,7 +11,7 @@ from itertools import accumulate
 from mlperf_rn50.analysis.why.cores import Shortage, find_shortage
 from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.runfolder.records import EndRecord, NetworkRecord, RanksRecord, RankSteps
+from mlperf_rn50.runfolder.records import EndRecord, NetworkRecord, RanksRecord, RankSteps, ResumedRecord
 from mlperf_rn50.text import grouped
 
 INPUT = {'read': 'storage', 'decode': 'decoding', 'prepare': 'python'}  # parts of waiting for images
@@ -112,7 +112,10 @@ def times_of(run: WhyRun) -> Times:
     parts = {name: sum(p[name] for *_, p in intervals) for name in intervals[0][2]}
     end = run.last(EndRecord) or EndRecord('')
     parts['checkpoints'] += end.checkpoint_s  # after the last evaluation
-    end_s = max(records[-1].time_s, end.time_to_train_s or 0.0)
+    # Training that was lost and times without training, which the record of the last resume states, are no part.
+    resumed = run.last(ResumedRecord) or ResumedRecord(0)
+    gaps_s = sum(resumed.elapsed_parts.values()) - resumed.elapsed_parts.get('training_preserved_s', 0.0)
+    end_s = max(records[-1].time_s, end.time_to_train_s or 0.0) - gaps_s
     parts['rest'] = max(end_s - start_s - sum(parts.values()), 1e-9)
     num_steps, num_ranks = sum(rank.num_steps for rank in critical), len(records[-1].ranks)
     net = run.last(NetworkRecord)
