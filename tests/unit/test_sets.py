@@ -77,7 +77,8 @@ def test_fewer_than_five_runs_have_a_mean_and_a_spread(tmp_path):
     (5, {'period': 4, 'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76)}, [('resolution_low',)]),
     (5, {'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.5, 0.6, 0.76)}, []),
     (5, {'status': lambda k: 'success' if k > 1 else 'aborted'},
-     [('rule_broken', None, '', 'got 2 failed runs, expected at most one: result_0.txt (aborted), result_1.txt (aborted)'),
+     [('rule_broken', None, '',
+       'got 2 failed runs, expected at most one: result_0.txt (aborted), result_1.txt (aborted)'),
       ('runs_unconverged', None, 2, 5)])])
 def test_findings_of_weak_sets(tmp_path, num_runs, keys, expected):
     system = load_set(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys))

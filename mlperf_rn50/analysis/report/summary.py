@@ -113,7 +113,7 @@ def _fastest(timed: Sequence[RunSet], names: _Names, goal: str) -> list[tuple]:
         return []
     first, *others = timed
     basis = f'mean of {len(first.scored)}{", refused" * bool(first.reasons)}' if first.score_minutes is None else (
-        f'MLPerf score{", rules not checked" * first.is_unchecked}')
+        f'MLPerf score{", rules not checked" * first.judgement.is_unchecked}')
     before = [(names[s], ' ', _time(s), _near(first.time_s, s.time_s, first, s)) for s in others]
     return [(names[first], f' is the fastest of {len(timed):,} systems{goal}: ' if others else ' takes ', _time(first),
              f' minutes ({basis}) and ', _epochs(first), ' epochs', ', before ' * bool(others), *_listed(before), '.')]
