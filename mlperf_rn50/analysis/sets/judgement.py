@@ -1,8 +1,8 @@
 """The one judgement of a run set: what is wrong with its logs, by themselves, together and by the rules of a round.
 
 `judge_set` is for every command that prints a verdict or a score: report, check, package, predict and watch. Logs with
-a violation are refused and have no score. An obstacle, such as a run that was resumed or is still running, keeps correct
-logs from being submitted. Only the official checkers read files.
+a violation are refused and have no score. An obstacle, such as a resumed or a running run, keeps logs from being
+submitted. Only the official checkers read files.
 """
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
