@@ -18,9 +18,8 @@ from mlperf_rn50.text import grouped
 TASKS = Path('/proc/self/task')
 _STAT = Path('/proc/stat')
 _TICK_S = 1 / os.sysconf('SC_CLK_TCK')
-_Times = dict[
-    str, tuple[str, float, float]
-]  # by thread: kind, seconds on a core, seconds of waiting for one
+# By thread: kind, seconds on a core, seconds of waiting for one.
+_Times = dict[str, tuple[str, float, float]]
 
 
 def thread_ids() -> list[str]:
