@@ -62,13 +62,13 @@ class Supervisor:
 
     def run_to_end(self, is_resumed: bool) -> int:
         """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75 if resumable."""
-        restarts_left, is_checked = self.options.restarts, False
+        restarts_left, is_checked, run_dir = self.options.restarts, False, self.place.run_dir
         self._stuck.clear()
-        self._attempts = read_attempts(self.place.run_dir, self.batch_job)
-        train_options = self.train_options(attempts.newest_run(self.place.run_dir) if is_resumed else None)
+        self._attempts = read_attempts(run_dir, self.batch_job)
+        train_options = self.train_options(attempts.newest_run(run_dir) if is_resumed else None)
         while True:
             self._num_jobs += 1
-            job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(self.place.run_dir)
+            job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(run_dir)
             code = 0 if is_checked else self._run_doctor(job, train_options)
             is_fit = not code
             if not is_fit and not self.signals.is_requested and (code == EXIT_USAGE or code == EXIT_FAILED and (
@@ -76,7 +76,7 @@ class Supervisor:
                 return code  # the doctor found a fault; a killed rank or a lost host is a failed attempt instead
             if is_fit and not self.signals.is_requested:
                 code = self._start(job, ['train', *train_options], partial(self._status, before))
-            attempt = attempts.read_attempt(self.place.run_dir, before, code, train_options[0] == '--resume')
+            attempt = attempts.read_attempt(run_dir, before, code, train_options[0] == '--resume')
             if attempt.end == 'interrupted' and self.has_ssh and not self.signals.is_requested and (
                     code == EXIT_FAILED or self._has_failure(job)):
                 attempt = replace(attempt, end=None)  # guards send the ranks a stop request if a host is lost
@@ -101,8 +101,7 @@ class Supervisor:
                 return EXIT_FAILED
             if self.signals.is_requested:
                 return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
-            train_options = self.train_options(
-                RunFolder(self.place.run_dir, attempt.run) if attempt.run is not None else None)
+            train_options = self.train_options(RunFolder(run_dir, attempt.run) if attempt.run is not None else None)
             self.say(f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: '
                      f'{" ".join(train_options)}')
 
@@ -177,14 +176,15 @@ class Supervisor:
             self._exclude([host])
         start = time.monotonic()
         while silent := self.silent(self.place.hosts):
+            waited_s = time.monotonic() - start
             if self.signals.is_requested:
                 return True
             can_exclude = self.options.elastic and len(silent) < len(self.place.hosts)
-            if can_exclude and time.monotonic() - start >= _ELASTIC_LIMIT_S:
+            if can_exclude and waited_s >= _ELASTIC_LIMIT_S:
                 self.say(f'excluding {" ".join(silent)}, which did not answer for {_ELASTIC_LIMIT_S:.0f} s')
                 self._exclude(silent)
                 return True
-            if time.monotonic() - start >= _WAIT_LIMIT_S:
+            if waited_s >= _WAIT_LIMIT_S:
                 self.say(f'{" ".join(silent)} did not answer for {_WAIT_LIMIT_S:.0f} s; not restarted')
                 return False
             self.signals.pause(_RETRY_S)

@@ -239,11 +239,10 @@ def interpolate(below: RecipeGroup, above: RecipeGroup, batch: int) -> Choice:
     size = low.global_batch_size, high.global_batch_size
     power = math.log(batch / size[0]) / math.log(size[1] / size[0])
     share = (batch - size[0]) / (size[1] - size[0])
-    nearer = low if power < 0.5 else high
     assert low.base_lr and high.base_lr and low.warmup_epochs is not None and high.warmup_epochs is not None
     lr = math.exp(_mix(math.log(low.base_lr), math.log(high.base_lr), power))
     recipe = replace(
-        nearer, global_batch_size=batch, base_lr=float(f'{lr:.3g}'),
+        low if power < 0.5 else high, global_batch_size=batch, base_lr=float(f'{lr:.3g}'),
         warmup_epochs=round(_mix(low.warmup_epochs, high.warmup_epochs, share), 1),
         decay_epochs=None if low.decay_epochs is None or high.decay_epochs is None else
         float(round(_mix(low.decay_epochs, high.decay_epochs, share))),

@@ -38,8 +38,7 @@ def find_recipes(batch: int, opt_name: str | None, target: float | None, config:
     """Return recipes at or near a batch, compared with config or, without it, a choice. Raise ConfigError if none."""
     sets = load_published(division)
     choice = None if config else choose_recipe(batch, opt_name, target, sets)
-    known = group(sets, opt_name, target)
-    recipes, is_at_batch = recipes_near(known, batch)
+    recipes, is_at_batch = recipes_near(group(sets, opt_name, target), batch)
     if not recipes:
         raise ConfigError(f'--compare: no published set reached {100 * (target or 0):.4g} %')
     preferred = config.optimizer.name if config else None

@@ -1,5 +1,6 @@
 """Build a system description from runs, env.json and a submitted description, and check the result."""
 import re
+from collections import Counter
 from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +22,7 @@ def _size(value: Any) -> str:
 
 def _each(values: Sequence[str]) -> str:
     """Return '2x A + B' for A, A, B."""
-    counts = {v: values.count(v) for v in values}
-    return ' + '.join(f'{n}x {v}' if n > 1 else v for v, n in counts.items() if v)
+    return ' + '.join(f'{n}x {v}' if n > 1 else v for v, n in Counter(values).items() if v)
 
 
 class SubmittedDescription(NamedTuple):
@@ -50,9 +50,11 @@ def _text(key: str, value: Any) -> Any:
 
 def data_note(runs: Sequence[Run]) -> str:
     """Return the label of a result on data other than ImageNet, or '' for ImageNet."""
-    other = next((r for r in runs if not r.is_imagenet), None)
-    return '' if other is None else (f'Trained on {other.dataset or "other data"}, not ImageNet; this result '
-                                     'tests only the format, and cannot be submitted or compared.')
+    for run in runs:
+        if not run.is_imagenet:
+            return (f'Trained on {run.dataset or "other data"}, not ImageNet; this result tests only the format, and '
+                    'cannot be submitted or compared.')
+    return ''
 
 
 def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: str, round_name: str,

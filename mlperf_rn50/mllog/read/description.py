@@ -116,8 +116,7 @@ def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
 
 
 def framework_of(env: dict[str, Any]) -> str | None:
-    packages = object_at(env, 'packages')
-    return next((_name(f'MXNet {v}') for k, v in packages.items() if k.startswith('mxnet')), None)
+    return next((_name(f'MXNet {v}') for k, v in object_at(env, 'packages').items() if k.startswith('mxnet')), None)
 
 
 def find_description(log: Path) -> SystemDescription:
@@ -127,8 +126,7 @@ def find_description(log: Path) -> SystemDescription:
     try:
         path = next((p for p in places if p.is_file()), None)
     except OSError as e:  # no permission for a folder
-        name = Path(e.filename).name
-        return SystemDescription(fault=make_finding('description_unreadable', None, name, e.strerror))
+        return SystemDescription(fault=make_finding('description_unreadable', None, Path(e.filename).name, e.strerror))
     if path is None:
         return SystemDescription()
     try:
@@ -143,8 +141,10 @@ def org_of_folder(log: Path) -> tuple[str, FactSource] | None:
     folders = [p.name for p in log.absolute().parents]
     if folders[0] != 'resnet' or 'results' not in folders[2:3]:
         return None
-    org = next((name for name, above in zip(folders[3:5], folders[4:6]) if round_of(above)), None)
-    return (org, FactSource('implied', 'the folder name')) if org else None
+    for name, above in zip(folders[3:5], folders[4:6]):
+        if round_of(above):
+            return name, FactSource('implied', 'the folder name')
+    return None
 
 
 def round_of(folder: str) -> str | None:
@@ -157,9 +157,11 @@ def _check_numbers(name: str, content: dict[str, Any]) -> Finding | None:
     """Return a warning about the first count of a description that is not a number."""
     places = [*((n, ('num_nodes', 'num_accelerators')) for n in objects_at(content, 'nodes')),
               (content, ('number_of_nodes', 'accelerators_per_node'))]
-    bad = next(((key, d[key]) for d, keys in places for key in keys
-                if _name(str(d.get(key) or '')) and _count(d[key]) is None), None)
-    return make_finding('description_not_a_number', None, bad[0], name, bad[1]) if bad else None
+    for part, keys in places:
+        for key in keys:
+            if _name(str(part.get(key) or '')) and _count(part[key]) is None:
+                return make_finding('description_not_a_number', None, key, name, part[key])
+    return None
 
 
 def describe_entry(content: dict[str, Any], source: Callable[[str], FactSource]) -> SystemDescription:
