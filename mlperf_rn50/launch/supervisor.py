@@ -31,6 +31,17 @@ class Placement:
     hosts: tuple[str, ...]
     ranks_per_node: int
 
+    def name_of(self, failure: Failure) -> str:
+        """Return the host of a failure under the name that the user gave, which may differ from the actual one."""
+        if failure.rank is None or failure.rank >= len(self.hosts) * self.ranks_per_node:
+            return failure.host
+        return self.hosts[failure.rank // self.ranks_per_node]
+
+    def ranks_of(self, host: str) -> str:
+        """Return the ranks of a host as text."""
+        first = self.hosts.index(host) * self.ranks_per_node
+        return ', '.join(map(str, range(first, first + self.ranks_per_node)))
+
 
 @dataclass
 class Supervisor:
@@ -150,18 +161,19 @@ class Supervisor:
         """Report where an attempt failed and which hosts do not answer; return the attempt with the first cause."""
         place = self.place
         where = attempt.place if attempt.run is None else f'last recorded: {attempt.place}'
-        if attempt.exit_code > _SIGNAL_CODES and not self._failures(job):
+        is_killed = attempt.exit_code > _SIGNAL_CODES
+        if is_killed and not self._failures(job):
             self.signals.pause(_RETRY_S)  # until the ranks have recorded that they lost the engine
         for host in silent:
             note_failure(place.run_dir, Failure(job, host, 'does not answer', is_outside=True))
         lost = {f.host: f.cause for f in reversed(self._failures(job)) if f.rank is None and f.host in place.hosts}
         lost |= dict.fromkeys(silent, f'does not answer {platform.node()}')
         for host, cause in lost.items():
-            self.say(f'host {host} (with rank {ranks_of(host, place.hosts, place.ranks_per_node)}) {cause}; {where}')
-        is_killed, text = attempt.exit_code > _SIGNAL_CODES, f'the ranks ended with exit code {attempt.exit_code}'
+            self.say(f'host {host} (with rank {place.ranks_of(host)}) {cause}; {where}')
+        text = f'the ranks ended with exit code {attempt.exit_code}'
         cause, origin = text, 'outside' if is_killed else ''
         if first := next(iter(self._failures(job)), None):
-            host = name_of(first, place.hosts, place.ranks_per_node) if self.has_ssh else first.host
+            host = place.name_of(first) if self.has_ssh else first.host
             subject = f'host {host} ' if host and first.rank is None else host and f'rank {first.rank} on {host}: '
             cause, origin = subject + first.cause, 'outside' if first.is_outside else 'program'
         if not lost:  # ranks that lost the engine cannot print the cause
@@ -193,8 +205,7 @@ class Supervisor:
     def _bad_hosts(self) -> dict[str, str]:
         """Return the hosts to exclude and their last causes, from the failures since the newest checkpoint."""
         # The host names are those that the user gave.
-        failures = [replace(f, job=job, host=name_of(f, place.hosts, place.ranks_per_node))
-                    for f in read_failures(self.place.run_dir)
+        failures = [replace(f, job=job, host=place.name_of(f)) for f in read_failures(self.place.run_dir)
                     if (place := self._stuck.get(job := f.job.removesuffix(_DOCTOR)))]
         return bad_hosts(failures, self.place.hosts) if self.options.elastic and self.has_ssh else {}
 
@@ -214,13 +225,6 @@ def plan_runs(folder: Path, options: Options) -> list[bool]:
     return [True] * is_unfinished + [False] * (options.seeds - num_over - is_unfinished)
 
 
-def name_of(failure: Failure, hosts: Sequence[str], ranks_per_node: int) -> str:
-    """Return the host of a failure under the name that the user gave, which may differ from the actual host name."""
-    if failure.rank is None or failure.rank >= len(hosts) * ranks_per_node:
-        return failure.host
-    return hosts[failure.rank // ranks_per_node]
-
-
 def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
     """Return the hosts that failed in at least MAX_FAILURES attempts, with the last cause; none if all hosts did."""
     lost = defaultdict(set)
@@ -232,9 +236,3 @@ def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, st
     bad = {h: [f.cause for f in counted if f.host == h][-1] for h in hosts
            if len({f.job for f in counted if f.host == h}) >= attempts.MAX_FAILURES}
     return bad if len(bad) < len(hosts) else {}
-
-
-def ranks_of(host: str, hosts: Sequence[str], ranks_per_node: int) -> str:
-    """Return the ranks of a host as text."""
-    first = hosts.index(host) * ranks_per_node
-    return ', '.join(str(rank) for rank in range(first, first + ranks_per_node))

@@ -55,7 +55,7 @@ def _systems_table(recipes: Sequence[RecipeGroup], width: int | None) -> str:
         for run_set in newest:
             epochs, per_node = published.epochs_of(run_set), (run_set.num_accelerators or 0) // (run_set.num_nodes or 1)
             layout = f'{run_set.num_nodes}x{per_node}' if per_node else f'{run_set.num_nodes}, CPUs'
-            rows.append([letter if run_set is newest[0] else '', f'{published.recipe.global_batch_size:,}',
+            rows.append([letter if run_set is newest[0] else '', f'{published.batch:,}',
                          run_set.round, run_set.org or '-', run_set.name, layout, f'{100 * published.target:.4g} %',
                          ' '.join('-' if e is None else str(e) for e in epochs),
                          f'{sum(e is not None for e in epochs)} of {len(epochs)}'])
