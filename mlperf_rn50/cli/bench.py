@@ -81,8 +81,9 @@ def _bench(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
     comm = open_ranks(config, heartbeat, counts)
     telemetry = Telemetry(None)
     if config.run.telemetry:
-        index = comm.from_rank_0(lambda: new_run(Path(config.run.dir)).index)
-        telemetry = open_telemetry(config, comm, RunFolder(Path(config.run.dir), index))
+        folder = Path(config.run.dir)
+        index = comm.from_rank_0(lambda: new_run(folder).index)
+        telemetry = open_telemetry(config, comm, RunFolder(folder, index))
     try:
         telemetry.run_start(0.0)
         tables = _measure(measure.BenchSession(config, comm, device_id_of(config, comm), heartbeat,
@@ -103,11 +104,12 @@ def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> li
     from mlperf_rn50.config import KEYS
     from mlperf_rn50.system.processor import leave_openmp_to_engine
     config, num_ranks = session.config, session.comm.world_size
+    model = config.model.name
     leave_openmp_to_engine()
     sizes = parse_numbers('--batch-sizes', options.batch_sizes or str(config.train.local_batch_size or 32))
     precisions = parse_list('--precisions', options.precisions or config.train.precision,
                             get_args(KEYS['train.precision'].type))
-    models = parse_list('--models', options.models or config.model.name, get_args(KEYS['model.name'].type))
+    models = parse_list('--models', options.models or model, get_args(KEYS['model.name'].type))
     if options.kind == 'train':
         sources = parse_list('--inputs', options.inputs, ['synthetic', 'real'])
         return steps.bench_steps(session, steps.make_cases(models, precisions, sources, sizes, counts))
@@ -120,5 +122,5 @@ def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> li
         caches = parse_list('--caches', options.caches, pipeline.CACHES)
         return pipeline.bench_pipeline(session, threads, sizes, caches, options.node_images_per_s)
     if not config.model.is_resnet:
-        raise ConfigError(f'model.name: got {config.model.name}, expected a ResNet for bench ops')
+        raise ConfigError(f'model.name: got {model}, expected a ResNet for bench ops')
     return operators.bench_operators(session, precisions, sizes[0])

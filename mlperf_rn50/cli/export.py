@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     print(f'weights      {printable(str(weights))}\n'
           f'checked      on {difference.num_images} validation images of {printable(data_label(config.data))}\n'
           f'difference   at most {difference.absolute:.3g}, which is {difference.relative:.3g} of the largest logit\n'
-          f'wrote        {", ".join(str(f) for f in files)}')
+          f'wrote        {", ".join(map(str, files))}')
     return EXIT_OK
 
 

@@ -185,7 +185,6 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
     import nvidia.dali
     comm.barrier()  # so that the other ranks do not work either
     use = use_of_cores()
-    config_digest = hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12]
     device_id, device_problem = None, ''
     try:
         device_id = device_id_of(config, comm)
@@ -201,7 +200,8 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
     facts |= {
         'trial': None if device_id is None else try_batches(config, comm.world_size, comm.rank, device_id),
         'layers': _layers(config) if config.model.is_resnet else 'no choice for this network',
-        'rank': comm.rank, 'local_rank': comm.local_rank, 'local_size': comm.local_size, 'config': config_digest,
+        'rank': comm.rank, 'local_rank': comm.local_rank, 'local_size': comm.local_size,
+        'config': hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12],
         'dali': nvidia.dali.__version__, 'horovod': _horovod_facts(config, comm),
         'run_folder_problem': run_folder_problem,
         'data': _data_facts(config, comm.rank) if has_config and not config.data.synthetic else None,

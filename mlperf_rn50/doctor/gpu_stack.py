@@ -243,11 +243,12 @@ def check_environment(rows: Sequence[Facts]) -> Check:
         if missing:
             return Check(name, 'warning', f'not set on {row["host"]}: {", ".join(missing)}',
                          f'export {" ".join(f"{s}={v}" for s, v in missing.items())}, or {NVIDIA_VARIABLE}')
-    for setting, (value, _) in rows[0]['gpu_environment'].items():
+    settings = rows[0]['gpu_environment'].items()
+    for setting, (value, _) in settings:
         odd = [r for r in rows if r['gpu_environment'].get(setting, [value])[0] != value]
         if odd:
             return Check(name, 'warning', f'{setting}={odd[0]["gpu_environment"][setting][0]} on {hosts_of(odd)}, but '
                          f'{value} on {rows[0]["host"]}', 'use the same value on all hosts')
-    groups = {label: ', '.join(f'{n}={v}' for n, (v, source) in rows[0]['gpu_environment'].items() if source == origin)
+    groups = {label: ', '.join(f'{n}={v}' for n, (v, source) in settings if source == origin)
               for origin, label in (('program', 'set by the program'), ('user', 'set by the user'))}
     return Check(name, 'ok', '; '.join(f'{label}: {text}' for label, text in groups.items() if text))

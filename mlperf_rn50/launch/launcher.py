@@ -77,7 +77,7 @@ class Launcher:
                               'add hosts or lower --nodes')
         ranks_per_node = o.ranks_per_node or common_slots(o.hosts[:num_nodes]) or config.run.ranks_per_node or 1
         check_ranks(o.hosts[:num_nodes], ranks_per_node)
-        hosts = tuple(names[:num_nodes]) if names else ('localhost',) * num_nodes
+        hosts = tuple(names[:num_nodes]) or ('localhost',) * num_nodes
         return Placement(Path(run.dir if run else config.run.dir), hosts, ranks_per_node), config
 
     def start(self, config: Config, place: Placement, job: str, words: Sequence[str],
@@ -174,11 +174,10 @@ class Launcher:
         token, device = f'{os.getpid()}-{secrets.token_hex(4)}', config.train.device
         if self.options.doctor and mpi_settings(os.environ, CHECKOUT / '.venv'):
             self.try_mpi(place, f'{token}-m', device)
-        batch_job = os.environ.get('SLURM_JOB_ID', token)
         with folder_lock(place.run_dir):
             silent = silent_hosts if self.options.hosts else lambda _: []
             code = Supervisor(partial(self.start, config), silent, self.say, self.signals, self.options, place,
-                              bool(self.options.hosts), batch_job, token).run_all()
+                              bool(self.options.hosts), os.environ.get('SLURM_JOB_ID', token), token).run_all()
         if self.options.ranks_per_device > 1:
             with closing(SignalQueue(LAUNCHER_SIGNALS)) as signals:  # new, without earlier stop requests
                 replace(self, signals=signals).start_ranks(replace(place, ranks_per_node=1), f'{token}-m',
@@ -187,10 +186,10 @@ class Launcher:
 
     def run_program(self, ranks_per_node: int, command: Sequence[str], device: str) -> int:
         """Run a program with a number of ranks on this machine or each host, without checks and restarts."""
-        hosts, job = [h.name for h in self.options.hosts] or ['localhost'], f'{os.getpid()}-{secrets.token_hex(4)}'
-        check_ranks(self.options.hosts, ranks_per_node)
+        hosts, job = self.options.hosts, f'{os.getpid()}-{secrets.token_hex(4)}'
+        check_ranks(hosts, ranks_per_node)
         with TemporaryDirectory() as folder:
-            place = Placement(Path(folder), tuple(hosts), ranks_per_node)
+            place = Placement(Path(folder), tuple(h.name for h in hosts) or ('localhost',), ranks_per_node)
             code = self.start_ranks(place, job, [str(CHECKOUT / 'launch/bind.sh'), *command], device)
             if code == EXIT_FAILED:
                 self.try_mpi(place, f'{job}m', device)

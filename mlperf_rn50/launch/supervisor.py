@@ -31,6 +31,17 @@ class Placement:
     hosts: tuple[str, ...]
     ranks_per_node: int
 
+    def name_of(self, failure: Failure) -> str:
+        """Return the host of a failure under the name that the user gave, which may differ from the actual one."""
+        if failure.rank is None or failure.rank >= len(self.hosts) * self.ranks_per_node:
+            return failure.host
+        return self.hosts[failure.rank // self.ranks_per_node]
+
+    def ranks_of(self, host: str) -> str:
+        """Return the ranks of a host as text."""
+        first = self.hosts.index(host) * self.ranks_per_node
+        return ', '.join(map(str, range(first, first + self.ranks_per_node)))
+
 
 @dataclass
 class Supervisor:
@@ -62,13 +73,13 @@ class Supervisor:
 
     def run_to_end(self, is_resumed: bool) -> int:
         """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75 if resumable."""
-        restarts_left, is_checked = self.options.restarts, False
+        restarts_left, is_checked, run_dir = self.options.restarts, False, self.place.run_dir
         self._stuck.clear()
-        self._attempts = read_attempts(self.place.run_dir, self.batch_job)
-        train_options = self.train_options(attempts.newest_run(self.place.run_dir) if is_resumed else None)
+        self._attempts = read_attempts(run_dir, self.batch_job)
+        train_options = self.train_options(attempts.newest_run(run_dir) if is_resumed else None)
         while True:
             self._num_jobs += 1
-            job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(self.place.run_dir)
+            job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(run_dir)
             code = 0 if is_checked else self._run_doctor(job, train_options)
             is_fit = not code
             if not is_fit and not self.signals.is_requested and (code == EXIT_USAGE or code == EXIT_FAILED and (
@@ -76,7 +87,7 @@ class Supervisor:
                 return code  # the doctor found a fault; a killed rank or a lost host is a failed attempt instead
             if is_fit and not self.signals.is_requested:
                 code = self._start(job, ['train', *train_options], partial(self._status, before))
-            attempt = attempts.read_attempt(self.place.run_dir, before, code, train_options[0] == '--resume')
+            attempt = attempts.read_attempt(run_dir, before, code, train_options[0] == '--resume')
             if attempt.end == 'interrupted' and self.has_ssh and not self.signals.is_requested and (
                     code == EXIT_FAILED or self._has_failure(job)):
                 attempt = replace(attempt, end=None)  # guards send the ranks a stop request if a host is lost
@@ -101,8 +112,7 @@ class Supervisor:
                 return EXIT_FAILED
             if self.signals.is_requested:
                 return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
-            train_options = self.train_options(
-                RunFolder(self.place.run_dir, attempt.run) if attempt.run is not None else None)
+            train_options = self.train_options(RunFolder(run_dir, attempt.run) if attempt.run is not None else None)
             self.say(f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: '
                      f'{" ".join(train_options)}')
 
@@ -151,18 +161,19 @@ class Supervisor:
         """Report where an attempt failed and which hosts do not answer; return the attempt with the first cause."""
         place = self.place
         where = attempt.place if attempt.run is None else f'last recorded: {attempt.place}'
-        if attempt.exit_code > _SIGNAL_CODES and not self._failures(job):
+        is_killed = attempt.exit_code > _SIGNAL_CODES
+        if is_killed and not self._failures(job):
             self.signals.pause(_RETRY_S)  # until the ranks have recorded that they lost the engine
         for host in silent:
             note_failure(place.run_dir, Failure(job, host, 'does not answer', is_outside=True))
         lost = {f.host: f.cause for f in reversed(self._failures(job)) if f.rank is None and f.host in place.hosts}
         lost |= dict.fromkeys(silent, f'does not answer {platform.node()}')
         for host, cause in lost.items():
-            self.say(f'host {host} (with rank {ranks_of(host, place.hosts, place.ranks_per_node)}) {cause}; {where}')
-        is_killed, text = attempt.exit_code > _SIGNAL_CODES, f'the ranks ended with exit code {attempt.exit_code}'
+            self.say(f'host {host} (with rank {place.ranks_of(host)}) {cause}; {where}')
+        text = f'the ranks ended with exit code {attempt.exit_code}'
         cause, origin = text, 'outside' if is_killed else ''
         if first := next(iter(self._failures(job)), None):
-            host = name_of(first, place.hosts, place.ranks_per_node) if self.has_ssh else first.host
+            host = place.name_of(first) if self.has_ssh else first.host
             subject = f'host {host} ' if host and first.rank is None else host and f'rank {first.rank} on {host}: '
             cause, origin = subject + first.cause, 'outside' if first.is_outside else 'program'
         if not lost:  # ranks that lost the engine cannot print the cause
@@ -177,14 +188,15 @@ class Supervisor:
             self._exclude([host])
         start = time.monotonic()
         while silent := self.silent(self.place.hosts):
+            waited_s = time.monotonic() - start
             if self.signals.is_requested:
                 return True
             can_exclude = self.options.elastic and len(silent) < len(self.place.hosts)
-            if can_exclude and time.monotonic() - start >= _ELASTIC_LIMIT_S:
+            if can_exclude and waited_s >= _ELASTIC_LIMIT_S:
                 self.say(f'excluding {" ".join(silent)}, which did not answer for {_ELASTIC_LIMIT_S:.0f} s')
                 self._exclude(silent)
                 return True
-            if time.monotonic() - start >= _WAIT_LIMIT_S:
+            if waited_s >= _WAIT_LIMIT_S:
                 self.say(f'{" ".join(silent)} did not answer for {_WAIT_LIMIT_S:.0f} s; not restarted')
                 return False
             self.signals.pause(_RETRY_S)
@@ -193,8 +205,7 @@ class Supervisor:
     def _bad_hosts(self) -> dict[str, str]:
         """Return the hosts to exclude and their last causes, from the failures since the newest checkpoint."""
         # The host names are those that the user gave.
-        failures = [replace(f, job=job, host=name_of(f, place.hosts, place.ranks_per_node))
-                    for f in read_failures(self.place.run_dir)
+        failures = [replace(f, job=job, host=place.name_of(f)) for f in read_failures(self.place.run_dir)
                     if (place := self._stuck.get(job := f.job.removesuffix(_DOCTOR)))]
         return bad_hosts(failures, self.place.hosts) if self.options.elastic and self.has_ssh else {}
 
@@ -214,13 +225,6 @@ def plan_runs(folder: Path, options: Options) -> list[bool]:
     return [True] * is_unfinished + [False] * (options.seeds - num_over - is_unfinished)
 
 
-def name_of(failure: Failure, hosts: Sequence[str], ranks_per_node: int) -> str:
-    """Return the host of a failure under the name that the user gave, which may differ from the actual host name."""
-    if failure.rank is None or failure.rank >= len(hosts) * ranks_per_node:
-        return failure.host
-    return hosts[failure.rank // ranks_per_node]
-
-
 def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
     """Return the hosts that failed in at least MAX_FAILURES attempts, with the last cause; none if all hosts did."""
     lost = defaultdict(set)
@@ -232,9 +236,3 @@ def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, st
     bad = {h: [f.cause for f in counted if f.host == h][-1] for h in hosts
            if len({f.job for f in counted if f.host == h}) >= attempts.MAX_FAILURES}
     return bad if len(bad) < len(hosts) else {}
-
-
-def ranks_of(host: str, hosts: Sequence[str], ranks_per_node: int) -> str:
-    """Return the ranks of a host as text."""
-    first = hosts.index(host) * ranks_per_node
-    return ', '.join(str(rank) for rank in range(first, first + ranks_per_node))

@@ -243,9 +243,8 @@ class RunLog:
 
         elapsed_parts: parts of the time to train of a resumed run, in seconds.
         """
-        parts = {'elapsed_parts': elapsed_parts} if elapsed_parts else {}
         self._is_converged = reason == 'converged'
-        self._event(keys.RUN_STOP,
-                    status=keys.SUCCESS if self._is_converged else keys.ABORTED, reason=reason, **parts)
+        self._event(keys.RUN_STOP, status=keys.SUCCESS if self._is_converged else keys.ABORTED, reason=reason,
+                    **({'elapsed_parts': elapsed_parts} if elapsed_parts else {}))
         self._tag(tags.RUN_STOP, {'success': self._is_converged})
         self._tag(tags.RUN_FINAL)

@@ -69,11 +69,11 @@ class Tail:
         try:
             with open(self.path, 'rb', opener=regular_file) as f:
                 f.seek(self._offset - len(self._last))
-                is_same_file = self._inode in (None, os.fstat(f.fileno()).st_ino)
-                is_replaced = not is_same_file or f.read(len(self._last)) != self._last
+                inode = os.fstat(f.fileno()).st_ino
+                is_replaced = self._inode not in (None, inode) or f.read(len(self._last)) != self._last
                 if is_replaced:
                     self._reset()
-                self._inode = os.fstat(f.fileno()).st_ino
+                self._inode = inode
                 return is_replaced, self._more(f)
         except OSError:
             is_gone = self._inode is not None and not self.path.exists()

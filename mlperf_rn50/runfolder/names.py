@@ -128,8 +128,8 @@ def new_run(folder: Path) -> RunFolder:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the finished checkpoints of a folder, oldest first; this only looks at names, not at content."""
-    paths = folder.glob(f'{CHECKPOINT_PREFIX}*')
-    return sorted((p for p in paths if is_checkpoint_name(p.name) and p.is_dir()), key=step_of)
+    paths = (p for p in folder.glob(f'{CHECKPOINT_PREFIX}*') if is_checkpoint_name(p.name) and p.is_dir())
+    return sorted(paths, key=step_of)
 
 
 def newest_step(folder: Path) -> int:

@@ -251,10 +251,10 @@ def test_host_that_failed_twice_without_progress_is_bad(tmp_path):
     assert supervisor.bad_hosts(cut, ['h1', 'h2', 'h3']) == {}  # the launcher's own link was cut
     assert supervisor.bad_hosts(cut, ['h1', 'h2', 'h3', 'h4']) == {'h2': 'had no contact', 'h3': 'had no contact'}
     assert supervisor.bad_hosts([f for f in cut if f.host == 'h2'], ['h1', 'h2']) == {'h2': 'had no contact'}
-    hosts = ['10.0.0.1', '10.0.0.2', '10.0.0.3']
-    assert supervisor.ranks_of('h2', ['h1', 'h2'], 2) == '2, 3'
-    assert supervisor.name_of(failures[0], hosts, 2) == 'h1'
-    assert [supervisor.name_of(Failure('a', 'n', 'killed', rank), hosts, 2) for rank in (3, 4, 6)] == [*hosts[1:], 'n']
+    place = supervisor.Placement(tmp_path, ('10.0.0.1', '10.0.0.2', '10.0.0.3'), 2)
+    assert place.ranks_of('10.0.0.2') == '2, 3'
+    assert place.name_of(failures[0]) == 'h1'
+    assert [place.name_of(Failure('a', 'n', 'killed', rank)) for rank in (3, 4, 6)] == [*place.hosts[1:], 'n']
 
 
 # --- the lock ---------------------------------------------------------------------------------------------

@@ -78,8 +78,7 @@ def is_behind(bands: Mapping[int, Band], curve: Curve) -> bool:
 
 def target_epochs(reference: Reference) -> list[int]:
     """Return the epochs of the compared run's schedule at which reference runs reached the target, ascending."""
-    target = reference.recipe.target_accuracy or math.inf
-    found = ((reached_epoch(run, target), scale) for run, scale in reference.runs)
+    found = ((reached_epoch(run, reference.recipe.target_accuracy or math.inf), scale) for run, scale in reference.runs)
     return sorted(math.ceil(epoch / scale - 1e-6) for epoch, scale in found if epoch is not None)
 
 

@@ -45,6 +45,10 @@ class RecipeGroup:
     sets: tuple[RunSet, ...]
     target: float
 
+    @property
+    def batch(self) -> int:
+        return self.recipe.global_batch_size
+
     @cached_property
     def runs(self) -> tuple[Run, ...]:
         return tuple(r for s in self.sets for r in s.readable)
@@ -100,7 +104,7 @@ def group(sets: Sequence[RunSet], opt_name: str | None = None, target: float | N
             groups[recipe, generation, target or declared].append(run_set)
     found = [RecipeGroup(recipe, generation, tuple(members), goal)
              for (recipe, generation, goal), members in groups.items()]
-    return sorted((p for p in found if p.epochs), key=lambda p: (p.recipe.global_batch_size, _age(p), -len(p.runs)))
+    return sorted((p for p in found if p.epochs), key=lambda p: (p.batch, _age(p), -len(p.runs)))
 
 
 @cache
@@ -115,7 +119,7 @@ def _age(published: RecipeGroup) -> int:
 
 def _recipes_at(recipes: Sequence[RecipeGroup], batch: int) -> list[RecipeGroup]:
     """Return the recipes at a batch or an equivalent one."""
-    return [p for p in recipes if is_within(p.recipe.global_batch_size, batch, SAME_BATCH)]
+    return [p for p in recipes if is_within(p.batch, batch, SAME_BATCH)]
 
 
 def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
@@ -127,8 +131,8 @@ def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
 def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
     """Return the best complete recipe of each batch. Omit a batch if a larger one takes fewer epochs."""
     found: list[RecipeGroup] = []
-    for size in sorted({p.recipe.global_batch_size for p in family}, reverse=True):
-        best = _best([p for p in family if p.recipe.global_batch_size == size], size)
+    for size in sorted({p.batch for p in family}, reverse=True):
+        best = _best([p for p in family if p.batch == size], size)
         if best and not (found and best.mean_epochs > found[-1].mean_epochs):
             found.append(best)
     return found[::-1]
@@ -137,8 +141,8 @@ def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
 def adjacent(family: Sequence[RecipeGroup], batch: int) -> tuple[RecipeGroup | None, RecipeGroup | None]:
     """Return the recipes of the frontier at the next smaller and at the next larger batch, or None if there is none."""
     edge = frontier(family)
-    return (next((p for p in reversed(edge) if p.recipe.global_batch_size < batch), None),
-            next((p for p in edge if p.recipe.global_batch_size > batch), None))
+    return (next((p for p in reversed(edge) if p.batch < batch), None),
+            next((p for p in edge if p.batch > batch), None))
 
 
 def recipes_near(recipes: Sequence[RecipeGroup], batch: int) -> tuple[list[RecipeGroup], bool]:
@@ -193,7 +197,7 @@ def rank(published: RecipeGroup, batch: int) -> tuple:
     The success rate includes one added success and one added failure, so that 59 of 60 ranks above 5 of 5.
     """
     good, runs = len(published.epochs), len(published.runs)
-    return (good / runs < _RELIABLE, round(published.mean_epochs, 1), published.recipe.global_batch_size != batch,
+    return (good / runs < _RELIABLE, round(published.mean_epochs, 1), published.batch != batch,
             -(good + 1) / (runs + 2), [-ord(c) for c in published.rounds.rpartition(', ')[2]])
 
 
@@ -220,7 +224,7 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
 
 def _refusal(recipes: Sequence[RecipeGroup], batch: int, opt_name: str | None, target: float | None) -> str:
     wanted = f'{opt_name or "any optimizer"}{"" if target is None else f", {100 * target:.4g} %"}'
-    texts = [f'{f[0].recipe.opt_name} of {f[0].generation} {range_text([p.recipe.global_batch_size for p in f])}'
+    texts = [f'{f[0].recipe.opt_name} of {f[0].generation} {range_text([p.batch for p in f])}'
              for f in families([p for p in recipes if p.is_whole])]
     return (f'global batch: got {batch:,} ({wanted}), expected a batch in the range of converged published '
             f'sets: {"; ".join(texts) or "there are none; choose another optimizer or target"}')
@@ -239,11 +243,10 @@ def interpolate(below: RecipeGroup, above: RecipeGroup, batch: int) -> Choice:
     size = low.global_batch_size, high.global_batch_size
     power = math.log(batch / size[0]) / math.log(size[1] / size[0])
     share = (batch - size[0]) / (size[1] - size[0])
-    nearer = low if power < 0.5 else high
     assert low.base_lr and high.base_lr and low.warmup_epochs is not None and high.warmup_epochs is not None
     lr = math.exp(_mix(math.log(low.base_lr), math.log(high.base_lr), power))
     recipe = replace(
-        nearer, global_batch_size=batch, base_lr=float(f'{lr:.3g}'),
+        low if power < 0.5 else high, global_batch_size=batch, base_lr=float(f'{lr:.3g}'),
         warmup_epochs=round(_mix(low.warmup_epochs, high.warmup_epochs, share), 1),
         decay_epochs=None if low.decay_epochs is None or high.decay_epochs is None else
         float(round(_mix(low.decay_epochs, high.decay_epochs, share))),

@@ -139,7 +139,7 @@ def global_batch_size(config: Config, num_ranks: int | None) -> int | None:
 
 def _range(recipes: Sequence[RecipeGroup], key: str, batch: int) -> tuple[float, float] | None:
     """Return the lowest and highest value of a key in recipes. A learning rate may also scale with the batch."""
-    known = [(v, p.recipe.global_batch_size) for p in recipes
+    known = [(v, p.batch) for p in recipes
              if (v := getattr(p.recipe, key.partition('.')[2])) is not None]
     values = [v for v, _ in known] + [v * batch / size for v, size in known if key == 'schedule.base_lr']
     return (min(values), max(values)) if values else None
@@ -171,7 +171,7 @@ def _comparable(config: Config, num_ranks: int | None) -> tuple[int, list[Recipe
 
 def _near(recipes: Sequence[RecipeGroup], batch: int, factor: float) -> list[list[RecipeGroup]]:
     """Return the recipes of each generation whose batches are within a factor of this batch."""
-    near = (p for p in recipes if is_within(p.recipe.global_batch_size, batch, factor))
+    near = (p for p in recipes if is_within(p.batch, batch, factor))
     return list(grouped(near, lambda p: p.generation).values())
 
 
@@ -188,10 +188,13 @@ def find_followed(config: Config, num_ranks: int | None) -> list[RecipeGroup]:
     Their batches are similar or, with learning rates in proportion to the batch, within a factor of _SCALED_BATCH.
     """
     batch, known = _comparable(config, num_ranks)
-    found = [near for near in _near(known, batch, SIMILAR_BATCH) if not any(_differing(config, near, batch))]
-    found += [near for near in _near(known, batch, _SCALED_BATCH)
-              if not any(_differing(config, [_scaled(p, batch) for p in near], batch))]
-    return found[0] if found else []
+    for near in _near(known, batch, SIMILAR_BATCH):
+        if not any(_differing(config, near, batch)):
+            return near
+    for near in _near(known, batch, _SCALED_BATCH):
+        if not any(_differing(config, [_scaled(p, batch) for p in near], batch)):
+            return near
+    return []
 
 
 def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
@@ -227,7 +230,7 @@ def _values_text(recipes: Sequence[RecipeGroup], key: str) -> str:
     for p in recipes:
         cells = _published_cells(p)
         if cells[key].value is not None:
-            batches[_text(cells, key)].add(p.recipe.global_batch_size)
+            batches[_text(cells, key)].add(p.batch)
     return '; '.join(f'{text} at {range_text(list(sizes))}' for text, sizes in batches.items())
 
 
@@ -261,7 +264,7 @@ def expected_time(config: Config, num_ranks: int, last_epochs: Sequence[int], gp
     epochs = [next((end for end in last_epochs if end >= e), last_epochs[-1]) for e in published] or last_epochs[-1:]
     source = followed and (
         f'; published {followed[0].generation} sets at batch '
-        f'{range_text([p.recipe.global_batch_size for p in followed])} took {range_text(published)} epochs')
+        f'{range_text([p.batch for p in followed])} took {range_text(published)} epochs')
     scaled = '' if share == 1 else f', scaled to {100 * share:.1f} % of their pixels'
     return (f'about {span(epochs[0] * images / max(speeds), epochs[-1] * images / min(speeds))} for '
             f'{range_text(epochs)} epoch{"" if epochs[-1] == 1 else "s"} on {num_units} {name} at '

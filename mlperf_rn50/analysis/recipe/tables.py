@@ -38,8 +38,7 @@ def find_recipes(batch: int, opt_name: str | None, target: float | None, config:
     """Return recipes at or near a batch, compared with config or, without it, a choice. Raise ConfigError if none."""
     sets = load_published(division)
     choice = None if config else choose_recipe(batch, opt_name, target, sets)
-    known = group(sets, opt_name, target)
-    recipes, is_at_batch = recipes_near(known, batch)
+    recipes, is_at_batch = recipes_near(group(sets, opt_name, target), batch)
     if not recipes:
         raise ConfigError(f'--compare: no published set reached {100 * (target or 0):.4g} %')
     preferred = config.optimizer.name if config else None
@@ -56,7 +55,7 @@ def _systems_table(recipes: Sequence[RecipeGroup], width: int | None) -> str:
         for run_set in newest:
             epochs, per_node = published.epochs_of(run_set), (run_set.num_accelerators or 0) // (run_set.num_nodes or 1)
             layout = f'{run_set.num_nodes}x{per_node}' if per_node else f'{run_set.num_nodes}, CPUs'
-            rows.append([letter if run_set is newest[0] else '', f'{published.recipe.global_batch_size:,}',
+            rows.append([letter if run_set is newest[0] else '', f'{published.batch:,}',
                          run_set.round, run_set.org or '-', run_set.name, layout, f'{100 * published.target:.4g} %',
                          ' '.join('-' if e is None else str(e) for e in epochs),
                          f'{sum(e is not None for e in epochs)} of {len(epochs)}'])

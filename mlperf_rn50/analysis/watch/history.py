@@ -16,14 +16,14 @@ def text(value: str) -> str:
 
 @dataclass
 class MetricsHistory:
-    last: records.TrainRecord = field(default_factory=records.TrainRecord)
+    last: records.TrainRecord = records.TrainRecord()
     points: list[tuple[float, float]] = field(default_factory=list)  # (epoch, time_s)
     speeds: list[tuple[float, float]] = field(default_factory=list)  # (time_s, images_per_s)
     evaluations: dict[int, LiveEvaluation] = field(default_factory=dict)
     ranks: tuple[RankTime, ...] = ()
     stragglers: tuple[str, ...] = ()
     limit: str = ''  # what limits the run
-    reference: records.ReferenceRecord = field(default_factory=records.ReferenceRecord)
+    reference: records.ReferenceRecord = records.ReferenceRecord()
     band: dict[int, BandPoint] = field(default_factory=dict)
     standings: dict[int, records.CourseRecord] = field(default_factory=dict)
     resumed: records.ResumedRecord | None = None

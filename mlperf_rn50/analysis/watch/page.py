@@ -90,8 +90,8 @@ def _rows(run: LiveRun) -> list[dict[str, str]]:
 
 def render_page(run: LiveRun, written: datetime, every_s: float, price: float | None = None) -> str:
     with matplotlib.rc_context(STYLE):
-        pictures = [p for draw in (_draw_accuracy, _draw_throughput, _draw_ranks) if (p := draw(run))]
-        figures = [figure_of(p, f'{p.name}-') for p in pictures]
+        figures = [figure_of(picture, f'{picture.name}-')
+                   for draw in (_draw_accuracy, _draw_throughput, _draw_ranks) if (picture := draw(run))]
     return page_template('watch/page.html').render(
         title=run_heading(run), word=status_word(run), level=STATUS_LEVELS[run.status], facts=facts_of(run, price),
         warnings=run.warnings, figures=figures, rows=_rows(run), has_band=bool(run.band),

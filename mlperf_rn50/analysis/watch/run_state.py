@@ -158,8 +158,7 @@ class LiveRun:
 def to_json(run: LiveRun, price: float | None = None) -> dict[str, Any]:
     """Return a run as a JSON object; price is the cost of a node-hour."""
     hours, hours_at_end = run.node_hours(), run.node_hours(run.left_s)
-    parts = render_parts(run.elapsed_parts) or None
     content = {_JSON_KEYS.get(name, name): value for name, value in asdict(run).items()}
-    return {**content, 'elapsed_parts': parts, 'skew': run.skew, 'is_over': run.is_over,
-            'node_hours': hours, 'cost': cost_of(hours, price),
+    return {**content, 'elapsed_parts': render_parts(run.elapsed_parts) or None, 'skew': run.skew,
+            'is_over': run.is_over, 'node_hours': hours, 'cost': cost_of(hours, price),
             'node_hours_at_end': hours_at_end, 'cost_at_end': cost_of(hours_at_end, price)}

@@ -94,9 +94,9 @@ def find_danger(path: Path, ruleset: str) -> str | None:
     if long := find_long_lines(path):
         return long[0]
     lines, errors = _parse(path, ruleset) if ruleset != V05 else ([], [])  # the v0.5 rules have no official checker
-    crash = next(((text, e) for text, e in errors if not isinstance(e, ValueError)), None)
-    if crash:
-        return f'the official tools crash on a line ({_short(crash[1])}): {crash[0][:80]}'
+    for text, error in errors:
+        if not isinstance(error, ValueError):
+            return f'the official tools crash on a line ({_short(error)}): {text[:80]}'
     return _find_danger(lines)
 
 
@@ -180,8 +180,7 @@ def _official(tool: str, *arguments: str, place: Path) -> tuple[str, str | None]
 def _copy(home: Path, place: Path) -> Path:
     """Copy the files that the tools read: regular files outside linked folders, except an old scaling.json."""
     def ignore(folder: str, names: list[str]) -> list[str]:
-        paths = [Path(folder, name) for name in names]
-        return [p.name for p in paths if p.name == 'scaling.json' or not (
+        return [p.name for p in map(Path(folder).joinpath, names) if p.name == 'scaling.json' or not (
             p.is_file() or p.is_dir() and not p.is_symlink())]
     for name in ('results', 'systems'):
         if (home / name).is_dir():

@@ -1,10 +1,19 @@
 """Build a system description from runs, env.json and a submitted description, and check the result."""
 import re
+from collections import Counter
 from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlperf_rn50.mllog.read.description import framework_of, load_object, object_at, objects_at, system_path, value_at
+from mlperf_rn50.mllog.read.description import (
+    JsonObject,
+    framework_of,
+    load_object,
+    object_at,
+    objects_at,
+    system_path,
+    value_at,
+)
 from mlperf_rn50.mllog.run import Run
 
 _STATUS_OF_4 = {'cloud': 'Available cloud', 'onprem': 'Available on-premise', 'preview': 'Preview',
@@ -21,13 +30,12 @@ def _size(value: Any) -> str:
 
 def _each(values: Sequence[str]) -> str:
     """Return '2x A + B' for A, A, B."""
-    counts = {v: values.count(v) for v in values}
-    return ' + '.join(f'{n}x {v}' if n > 1 else v for v, n in counts.items() if v)
+    return ' + '.join(f'{n}x {v}' if n > 1 else v for v, n in Counter(values).items() if v)
 
 
 class SubmittedDescription(NamedTuple):
     name: str  # folder and file name
-    fields: dict[str, Any]  # without empty fields
+    fields: JsonObject  # without empty fields
 
 
 def find_base(log: Path) -> SubmittedDescription | None:
@@ -50,13 +58,15 @@ def _text(key: str, value: Any) -> Any:
 
 def data_note(runs: Sequence[Run]) -> str:
     """Return the label of a result on data other than ImageNet, or '' for ImageNet."""
-    other = next((r for r in runs if not r.is_imagenet), None)
-    return '' if other is None else (f'Trained on {other.dataset or "other data"}, not ImageNet; this result '
-                                     'tests only the format, and cannot be submitted or compared.')
+    for run in runs:
+        if not run.is_imagenet:
+            return (f'Trained on {run.dataset or "other data"}, not ImageNet; this result tests only the format, and '
+                    'cannot be submitted or compared.')
+    return ''
 
 
-def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: str, round_name: str,
-                    base: SubmittedDescription | None) -> dict[str, Any]:
+def describe_system(runs: Sequence[Run], env: JsonObject, org: str, system: str, round_name: str,
+                    base: SubmittedDescription | None) -> JsonObject:
     """Return the fields that the official checker requires, from logs, env.json and base; an unknown field is ''."""
     cpu = object_at(env, 'host', 'hardware', 'cpu')
     disks, gpus, networks = (objects_at(env, 'host', 'hardware', name) for name in ('storage', 'gpus', 'networks'))
@@ -95,8 +105,8 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
         'sw_notes': data_note(runs)}
 
 
-def merge_description(base: SubmittedDescription, built: dict[str, Any],
-                      logged: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def merge_description(base: SubmittedDescription, built: JsonObject,
+                      logged: JsonObject) -> tuple[JsonObject, list[str]]:
     """Return the base with gaps filled from `built`, and notes on the sources; `logged` is `built` without env.json."""
     fields = {k: v for k, v in base.fields.items() if k not in _DETERMINED}
     filled = [k for k, v in built.items() if v and k not in fields and k not in _DETERMINED]
@@ -119,7 +129,7 @@ def _status(text: str, round_name: str) -> str:
     return _STATUS_OF_4[known] if round_name >= 'v4.0' else known
 
 
-def find_gaps(description: dict[str, Any]) -> list[str]:
+def find_gaps(description: JsonObject) -> list[str]:
     """Return the empty fields of a description, except those that may stay empty."""
     optional = ('hw_notes', 'sw_notes') + ('accelerator_',) * (description.get('accelerators_per_node') == '0')
     return [k for k, v in description.items() if v in ('', {}) and not k.startswith(optional)]

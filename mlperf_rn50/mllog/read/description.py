@@ -11,6 +11,7 @@ from mlperf_rn50.mllog.read.values import integer
 from mlperf_rn50.mllog.run import FactSource
 from mlperf_rn50.runfolder.names import run_of
 
+JsonObject = dict[str, Any]
 _MAX_BYTES = 1 << 20
 
 
@@ -73,7 +74,7 @@ def system_path(log: Path) -> Path:
     return system.parent.parent / 'systems' / f'{system.name}.json'
 
 
-def load_object(path: Path) -> tuple[dict[str, Any], str]:
+def load_object(path: Path) -> tuple[JsonObject, str]:
     """Return the object in a JSON file, and the text of the file; raise ValueError with the reason if there is none."""
     try:
         with open(path, encoding='utf-8-sig', errors='replace', opener=regular_file) as f:
@@ -88,7 +89,7 @@ def load_object(path: Path) -> tuple[dict[str, Any], str]:
     return content, text
 
 
-def load_env(log: Path) -> dict[str, Any]:
+def load_env(log: Path) -> JsonObject:
     """Return the env.json that belongs to a log; empty if it is missing or unreadable."""
     try:
         return load_object(run_of(log).env)[0]
@@ -96,28 +97,27 @@ def load_env(log: Path) -> dict[str, Any]:
         return {}
 
 
-def value_at(env: dict[str, Any], *names: str) -> Any:
+def value_at(env: JsonObject, *names: str) -> Any:
     """Return the value at a path of names in nested objects; '' if there is none."""
     for name in names:
         env = env.get(name) if isinstance(env, dict) else None  # type: ignore[assignment]
     return '' if env is None else env
 
 
-def object_at(env: dict[str, Any], *names: str) -> dict[str, Any]:
+def object_at(env: JsonObject, *names: str) -> JsonObject:
     """Return the object at a path of names; empty if there is none."""
     value = value_at(env, *names)
     return value if isinstance(value, dict) else {}
 
 
-def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
+def objects_at(env: JsonObject, *names: str) -> list[JsonObject]:
     """Return the objects in the list at a path of names, such as a.b, or [] if there is no list."""
     value = value_at(env, *names)
     return [x for x in value if isinstance(x, dict)] if isinstance(value, list) else []
 
 
-def framework_of(env: dict[str, Any]) -> str | None:
-    packages = object_at(env, 'packages')
-    return next((_name(f'MXNet {v}') for k, v in packages.items() if k.startswith('mxnet')), None)
+def framework_of(env: JsonObject) -> str | None:
+    return next((_name(f'MXNet {v}') for k, v in object_at(env, 'packages').items() if k.startswith('mxnet')), None)
 
 
 def find_description(log: Path) -> SystemDescription:
@@ -127,8 +127,7 @@ def find_description(log: Path) -> SystemDescription:
     try:
         path = next((p for p in places if p.is_file()), None)
     except OSError as e:  # no permission for a folder
-        name = Path(e.filename).name
-        return SystemDescription(fault=make_finding('description_unreadable', None, name, e.strerror))
+        return SystemDescription(fault=make_finding('description_unreadable', None, Path(e.filename).name, e.strerror))
     if path is None:
         return SystemDescription()
     try:
@@ -143,8 +142,10 @@ def org_of_folder(log: Path) -> tuple[str, FactSource] | None:
     folders = [p.name for p in log.absolute().parents]
     if folders[0] != 'resnet' or 'results' not in folders[2:3]:
         return None
-    org = next((name for name, above in zip(folders[3:5], folders[4:6]) if round_of(above)), None)
-    return (org, FactSource('implied', 'the folder name')) if org else None
+    for name, above in zip(folders[3:5], folders[4:6]):
+        if round_of(above):
+            return name, FactSource('implied', 'the folder name')
+    return None
 
 
 def round_of(folder: str) -> str | None:
@@ -153,16 +154,18 @@ def round_of(folder: str) -> str | None:
     return m[1] if m else None
 
 
-def _check_numbers(name: str, content: dict[str, Any]) -> Finding | None:
+def _check_numbers(name: str, content: JsonObject) -> Finding | None:
     """Return a warning about the first count of a description that is not a number."""
     places = [*((n, ('num_nodes', 'num_accelerators')) for n in objects_at(content, 'nodes')),
               (content, ('number_of_nodes', 'accelerators_per_node'))]
-    bad = next(((key, d[key]) for d, keys in places for key in keys
-                if _name(str(d.get(key) or '')) and _count(d[key]) is None), None)
-    return make_finding('description_not_a_number', None, bad[0], name, bad[1]) if bad else None
+    for part, keys in places:
+        for key in keys:
+            if _name(str(part.get(key) or '')) and _count(part[key]) is None:
+                return make_finding('description_not_a_number', None, key, name, part[key])
+    return None
 
 
-def describe_entry(content: dict[str, Any], source: Callable[[str], FactSource]) -> SystemDescription:
+def describe_entry(content: JsonObject, source: Callable[[str], FactSource]) -> SystemDescription:
     """Return the content of a v0.5 entry.json or of its copy in a v0.6 log. source returns the source of a key."""
     nodes = objects_at(content, 'nodes')
     counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
@@ -173,7 +176,7 @@ def describe_entry(content: dict[str, Any], source: Callable[[str], FactSource])
         _names([n.get('accelerator') for n in nodes]), _name(content.get('framework')))
 
 
-def _describe(path: Path, content: dict[str, Any], text: str) -> SystemDescription:
+def _describe(path: Path, content: JsonObject, text: str) -> SystemDescription:
     def source(key: str) -> FactSource:
         line = next((i for i, line in enumerate(text.splitlines(), start=1) if f'"{key}"' in line), None)
         return FactSource('described', path.name, line, path)
