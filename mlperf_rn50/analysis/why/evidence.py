@@ -1,7 +1,6 @@
 """Figures of images, labels, predictions and weights, and the causes of a missed accuracy that they show. Pure.
 
-A figure is beyond its bound only if chance does not explain it. Those that are accused have a fixed strength, the
-larger the more certain.
+A figure is beyond its bound only if chance does not explain it; its fixed strength is the larger, the more certain.
 """
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +16,7 @@ SIGMAS = 4.0  # by chance, a difference is larger in 1 of 16,000 comparisons
 _CHANGE_SIGMAS = 3.2  # of changes, which must also make 5 % of the images right
 # Distances between directions of weights: by rounding alone, and a fifth of that after a short run on digits.
 _ROUNDING, _SLIGHT = 1e-6, 0.02
-# Usual ratios of the splits: below 1.1 for random ones, 2.8 in fine detail if one was resized twice, and above 20 after
-# a reduction to a quarter.
+# Usual ratios of the splits: 1.1 for random ones, 2.8 in fine detail if one was resized twice, 20 if one is blurred.
 _DETAILS = (('blur_or_noise', 'coarse detail', 2), ('blur_or_noise', 'fine detail', 3), ('colour', 'colour', 8))
 # Differences of the splits that need no network, and changes after which more images are right.
 _SPLITS = {'blur_or_noise', 'colour', 'classes_missing'}
@@ -50,7 +48,7 @@ class Images(NamedTuple):
 
 
 def when_trained(is_early: bool, causes: Iterator[Cause]) -> Iterator[Cause]:
-    """Yield causes, but accuse none and say so if it is too early for them."""
+    """Yield causes; if it is too early for them, accuse none."""
     for cause in causes:
         yield cause._replace(strength=0.0, verdict='too early') if is_early else cause
 
@@ -72,9 +70,8 @@ def _assign(labels: np.ndarray, chances: np.ndarray) -> np.ndarray:
 def find_exchange(labels: np.ndarray, chances: np.ndarray) -> np.ndarray:
     """Return the class for which the images of each label are taken, if classes are exchanged, else the label.
 
-    A network that learned the given classes predicts none of them more often on the images of another one than on its
-    own, even if it is weak, so that no exchange explains its predictions better. Each half of the images is tested with
-    the exchange that the other half suggests.
+    Even a weak network that learned the given classes predicts none of them more often on images of another one, so no
+    exchange explains its predictions better. Each half of the images tests the exchange that the other half suggests.
     """
     num, half = chances.shape[1], np.random.default_rng(0).permutation(len(labels)) % 2
     other = np.empty_like(labels)
@@ -111,8 +108,8 @@ def judge_labels(labels: np.ndarray, logits: np.ndarray) -> tuple[list[Cause], n
 def judge_noise(split: str, images: Images, is_fitting: bool = False) -> Iterator[Cause]:
     """Look for wrong labels of the surest quarter of the predictions; is_fitting: similar images have equal labels.
 
-    A network takes an image for a similar class, so the label has a large logit. The logit of a wrong label is in the
-    lower half as often as not. Up to 1 % of the images there are usual, or a third of those that it takes for others.
+    A network takes an image for a similar class, so the label has a large logit; that of a wrong label is in the lower
+    half as often as not. Up to 1 % there are usual, or a third of the images that it takes for others.
     """
     ordered = np.sort(images.logits, 1)
     sure = np.argsort(ordered[:, -2] - ordered[:, -1])[:len(ordered) // 4]
@@ -148,7 +145,7 @@ def judge_changes(validation: Images, after: Mapping[tuple[str, str], np.ndarray
 
     It is more certain if training images do better, because the statistics of BatchNorm lag early in any run.
 
-    after: logits by name and text of the change; fair: Top-1 that other labels explain, so that a change must do better;
+    after: logits by name and text of the change; fair: Top-1 that other labels explain, which a change must exceed;
     logged: Top-1 that the run measured with the same weights, or None.
     """
     right, top1, num = validation.is_right, validation.top1, len(validation.labels)
