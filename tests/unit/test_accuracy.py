@@ -72,6 +72,11 @@ def test_batch_with_few_steps_or_few_images_per_rank(tmp_path, batch, num_ranks)
     assert 'batch' in accused(tmp_path, changed(schedule={'base_lr': batch / 3200}), batch, num_ranks)
 
 
+def test_run_that_ends_in_its_warmup_is_not_judged_by_its_learning_rate(tmp_path):
+    config = changed(schedule={'decay_epochs': 90, 'warmup_epochs': 20}, train={'max_epochs': 5})
+    assert accused(tmp_path, config) == {'epochs'}
+
+
 def test_lars_has_other_learning_rates(tmp_path):
     assert accused(tmp_path, changed(optimizer={'name': 'lars'}, schedule={'base_lr': 10.0})) == set()
 

@@ -336,6 +336,13 @@ def test_classes_that_are_rarer_in_one_split_are_no_other_images():
     assert accused(evidence.judge_classes(train, validation)) == []
 
 
+def test_splits_with_other_detail_show_no_overfitting():
+    gap = Cause('overfitting', 2.0, 'f', 'm', 'e', 'possible')
+    detail = weigh('blur_or_noise', 'fine detail', 2.5, 1 / 3, 3, strength=4.8)
+    assert accused(evidence.settle([gap, detail])) == []
+    assert accused(evidence.settle([gap, weigh('blur_or_noise', 'fine detail', 1.1, 1 / 3, 3)])) == ['overfitting']
+
+
 def test_only_the_cause_of_a_cause_is_accused():
     names = ['overfitting', 'label_noise', 'images_differ', 'blur_or_noise']
     causes = [Cause(n, 3.0, 'f', 'm', 'e', 'possible') for n in names]

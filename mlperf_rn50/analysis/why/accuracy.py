@@ -85,7 +85,8 @@ def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Ite
     rates = [(r.epoch, r.learning_rate) for r in records if r.learning_rate is not None]
     losses = [(r.epoch, r.loss) for r in records if r.loss is not None]
     num_epochs, per_epoch = t.max_epochs or max(1, int(s.decay_epochs)), -(-d.num_train // batch)
-    num_steps, peak = num_epochs * per_epoch, max((r for _, r in rates), default=0.0) or s.base_lr
+    num_steps, is_warm = num_epochs * per_epoch, bool(rates) and rates[-1][0] > s.warmup_epochs
+    peak = max(r for _, r in rates) if is_warm else s.base_lr
 
     if o.name == 'sgd':  # half the lowest (digits) and twice the highest (CIFAR-10) rate of the shipped recipes
         rate = peak * 256 / batch * 0.1 / (1 - o.momentum)
