@@ -101,6 +101,7 @@ class Measurement:
         from mlperf_rn50.train.comm.rank_times import RankTimes
         from mlperf_rn50.train.plan import make_plan
         from mlperf_rn50.train.trainer import Trainer
+        from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
         leave_openmp_to_engine()
         self.wait = mx.nd.waitall
         config, self.comm, self.num_steps = config_of(case), open_comm('none'), CASES[case]
@@ -109,9 +110,9 @@ class Measurement:
         self.trainer.broadcast()
         self.batches = train_batches(config, self.plan.train_shard(self.comm.rank), 0, 0, None)
         self.numbers, self.timers = count(), make_timers()
-        own = {'rank': self.comm.rank, 'host': 'host', 'cores': '0'}
+        own, heartbeat = {'rank': self.comm.rank, 'host': 'host', 'cores': '0'}, Heartbeat()
         self.folder = tempfile.TemporaryDirectory()
-        self.times = {v: RankTimes(self.comm, t, own, RunFolder(Path(self.folder.name), 0))
+        self.times = {v: RankTimes(self.comm, t, own, RunFolder(Path(self.folder.name), 0), heartbeat)
                       for v, t in self.timers.items()}
 
     def run(self, variant, number):

@@ -1,6 +1,6 @@
 """Plant training mistakes, and count those that `mlperf-rn50 why RUN --probe` names, and the healthy runs it accuses.
 
-Ten mistakes are planted on digits and ten on a part of CIFAR-10, in the data, the labels, the recipe or the code. The
+Mistakes are planted on digits and on a part of CIFAR-10, in the data, the labels, the recipe or the code. The
 healthy runs differ in seed, batch, schedule, augmentation, ranks and part of the data. A mistake in the code is a
 function of this file that changes the program in the training process, but not in that of `why`. Each run names the
 first healthy run of its data set as run.reference.
@@ -88,6 +88,25 @@ def noise(s: Sample, random: np.random.Generator) -> int:
     return int(random.integers(10)) if random.random() < 0.4 else s.label
 
 
+def rotate(s: Sample, _: np.random.Generator) -> int:
+    return {3: 4, 4: 5, 5: 3}.get(s.label, s.label)
+
+
+def permute(s: Sample, _: np.random.Generator) -> int:
+    return int(np.random.default_rng(7).permutation(10)[s.label])
+
+
+def any_class(s: Sample, random: np.random.Generator) -> int:
+    return int(random.integers(10))
+
+
+def blur(pixels: np.ndarray) -> np.ndarray:
+    """Reduce an image to a quarter of its side, and enlarge it."""
+    from PIL import Image
+    image = Image.fromarray(pixels)
+    return np.asarray(image.resize((image.width // 4, image.height // 4)).resize(image.size))
+
+
 def leak(d: Dataset) -> Dataset:
     copies = [replace(s, name=f'train/{NUM_TRAIN + i}') for i, s in enumerate(d.validation)]
     return replace(d, train=[*d.train[:NUM_TRAIN - len(copies)], *copies])
@@ -167,6 +186,11 @@ MISTAKES = [
          patch=partial(normalise_training, 0.5, 0.25)),
     Case('all ranks read one shard', 'cifar10', ('equal_shards',), patch=give_all_ranks_one_shard, ranks=2),
     Case('only the last layer trained', 'cifar10', ('frozen',), patch=train_last_layer),
+    Case('three classes in a cycle', 'cifar10', ('labels_swapped',), change=partial(relabel, 'train', rotate)),
+    Case('validation classes permuted', 'cifar10', ('labels_swapped',), change=partial(relabel, 'validation', permute)),
+    Case('random validation labels', 'cifar10', ('label_noise',), change=partial(relabel, 'validation', any_class)),
+    Case('blurred training images', 'cifar10', ('blur_or_noise',), change=partial(redraw, 'train', blur)),
+    Case('blurred validation images', 'digits', ('blur_or_noise',), change=partial(redraw, 'validation', blur)),
     Case('gradients summed over the batch', 'cifar10', ('gradient_scale', 'learning_rate'), patch=sum_gradients),
 ]
 

@@ -3,10 +3,9 @@
 Options of the components are in data/options.py, model/options.py and train/options.py; those of the run are here.
 Numbers derived from options (global batch, steps per epoch) are in train/plan.py.
 """
-import dataclasses
 import math
 import unicodedata
-from dataclasses import dataclass, field, replace
+from dataclasses import Field, dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
@@ -77,20 +76,20 @@ class RunConfig:
 class Config:
     """The complete configuration. Each field is a section."""
 
-    run: RunConfig = field(default_factory=RunConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    comm: CommConfig = field(default_factory=CommConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    run: RunConfig = RunConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    train: TrainConfig = TrainConfig()
+    comm: CommConfig = CommConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
 
 _MAX_WHOLE = 10**18  # larger integers may not convert to float
-SECTIONS: dict[str, type] = {f.name: f.type for f in dataclasses.fields(Config)}  # type: ignore[misc]
+SECTIONS: dict[str, type] = {f.name: f.type for f in fields(Config)}  # type: ignore[misc]
 # The field of each key, such as run.dir.
-KEYS = {f'{name}.{f.name}': f for name, section in SECTIONS.items() for f in dataclasses.fields(section)}
+KEYS = {f'{name}.{f.name}': f for name, section in SECTIONS.items() for f in fields(section)}
 
 
 def with_size(config: Config, side: int) -> Config:
@@ -102,6 +101,12 @@ def for_evaluation(config: Config) -> Config:
     """Return a configuration whose data.image_size is that of evaluations, as for a network without data.sizes."""
     data = config.data
     return replace(config, data=replace(data, sizes=(), image_size=data.eval_size or data.image_size, eval_size=None))
+
+
+def image_shape(config: Config) -> tuple[int, int, int]:
+    """Return the shape of a training image of the first epoch as network input, in the configured layout."""
+    channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.size_of()
+    return (side, side, channels) if config.model.layout == 'NHWC' else (channels, side, side)
 
 
 def open_values(config: Config) -> dict[str, Any]:
@@ -134,7 +139,7 @@ def render_value(value: Any) -> str:
     return f'{value:.6g}' if isinstance(value, float) else str(value)
 
 
-def _check_key(name: str, key: dataclasses.Field, value: Any) -> None:
+def _check_key(name: str, key: Field, value: Any) -> None:
     """Raise ConfigError for a missing value, a number out of bounds or a text with control characters."""
     bounds: Bounds | None = key.metadata.get('bounds')
     require(value is not None or type(None) in get_args(key.type),
@@ -154,7 +159,7 @@ def _check_key(name: str, key: dataclasses.Field, value: Any) -> None:
 def check_values(c: Config) -> None:
     """Raise ConfigError for invalid values."""
     for section, values in vars(c).items():
-        for key in dataclasses.fields(values):
+        for key in fields(values):
             _check_key(f'{section}.{key.name}', key, getattr(values, key.name))
     check_data(c.data)
     train_options.parse_trace(c.run.trace)

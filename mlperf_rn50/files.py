@@ -68,6 +68,11 @@ def regular_file(path: str, flags: int) -> int:
     return descriptor
 
 
+def open_regular(path: Path | str) -> BinaryIO:
+    """Open a regular file for reading bytes. Raise OSError as regular_file does."""
+    return open(path, 'rb', opener=regular_file)
+
+
 def no_link(path: str, flags: int) -> int:
     """Open a file, as the opener of open(). Raise OSError for a link, which could lead out of a run folder."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o666)
@@ -94,7 +99,7 @@ def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[s
 
 def read_text(path: Path, max_bytes: int) -> str:
     """Return the text of a file. Raise ValueError above max_bytes or if it is not UTF-8, and OSError as open() does."""
-    with open(path, 'rb', opener=regular_file) as f:
+    with open_regular(path) as f:
         content = f.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f'is larger than {max_bytes} bytes')
@@ -103,13 +108,13 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 def read_bytes(path: Path) -> bytes:
     """Return the content of a regular file. Raise OSError as regular_file does."""
-    with open(path, 'rb', opener=regular_file) as f:
+    with open_regular(path) as f:
         return f.read()
 
 
 def numbered_lines(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
     """Yield (number, line) for each line of a regular file, cut off after `limit` bytes. Raise OSError as open()."""
-    with open(path, 'rb', opener=regular_file) as f:
+    with open_regular(path) as f:
         for number in itertools.count(1):
             line = part = f.readline(limit)
             if not line:
@@ -129,22 +134,15 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError('is nested too deeply') from e
 
 
-class HashedFile:
+class HashedFile(io.RawIOBase):
     """A binary file that is written sequentially and hashed at the same time."""
 
     def __init__(self, file: BinaryIO):
         self._file, self._sha256 = file, hashlib.sha256()
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any) -> int:
         self._sha256.update(data)
         return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def read(self, *_: int) -> bytes:
-        """Raise UnsupportedOperation. The method exists because NumPy accepts only file objects that have it."""
-        raise io.UnsupportedOperation
 
     def hexdigest(self) -> str:
         return self._sha256.hexdigest()
@@ -188,7 +186,7 @@ class LineFile:
 class LineHandler(logging.Handler):
     """Handler that writes each message to a LineFile at once and raises its errors, unlike the handlers of logging."""
 
-    def __init__(self, path: Path, is_new: bool = False):
+    def __init__(self, path: Path, is_new: bool):
         super().__init__()
         self._file = LineFile(path, is_new)
 

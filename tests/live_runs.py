@@ -2,7 +2,7 @@
 import json
 import os
 
-from lines import START_S, run_lines, write_lines
+from lines import START_S, complete, run_lines, write_lines
 
 CONFIG = 'run: {dir: x}\nschedule: {decay_epochs: 12.0}\ntrain: {max_epochs: 10, target_accuracy: 0.749}\n'
 
@@ -48,9 +48,9 @@ def write_metrics(path, *records):
 def write_live(folder, *records, number=0, age_s=3.0, status=None, accuracies=(0.2,), config=CONFIG, **keys):
     """Write a run folder whose files are age_s old at NOW_S, when the tests read it."""
     suffix = f'_{number}' if number else ''
-    log = write_lines(folder / f'result_{number}.txt', run_lines(
+    log = write_lines(folder / f'result_{number}.txt', complete(run_lines(
         accuracies, status=status, nodes=2, ranks=2, accelerators=False, target=0.749, train_samples=1437,
-        dataset='digits', **keys))
+        dataset='digits', division='open', **keys)))
     metrics = write_metrics(folder / f'metrics{suffix}.jsonl', *records)
     (folder / f'config{suffix}.yaml').write_text(config)
     for path in (log, metrics):

@@ -22,6 +22,8 @@ from mlperf_rn50.text import plural, printable
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
+Row = dict[str, Any]  # of a table of results, by JSON key
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -100,7 +102,7 @@ def parse_numbers(option: str, text: str) -> list[int]:
     return [int(w) for w in words]
 
 
-def describe_machine(num_hosts: int) -> dict[str, Any]:
+def describe_machine(num_hosts: int) -> dict:
     """Return hardware, versions and settings of the measurement."""
     host, keys = host_facts(), ('hostname', 'cpu', 'cpu_cores', 'processor', 'gpus', 'memory_bytes', 'os')
     return {**{key: host[key] for key in keys}, 'num_hosts': num_hosts,
@@ -114,11 +116,11 @@ class ResultTable:
 
     title: str
     columns: tuple[tuple[str, str, str], ...]
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     note: str = ''
 
 
-def render_tables(machine: dict[str, Any], tables: Sequence[ResultTable]) -> str:
+def render_tables(machine: dict, tables: Sequence[ResultTable]) -> str:
     packages = machine['packages']
     mxnet = next((f'{n} {v}' for n, v in packages.items() if n.startswith('mxnet')), 'no MXNet')
     description = ', '.join([f'{machine["cpu"]} ({machine["processor"]["uses"]})', f'{machine["cpu_cores"]} cores',
@@ -134,7 +136,7 @@ def render_tables(machine: dict[str, Any], tables: Sequence[ResultTable]) -> str
     return '\n'.join(lines)
 
 
-def render_results_json(kind: str, machine: dict[str, Any], tables: Sequence[ResultTable]) -> str:
+def render_results_json(kind: str, machine: dict, tables: Sequence[ResultTable]) -> str:
     """Return the machine and all tables with title, note and rows as JSON."""
     return json.dumps({'format': f'mlperf-rn50 bench {kind} 1', 'version': mlperf_rn50.__version__, 'machine': machine,
                        'tables': [{'title': t.title, 'note': t.note, 'rows': t.rows} for t in tables]}, indent=1)

@@ -3,12 +3,12 @@ import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import mxnet as mx
-from mxnet import autograd
+from mxnet import autograd, nd
+from mxnet.ndarray import NDArray
 
-from mlperf_rn50.bench.measure import BenchSession, ResultTable, spread_of
+from mlperf_rn50.bench.measure import BenchSession, ResultTable, Row, spread_of
 from mlperf_rn50.config import Config
 from mlperf_rn50.model.resnet import depth_of, side_after, units
 from mlperf_rn50.train.comm.device import cast, gemm_times, measure_peak, wait_for
@@ -48,29 +48,29 @@ def convolutions(config: Config) -> Counter[Convolution]:
     return counts
 
 
-def _native(channels: int, side: int, batch_size: int, precision: str, context: mx.Context) -> mx.nd.NDArray:
+def _native(channels: int, side: int, batch_size: int, precision: str, context: mx.Context) -> NDArray:
     """Return random activations, in the layout that the convolution library gives them inside a network."""
-    plain = cast(mx.nd.random.normal(shape=(batch_size, channels, side, side), ctx=context), precision)
+    plain = cast(nd.random.normal(shape=(batch_size, channels, side, side), ctx=context), precision)
     if channels < 16:
         return plain
-    eye = cast(mx.nd.eye(channels, ctx=context).reshape((channels, channels, 1, 1)), precision)
-    return mx.nd.Convolution(plain, eye, kernel=(1, 1), num_filter=channels, no_bias=True)
+    eye = cast(nd.eye(channels, ctx=context).reshape((channels, channels, 1, 1)), precision)
+    return nd.Convolution(plain, eye, kernel=(1, 1), num_filter=channels, no_bias=True)
 
 
 def measure_convolution(c: Convolution, batch_size: int, precision: str, session: BenchSession) -> tuple[float, float]:
     """Return a convolution's forward and backward seconds. In the first layer, backward skips the input's gradient."""
     context = session.context
     x = _native(c.in_channels, c.side, batch_size, precision, context)
-    w = cast(mx.nd.random.normal(shape=(c.channels, c.in_channels, c.kernel, c.kernel), ctx=context), precision)
+    w = cast(nd.random.normal(shape=(c.channels, c.in_channels, c.kernel, c.kernel), ctx=context), precision)
     out_grad = _native(c.channels, side_after(c.side, c.stride), batch_size, precision, context)
     variables = [x, w] if c.in_channels >= 16 else [w]
-    autograd.mark_variables(variables, [cast(mx.nd.zeros(a.shape, context), precision) for a in variables])
+    autograd.mark_variables(variables, [cast(nd.zeros(a.shape, context), precision) for a in variables])
     keys = dict(kernel=(c.kernel,) * 2, stride=(c.stride,) * 2, pad=(c.kernel // 2,) * 2, num_filter=c.channels,
                 no_bias=True)
-    mx.nd.waitall()
+    nd.waitall()
 
-    def convolve(**more: mx.nd.NDArray) -> mx.nd.NDArray:
-        return mx.nd.Convolution(x, w, **keys, **more)
+    def convolve(**more: NDArray) -> NDArray:
+        return nd.Convolution(x, w, **keys, **more)
 
     def backward_s() -> float:
         with autograd.record():
@@ -78,7 +78,7 @@ def measure_convolution(c: Convolution, batch_size: int, precision: str, session
         wait_for(y)
         start = time.perf_counter()
         y.backward(out_grad)
-        mx.nd.waitall()
+        nd.waitall()
         return time.perf_counter() - start
     out = convolve()  # reused as in a network, because allocating memory can take longer than the convolution
     with autograd.train_mode():
@@ -88,7 +88,7 @@ def measure_convolution(c: Convolution, batch_size: int, precision: str, session
 
 
 def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str, session: BenchSession,
-                     peak: float) -> dict[str, Any]:
+                     peak: float) -> Row:
     flops = c.flops(batch_size)
     row = {'layer': f'{c.kernel}x{c.kernel}/{c.stride} {c.in_channels} -> {c.channels}', 'side': c.side,
            'count': count, 'precision': precision, 'gflop': flops / 1e9}

@@ -3,13 +3,12 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from mlperf_rn50.bench.measure import BenchSession, ResultTable, proc_number
+from mlperf_rn50.bench.measure import BenchSession, ResultTable, Row, proc_number
 from mlperf_rn50.config import with_size
 from mlperf_rn50.data.batches import train_batches
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.files import regular_file
+from mlperf_rn50.files import open_regular
 from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.train.comm.device import wait_for
 from mlperf_rn50.train.plan import make_plan
@@ -18,11 +17,11 @@ CACHES = ('cold', 'warm')
 NODE_COUNTS = (1, 2, 4, 8, 16, 32)
 
 
-def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
+def measure_pipeline(session: BenchSession, cache: str) -> Row:
     """Measure one rank's training batches. The page cache starts without the file (cold) or with it (warm)."""
     config, plan = session.config, make_plan(session.config, 1)
     path = Path(config.data.dir) / 'train.rec'
-    with open(path, 'rb', opener=regular_file) as f:
+    with open_regular(path) as f:
         if cache == 'cold':  # drop the clean pages of the file, which works without root
             os.fsync(f.fileno())
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -112,7 +112,6 @@ def probe(run: WhyRun) -> tuple[list[Cause], str]:
     found = [
         *evidence.judge_predictions(train, augmented, validation, after, sound_train=sound_train, sound=sound,
                                     logged=description.top1, is_early=is_early),
-        *evidence.judge_neighbours(train, validation),
         *evidence.judge_detail(*(evidence.measure_detail(part.images, data.mean, data.std)
                                  for part in (train, validation))),
         *evidence.judge_records(scanned, others, data.num_classes),

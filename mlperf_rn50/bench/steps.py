@@ -10,20 +10,22 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import mxnet as mx
 import numpy as np
+from mxnet import nd
 
 from mlperf_rn50.bench import measure
-from mlperf_rn50.bench.measure import BenchSession, ResultTable, spread_of
-from mlperf_rn50.config import Config, check_values
+from mlperf_rn50.bench.measure import BenchSession, ResultTable, Row, spread_of
+from mlperf_rn50.config import Config, check_values, image_shape
 from mlperf_rn50.data.batches import Batch, train_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.fused import with_layout
-from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters, image_shape, image_size_of
+from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters, image_size_of
+from mlperf_rn50.text import grouped
 from mlperf_rn50.train.comm.device import measure_peak, wait_for
 from mlperf_rn50.train.comm.sharing import sharing_of
 from mlperf_rn50.train.loop import STEPS_AHEAD
@@ -78,10 +80,10 @@ def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: 
             stamps.append(time.perf_counter())
             session.heartbeat.beat('training', len(stamps))
         if step == session.num_warmup - 1:  # start the clock with an idle device
-            mx.nd.waitall()
+            nd.waitall()
             pulses.clear()
             stamps = [time.perf_counter()]
-    mx.nd.waitall()
+    nd.waitall()
     stamps[-1] = time.perf_counter()  # the last step ends with its update
     return [b - a for a, b in zip(stamps, stamps[1:])]
 
@@ -91,7 +93,7 @@ def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int
     stamps = [time.perf_counter()]
 
     def done() -> None:
-        mx.nd.waitall()
+        nd.waitall()
         stamps.append(time.perf_counter())
     batch = next(batches)
     done()
@@ -107,7 +109,7 @@ def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int
     return {part: b - a for part, a, b in zip(PARTS, stamps, stamps[1:])}
 
 
-def measure_case(session: BenchSession, case: Case) -> dict[str, Any]:
+def measure_case(session: BenchSession, case: Case) -> Row:
     """Measure a case on its ranks. Return a row with the times of this rank and the maximum memory of all ranks."""
     config, comm, device_id = session.config, session.comm, session.device_id
     plan = make_plan(config, comm.world_size)
@@ -151,7 +153,7 @@ def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
     return [_steps_table(rows), *_scaling_tables(rows)] if comm.rank == 0 else []
 
 
-def _steps_table(rows: list[dict[str, Any]]) -> ResultTable:
+def _steps_table(rows: list[Row]) -> ResultTable:
     return ResultTable('Training steps', (
         ('model', 'model', 's'), ('precision', 'precision', 's'), ('input', 'input', 's'),
         ('image_size', 'pixels', 'd'), ('local_batch_size', 'batch', 'd'), ('num_ranks', 'ranks', 'd'),
@@ -164,21 +166,18 @@ def _steps_table(rows: list[dict[str, Any]]) -> ResultTable:
         'layers, backward counted twice. Peak: the fastest of 12 matrix products.')
 
 
-def _scaling_tables(rows: list[dict[str, Any]]) -> list[ResultTable]:
+def _scaling_tables(rows: list[Row]) -> list[ResultTable]:
     """Return a scaling table for each case measured with different numbers of ranks."""
-    names = ('model', 'precision', 'input', 'local_batch_size')
-    result = []
-    for case in dict.fromkeys(tuple(r[n] for n in names) for r in rows):
-        same = sorted((r for r in rows if tuple(r[n] for n in names) == case), key=lambda r: r['num_ranks'])
-        if len(same) > 1:
-            result.append(ResultTable(
-                f'Scaling efficiency: {case[0]}, {case[1]}, {case[2]}, {case[3]} images per rank',
-                (('num_ranks', 'ranks', 'd'), ('num_hosts', 'hosts', 'd'), ('ideal', 'ideal images/s', ',.1f'),
-                 ('real', 'real images/s', ',.1f'), ('efficiency', 'efficiency', '.0%')), scaling_rows(same)))
-    return result
+    cases = grouped(sorted(rows, key=itemgetter('num_ranks')),
+                    itemgetter('model', 'precision', 'input', 'local_batch_size'))
+    return [ResultTable(
+        f'Scaling efficiency: {case[0]}, {case[1]}, {case[2]}, {case[3]} images per rank',
+        (('num_ranks', 'ranks', 'd'), ('num_hosts', 'hosts', 'd'), ('ideal', 'ideal images/s', ',.1f'),
+         ('real', 'real images/s', ',.1f'), ('efficiency', 'efficiency', '.0%')), scaling_rows(same))
+        for case, same in cases.items() if len(same) > 1]
 
 
-def scaling_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def scaling_rows(rows: list[Row]) -> list[Row]:
     """Return real and ideal throughput by number of ranks. Ideal is the first row's throughput, scaled linearly."""
     each = rows[0]['images_per_s'] / rows[0]['num_ranks']
     return [{'num_ranks': r['num_ranks'], 'num_hosts': r['num_hosts'], 'ideal': each * r['num_ranks'],
@@ -190,13 +189,13 @@ def bus_bandwidth(num_bytes: int, seconds: float, num_ranks: int) -> float:
     return num_bytes / seconds * 2 * (num_ranks - 1) / num_ranks
 
 
-def predict_s(rows: list[dict[str, Any]], num_bytes: int) -> float:
+def predict_s(rows: list[Row], num_bytes: int) -> float:
     """Return the predicted seconds for a size, interpolated between rows. Larger sizes use the last row's bandwidth."""
     sizes, seconds = [r['bytes'] for r in rows], [r['time_ms'] / 1000 for r in rows]
     return float(np.interp(num_bytes, sizes, seconds)) * max(1.0, num_bytes / sizes[-1])
 
 
-def _time(session: BenchSession, arrays: list[mx.nd.NDArray]) -> dict[str, float]:
+def _time(session: BenchSession, arrays: list[nd.NDArray]) -> dict[str, float]:
     """Time the exchange of some arrays. Return columns for a result row."""
     def exchange() -> None:
         session.comm.average_gradients(arrays)
@@ -214,11 +213,11 @@ def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
     if comm.world_size < 2:
         raise ConfigError('ranks: got 1, expected 2 or more; start them with a launcher, such as '
                           'launch/ranks.sh 2 mlperf-rn50 bench allreduce')
-    sizes = [_time(session, [mx.nd.zeros((size // 4,), session.context)]) for size in SIZES]
+    sizes = [_time(session, [nd.zeros((size // 4,), session.context)]) for size in SIZES]
     rows = [{**row, 'algorithm_gb_per_s': row['bytes'] / row['time_ms'] / 1e6} for row in sizes]
     session = replace(session, config=case_config(session.config, case))
     params = build_model(session.config, mx.cpu(), 0).collect_params().values()
-    grads = [mx.nd.zeros(p.shape, session.context) for p in params if p.grad_req != 'null']
+    grads = [nd.zeros(p.shape, session.context) for p in params if p.grad_req != 'null']
     measured, step_ms = _time(session, grads), measure_case(session, case)['step_ms']
     predicted_ms = 1000 * predict_s(rows, int(measured['bytes']))
     gradients = {'model': case.model, 'num_gradients': len(grads), 'predicted_ms': predicted_ms, **measured,

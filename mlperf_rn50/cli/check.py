@@ -6,7 +6,8 @@ examples:
   mlperf-rn50 check result_*.txt --ruleset v0.5 --format json
 
 The round of a log is the one in the name of a folder, such as v0.7, or the oldest one whose rules the log passes. The
-official checkers judge the logs. One of the five logs of a set may fail.
+official checkers judge the logs. One of the five logs of a set may fail, unless it contradicts itself. Logs of other
+benchmarks are skipped and counted.
 
 exit codes: 0 all logs pass the rules of their round, even if they cannot be submitted, such as a run on digits,
 1 a log or set fails or one of several logs is unreadable, 2 usage error, no log, or one unreadable log
@@ -35,19 +36,19 @@ def make_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
-    from mlperf_rn50.analysis.progress import track
-    from mlperf_rn50.analysis.sets.load import list_logs
+    from mlperf_rn50.analysis.sets.load import Rules, describe_others, load_logs
     from mlperf_rn50.analysis.sets.verdict import make_verdicts, render_verdicts, verdicts_as_json
-    from mlperf_rn50.mllog.check import judge
-    found, faults = list_logs([Path(f) for f in options.files])
-    paths = [*(log for logs in found.values() for log in logs), *(Path(e.filename) for e in faults)]
-    checked = judge.check_logs(paths, [ROUNDS[options.ruleset]] if options.ruleset else None, options.division)
-    logs = list(track(checked, len(paths), 'check logs'))
-    verdicts = make_verdicts(logs, options.division)
-    is_passed = not any(v.violations for v in verdicts)
+    from mlperf_rn50.mllog.check.judge import logs_as_json
+    rules = Rules([ROUNDS[options.ruleset]] if options.ruleset else None, options.division)
+    run_sets, others = load_logs([Path(f) for f in options.files], rules)
+    verdicts = make_verdicts(run_sets)
+    is_passed = not any(v.run_set.judgement.violations for v in verdicts)
     if options.format == 'json':
-        print(json.dumps({**judge.logs_as_json(logs), 'sets': verdicts_as_json(verdicts)}, indent=1))
+        logs = [log for v in verdicts for log in v.logs]
+        print(json.dumps({**logs_as_json(logs), 'sets': verdicts_as_json(verdicts),
+                          'num_other_benchmarks': len(others)}, indent=1))
         return EXIT_OK if is_passed else EXIT_FAILED
     first, _, rest = render_verdicts(verdicts).partition('\n')
-    print(paint(first, 'green' if is_passed else 'red') if has_colour(sys.stdout) else first, rest, sep='\n')
+    print(paint(first, 'green' if is_passed else 'red') if has_colour(sys.stdout) else first, rest,
+          *[f'  {describe_others(others)}'] * bool(others), sep='\n')
     return EXIT_OK if is_passed else EXIT_FAILED

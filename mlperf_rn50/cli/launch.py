@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,10 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
     known = config_parser('train', train.add_options)._option_string_actions
     if wrong := [w for w in options.train if w.startswith('--') and w.partition('=')[0] not in known]:
         raise option_error(f'unrecognized arguments: {wrong[0]}', parser, known)
+    if '--dry-run' in options.train and (not engine.in_slurm or 'SLURM_JOB_NODELIST' in os.environ):
+        with closing(SignalQueue(())) as none:
+            place, _ = Launcher(name, engine, options, none, load_train_config).settle()
+        options = replace(options, nodes=len(place.hosts), ranks_per_node=place.ranks_per_node)
     if options.only_prints:
         return train.run(options.as_train)
     if engine.in_slurm and os.environ.get('SLURM_RESTART_COUNT', '0') != '0':

@@ -12,6 +12,7 @@ exit codes: 0 accepted, even if the description of a new tree is still incomplet
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, UserError
-from mlperf_rn50.mllog.rulesets import PACKAGED, parse_round
+from mlperf_rn50.mllog.rulesets import PACKAGED, ROUNDS, parse_round
 from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
@@ -55,13 +56,16 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f'--check: got {", ".join(given)} too, expected only a finished tree')
     if missing and not options.check:
         parser.error(f'the following arguments are required: {", ".join(missing)}')
-    from mlperf_rn50.analysis.sets.load import load_run_sets
+    from mlperf_rn50.analysis.sets.load import Rules, describe_others, load_logs
     from mlperf_rn50.mllog.package import submission
     folder = options.check and options.check / 'results'
     if folder and not folder.is_dir():
         raise UserError(f'--check: {options.check} contains no results folder; expected the tree of an '
                         'organisation, such as submission/us')
-    run_sets = load_run_sets([folder] if folder else [Path(p) for p in options.runs])
+    rules = Rules([ROUNDS[options.round]])
+    run_sets, others = load_logs([folder] if folder else [Path(p) for p in options.runs], rules)
+    if others:
+        print(f'mlperf-rn50: {describe_others(others)}', file=sys.stderr)
     result, heading = (_check if options.check else _build)(options, run_sets)
     minutes = run_sets[0].score_minutes if len(run_sets) == 1 else None
     if options.format == 'json':
@@ -76,17 +80,14 @@ def _build(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str
     from mlperf_rn50.mllog.package import submission
     if len(run_sets) != 1:
         raise UserError(f'RUNS: got {len(run_sets)} sets ({", ".join(s.name for s in run_sets)}), expected one')
-    different = run_sets[0].parts_text and f'the runs have different settings: {run_sets[0].parts_text}'
-    if reason := run_sets[0].refusal or different:
-        raise UserError(f'{run_sets[0].folder}: {reason}')
     order = submission.Order(options.org, options.system, options.round, Path(options.out), options.code)
-    result = submission.make_package(run_sets[0].runs, order)
+    result = submission.make_package(run_sets[0].runs, run_sets[0].judgement, order)
     heading = (f'{result.home}: {order.system}, {order.round}' + f', {_OPEN}' * result.is_open if result.home else
-               f'refused by the rules of {order.round}; nothing was written:')
+               f'refused by the rules of {order.round} (--round ROUND selects another); nothing was written:')
     return result, heading
 
 
 def _check(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str]:
     from mlperf_rn50.mllog.package.submission import check_finished
-    result = check_finished(options.check, options.round, {s.name: s.runs for s in run_sets})
+    result = check_finished(options.check, options.round, {s.name: (s.runs, s.judgement) for s in run_sets})
     return result, f'{options.check}: {options.round}, {_OPEN if result.is_open else "no errors found"}'

@@ -12,7 +12,7 @@ as round/organisation/system (mlperf-rn50 report published lists these names). A
 SOURCE to set the interconnect speed.
 
 Each layout has the batch with the least time, and so the least cost, among published and interpolated recipes, unless
-an option fixes the batch. A layout that cannot be predicted is refused, with a reason. The knee is the layout with the
+an option fixes the batch. Logs that mlperf-rn50 check refuses are no SOURCE. A layout that cannot be predicted is refused, with a reason. The knee is the layout with the
 smallest product of time and node-hours; a faster layout multiplies the node-hours by more than it divides the time.
 
 exit codes: 0 at least one layout was predicted, 1 all layouts were refused, 2 invalid arguments
@@ -103,7 +103,8 @@ def _validate(options: Namespace, parser: Parser) -> int:
         parser.error(f'--validate: also got {", ".join(given) or "--format json"}, expected at most a TREE')
     from mlperf_rn50.analysis.predict.costs import validate, validate_published
     from mlperf_rn50.analysis.predict.tables import render_validation
-    from mlperf_rn50.analysis.sets.load import load_run_sets
-    validation = validate_published() if options.validate is True else validate(load_run_sets([Path(options.validate)]))
+    from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
+    validation = validate_published() if options.validate is True else validate(
+        load_run_sets([Path(options.validate)], Rules()))
     print(render_validation(validation, options.format == 'markdown'))
     return EXIT_OK if validation.errors else EXIT_FAILED

@@ -10,8 +10,9 @@ examples:
 
 Runs that did not converge are always listed. Runs in one folder that differ in target, number of nodes or data, or, if
 converged, in batch size or optimizer are not a run set. They are listed with the reason, and excluded from comparisons.
+Other sets that mlperf-rn50 check refuses have no MLPerf score.
 
-exit codes: 0 all run sets are complete, 1 a run set was refused, or a folder or log is unreadable, 2 invalid arguments
+exit codes: 0 no run set is refused, 1 a run set is refused, as by check, 2 invalid arguments or no readable log
 """
 import sys
 from collections.abc import Sequence
@@ -57,14 +58,17 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f'--title, --note: got --format {options.format}, expected --format html or --out')
     from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json, render_systems_csv
     from mlperf_rn50.analysis.report.text import MARKDOWN, render_table, terminal_style
-    from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
+    from mlperf_rn50.analysis.sets.load import Rules, describe_others, filter_sets, load_logs
     from mlperf_rn50.analysis.sets.published import sets_under
     from mlperf_rn50.analysis.sets.scaling import make_studies
     from mlperf_rn50.analysis.why.text import limit_sentence
     from mlperf_rn50.runfolder.names import run_of
     paths = dict.fromkeys(map(Path, options.paths))
     logs, published = [p for p in paths if not sets_under(p)], [s for p in paths for s in sets_under(p)]
-    run_sets = filter_sets([*(load_run_sets(logs) if logs else ()), *published], vars(options))
+    loaded, others = load_logs(logs, Rules()) if logs else ([], [])
+    if others:
+        print(f'mlperf-rn50: {describe_others(others)}', file=sys.stderr)
+    run_sets = filter_sets([*loaded, *published], vars(options))
     newest = [s.runs[-1] for s in run_sets if len(run_sets) == 1 and not s.is_published]
     texts = {'title': options.title, 'note': options.note, 'source': ' '.join(options.paths),
              'limit': ''.join(limit_sentence(run_of(run.path)) for run in newest)}
@@ -84,5 +88,4 @@ def run(argv: Sequence[str]) -> int:
         from mlperf_rn50.analysis.report.page import render_html
         from mlperf_rn50.analysis.report.plots import draw_report
         print(render_html(studies, list(draw_report(studies)), Path.cwd(), **texts))
-    is_complete = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in run_sets)
-    return EXIT_OK if is_complete else EXIT_FAILED
+    return EXIT_FAILED if any(s.reasons for s in run_sets) else EXIT_OK

@@ -11,7 +11,8 @@ printed once, and watch ends.
 No file is locked, and only --html writes files, so a run on other machines can be followed through a shared folder.
 Output to a pipe has one line per event of a run.
 
-exit codes: 0 all runs are over, or Ctrl-C was pressed, 2 invalid arguments
+exit codes: 0 all runs are over, or Ctrl-C was pressed, 1 a log or the set of its folder is refused, as by check,
+2 invalid arguments
 """
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.parsers import add_price_option, command_parser
 from mlperf_rn50.cli.terminal import has_colour
-from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, UserError
 from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
@@ -63,16 +64,19 @@ def run(argv: Sequence[str]) -> int:
     paths = [path for folder in given for path in find_run_folders(folder)]
     states, price = _states([Follower(p) for p in paths], options), options.price_per_node_hour
     if options.once or paths != given:  # a tree may have runs that were killed and never end
-        _print_once(next(states), price, options.format)
-        return EXIT_OK
+        runs = next(states)
+        _print_once(runs, price, options.format)
+        return _exit_code(runs)
     try:
         if sys.stdout.isatty() and _console().is_terminal and not _console().is_dumb_terminal:
-            _show_live(states, options.every, price)
-        else:
-            _print_lines(states, options.every)
+            return _exit_code(_show_live(states, options.every, price))
+        return _exit_code(_print_lines(states, options.every))
     except KeyboardInterrupt:  # the normal way to end watch
-        pass
-    return EXIT_OK
+        return EXIT_OK
+
+
+def _exit_code(runs: Sequence[LiveRun]) -> int:
+    return EXIT_FAILED if any(r.violations for r in runs) else EXIT_OK
 
 
 def _states(followers: Sequence[Follower], options: Namespace) -> Iterator[list[LiveRun]]:
@@ -117,8 +121,8 @@ def _print_once(runs: Sequence[LiveRun], price: float | None, output_format: str
     print(re.sub('(?m) +$', '', captured.get()), end='')
 
 
-def _show_live(states: Iterator[list[LiveRun]], every_s: float, price: float | None) -> None:
-    """Update the terminal screen until all runs are over, and leave the last state of the runs on it."""
+def _show_live(states: Iterator[list[LiveRun]], every_s: float, price: float | None) -> list[LiveRun]:
+    """Update the terminal screen until all runs are over. Leave their last state on it, and return it."""
     from rich.live import Live
 
     from mlperf_rn50.analysis.watch.terminal import render
@@ -135,12 +139,14 @@ def _show_live(states: Iterator[list[LiveRun]], every_s: float, price: float | N
                     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 time.sleep(min(_RESIZE_S, every_s))
     console.print(render(runs, console, price))
+    return runs
 
 
-def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> None:
-    """Print a line for a run when something changes, and otherwise every _LINE_PERIOD_S seconds while it trains."""
+def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> list[LiveRun]:
+    """Print a line for a run when something changes, or _LINE_PERIOD_S seconds after the last; return the final states."""
     from mlperf_rn50.analysis.watch.facts import line_of
     printed: dict[int, tuple[object, object, float]] = {}
+    runs: list[LiveRun] = []
     for runs in states:
         now = time.monotonic()
         for k, run in enumerate(runs):
@@ -153,3 +159,4 @@ def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> None:
                 printed[k] = news, run.step, now
         if not all(r.is_over for r in runs):
             time.sleep(every_s)
+    return runs

@@ -7,14 +7,16 @@ examples:
   mlperf-rn50 why logs/digits_cpu --out pictures --perfetto trace.json
 
 RUN is a run folder, of which the newest run is explained, or result_<k>.txt in one. The first line says what limits the
-run, its share of the time and the largest possible gain; then come the evidence and the next thing to try.
+run, its share of the time and the largest possible gain; then come the evidence and the next thing to try. A
+line before it says how far a run is that has not trained to the end of its schedule, and how to resume it.
 
-exit codes: 0 explained, 2 invalid arguments, or no run with times of its ranks
+exit codes: 0 explained, 2 invalid arguments, or a finished run without times of its ranks
 """
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.cli.terminal import width_of
@@ -43,20 +45,28 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.why.limit import times_of
     from mlperf_rn50.analysis.why.load import load_run, run_folder_at
     from mlperf_rn50.analysis.why.text import compare_times, explain_time
+    from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
+    from mlperf_rn50.table import wrap_line
+    from mlperf_rn50.text import printable
     first, *others = (load_run(run_folder_at(Path(path))) for path in options.runs)
-    answer, probed = None, ()
+    answer = None
+    probed: tuple[Any, ...] = ()
     if options.probe:
         from mlperf_rn50.bench.probe import probe
         probed = probe(first)
     accuracy = None if others else explain_accuracy(first, *probed)
+    course = '' if others else printable(unfinished_sentence(first))
     try:
         answer = compare_times(times_of(first), times_of(others[0])) if others else explain_time(first)
     except UserError:
-        if not accuracy:  # otherwise the run ended before it recorded times
+        if not accuracy and not course:  # otherwise the run has not yet recorded times
             raise
-    found = {**(answer_object(answer) if answer else {}), 'accuracy': accuracy and answer_object(accuracy)}
+    width = width_of(sys.stdout)
+    found = {'course': course, **(answer_object(answer) if answer else {}),
+             'accuracy': accuracy and answer_object(accuracy)}
     print(json.dumps(found, indent=2) if options.format == 'json' else
-          '\n\n'.join(render_answer(a, width_of(sys.stdout)) for a in (accuracy, answer) if a))
+          '\n\n'.join(filter(None, [wrap_line(course, width), *(
+              render_answer(a, width) for a in (accuracy, answer) if a)])))
     if options.out:
         from mlperf_rn50.analysis.why.picture import dump_times
         dump_times(first, Path(options.out))

@@ -1,19 +1,19 @@
 """Training and evaluation batches on the device: choice of records, reading ahead, decoding and transfer to MXNet."""
-import dataclasses
 import io
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import count, groupby, islice, repeat, zip_longest
+from dataclasses import dataclass, replace
+from itertools import count, cycle, groupby, islice, repeat, zip_longest
 from typing import Any, NamedTuple
 
 import imagesize
 import mxnet as mx
 import numpy as np
+from mxnet.ndarray import NDArray
 
-from mlperf_rn50.config import Config, for_evaluation, with_size
+from mlperf_rn50.config import Config, for_evaluation, image_shape, with_size
 from mlperf_rn50.data import pipeline, shards
 from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
 from mlperf_rn50.data.options import DataConfig
@@ -27,14 +27,18 @@ from mlperf_rn50.errors import DataError
 class Batch:
     """One rank's images and labels for one forward pass."""
 
-    images: mx.nd.NDArray  # float32 or float16, (batch, channels, side, side), or channels last for layout=NHWC
-    labels: mx.nd.NDArray  # int32, (batch,)
+    images: NDArray  # float32 or float16, (batch, channels, side, side), or channels last for layout=NHWC
+    labels: NDArray  # int32, (batch,)
     num_valid: int  # number of leading images that count; the rest is padding
     num_bytes: int = 0  # bytes read from files, padding included; 0 for cached records and synthetic images
     num_new_bytes: int = 0  # bytes of the records that this node reads for the first time since the process started
     # Parts of the time in which the caller waited for the batch: for record files, and for DALI. The rest is Python.
     read_s: float = 0.0
     decode_s: float = 0.0
+
+
+# Function that returns the next batches, given their num_valid.
+NextBatches = Callable[[Iterable[int]], Iterator[Batch]]
 
 
 class Request(NamedTuple):
@@ -56,17 +60,17 @@ def _fill(records: list[Record], request: Request, data: DataConfig, describe: C
     changed: dict[str, Any] = {'labels': np.array([[r.label] for r in records], np.int32), 'samples': request.samples}
     uniforms = request.uniforms
     if uniforms is not None and data.crop == 'random_resized':
-        widths, heights = np.array([imagesize.get(io.BytesIO(i.data)) for i in inputs.images]).T
-        if min(widths.min(), heights.min()) < 1:
-            sample = request.samples[np.minimum(widths, heights).argmin()]
+        sizes = np.array([imagesize.get(io.BytesIO(i.data))[::-1] for i in inputs.images])
+        if sizes.min() < 1:
+            sample = request.samples[sizes.min(axis=1).argmin()]
             raise DataError(f'{describe(sample)}: got an image without a readable size; prepare the data again')
         changed['anchors'], changed['shapes'] = random_resized_crops(
-            uniforms[:, :-1], heights, widths, (data.min_area, data.max_area), (data.min_aspect, data.max_aspect))
+            uniforms[:, :-1], sizes, (data.min_area, data.max_area), (data.min_aspect, data.max_aspect))
     elif uniforms is not None and data.crop == 'padded':
         changed['anchors'] = padded_crop_anchors(uniforms[:, :2], data.crop_padding)
     if request.is_mirrored is not None:
         changed['mirrors'] = request.is_mirrored[:, None].astype(np.int32)
-    return dataclasses.replace(inputs, **changed)
+    return replace(inputs, **changed)
 
 
 def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, requests: Iterator[Request],
@@ -82,7 +86,7 @@ def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, reques
         read_s = time.monotonic() - start
         is_read = np.array([is_read for _, is_read in results])
         inputs = _fill([record for record, _ in results], request, data, records.describe)
-        return dataclasses.replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
+        return replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
                                    num_new_bytes=records.num_bytes(request.samples[request.is_new]),
                                    read_s=read_s / max(time.monotonic() - start, 1e-9))
     pending: deque[Future[Inputs]] = deque()
@@ -92,7 +96,7 @@ def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, reques
             if len(pending) > num_ready + data.read_threads:
                 start = time.monotonic()
                 inputs = pending.popleft().result()
-                yield dataclasses.replace(inputs, read_s=inputs.read_s * (time.monotonic() - start))
+                yield replace(inputs, read_s=inputs.read_s * (time.monotonic() - start))
     finally:
         # Do not wait, because an abandoned generator may be closed by one of these threads.
         pool.shutdown(wait=False, cancel_futures=True)
@@ -101,7 +105,7 @@ def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, reques
 def _join(parts: list[Inputs]) -> Inputs:
     """Return the inputs of one pipeline run for several batches. Byte counts are those of the first."""
     names = ('labels', 'anchors', 'shapes', 'mirrors')
-    return dataclasses.replace(parts[0], images=[image for part in parts for image in part.images],
+    return replace(parts[0], images=[image for part in parts for image in part.images],
                                **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
@@ -137,9 +141,8 @@ def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -
 def eval_requests(shard: Shard) -> Iterator[Request]:
     order = np.resize(np.arange(shard.num_samples), shard.num_positions)  # in storage order, with padding at the end
     none_new = np.zeros(shard.local_batch_size, bool)
-    while True:
-        for step in range(shard.steps_per_epoch):
-            yield Request(shard.samples(order, step), none_new)
+    for step in cycle(range(shard.steps_per_epoch)):
+        yield Request(shard.samples(order, step), none_new)
 
 
 def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None,
@@ -169,7 +172,7 @@ def size_runs(data: DataConfig, shard: Shard, first_step: int) -> list[tuple[int
     return list(zip((side for side, _ in runs), [*nums[:-1], None]))
 
 
-def _in_turn(build: Callable[[int, int | None], Callable[[Iterable[int]], Iterator[Batch]]],
+def _in_turn(build: Callable[[int, int | None], NextBatches],
              runs: list[tuple[int, int | None]], num_valid: Iterator[int]) -> Iterator[Batch]:
     """Build the first pipeline. Return the batches of all runs of epochs, whose pipelines a thread builds in time."""
     first, pool = build(*runs[0]), ThreadPoolExecutor(1, 'build')
@@ -204,8 +207,8 @@ def synthetic_batches(config: Config, shard: Shard, device_id: int | None) -> It
 
 
 def _build_batches(open_records: Callable[[], RecordFile], inputs: Iterator[Inputs], shard: Shard, config: Config,
-                   is_training: bool, device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
-    """Build a pipeline for inputs. Return a function that yields the next batches, given their num_valid.
+                   is_training: bool, device_id: int | None) -> NextBatches:
+    """Build a pipeline for inputs.
 
     A run of the pipeline returns one or several batches, which are cut without a copy.
     """
@@ -226,10 +229,10 @@ def _build_batches(open_records: Callable[[], RecordFile], inputs: Iterator[Inpu
                                  is_warm=device_id is not None and config.train.num_warmup_steps > 0)
     context, is_kept = device_context(device_id), pipeline.keeps_outputs(pipe)
 
-    cut: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque()  # batches of the last run that are not used yet
+    cut: deque[tuple[NDArray, NDArray]] = deque()  # batches of the last run that are not used yet
     # With the asynchronous engine, MXNet waits until freed memory is unused before it returns it again. So the last
     # runs are kept until the steps that read them have ended, as the training loop is two steps ahead.
-    recent: deque[tuple[mx.nd.NDArray, mx.nd.NDArray]] = deque(maxlen=4 if pipeline.has_async_engine() else 0)
+    recent: deque[tuple[NDArray, NDArray]] = deque(maxlen=4 if pipeline.has_async_engine() else 0)
 
     def run() -> Any:
         try:
@@ -262,16 +265,12 @@ def _build_batches(open_records: Callable[[], RecordFile], inputs: Iterator[Inpu
     return batches
 
 
-def _make_synthetic(config: Config, shard: Shard, device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
+def _make_synthetic(config: Config, shard: Shard, device_id: int | None) -> NextBatches:
     """Return a function like that of _build_batches, which repeats one batch of random images on the device."""
-    data, side, size = config.data, config.data.size_of(), shard.local_batch_size
-    channels = 4 if data.pad_to_4_channels else 3
-    shape = (size, side, side, channels) if config.model.layout == 'NHWC' else (size, channels, side, side)
+    size, random, context = shard.local_batch_size, np.random.default_rng(shard.rank), device_context(device_id)
     dtype = 'float16' if config.train.precision == 'float16' else 'float32'
-    random = np.random.default_rng(shard.rank)
-    context = device_context(device_id)
-    images = mx.nd.array(random.standard_normal(shape, np.float32), context, dtype)
-    labels = mx.nd.array(random.integers(0, data.num_classes, size), context, 'int32')
+    images = mx.nd.array(random.standard_normal((size, *image_shape(config)), np.float32), context, dtype)
+    labels = mx.nd.array(random.integers(0, config.data.num_classes, size), context, 'int32')
     return lambda num_valid: (Batch(images, labels, valid) for valid in num_valid)
 
 

@@ -7,7 +7,6 @@ CUDA events (Executor::ShareOutputs), and DALI 2 documents such outputs as host-
 memory only after the last operator that uses it has ended on the GPU (PushFCompute), so DALI never overwrites it early.
 """
 import ctypes
-import dataclasses
 import io
 import os
 import threading
@@ -107,22 +106,21 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
     """Build the DALI graph for training (crops as in data.crop) or evaluation (resize and centre crop)."""
     data, on_gpu = config.data, device_id is not None
     # DALI accepts only inputs that the graph uses.
-    window = _WINDOW[data.crop] if is_training else ()
-    used = [f for f in dataclasses.fields(Inputs) if f.name in ('images', 'labels', 'mirrors', *window)]
+    used = ['images', 'labels', 'mirrors', *(_WINDOW[data.crop] if is_training else ())]
     # DALI reads the inputs in place (no_copy), so they must live until their outputs have been returned.
     alive: deque[Inputs] = deque(maxlen=data.prefetch_depth + 2)
 
     def feed() -> Iterator[tuple]:
         for i in source:
             alive.append(i)
-            yield tuple(getattr(i, f.name) for f in used)
+            yield tuple(getattr(i, name) for name in used)
 
     pipe = Pipeline(batch_size, data.num_threads, device_id, prefetch_queue_depth=data.prefetch_depth,
                     set_affinity=_has_own_cpus(data.num_threads))
     with pipe:
         outputs = fn.external_source(source=feed(), num_outputs=len(used), batch=True, no_copy=True,
-                                     dtype=[_DTYPES[f.name] for f in used], ndim=[1] * len(used))
-        given = dict(zip((f.name for f in used), outputs))
+                                     dtype=[_DTYPES[name] for name in used], ndim=[1] * len(used))
+        given = dict(zip(used, outputs))
         images, labels = _transform(given, config, is_training, on_gpu), given['labels']
         pipe.set_outputs(images, labels.gpu() if on_gpu else labels)
     pipe.build()

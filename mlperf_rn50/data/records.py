@@ -7,7 +7,6 @@ import hashlib
 import os
 import struct
 import threading
-import tokenize
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +20,7 @@ import numpy as np
 
 from mlperf_rn50.data.options import MANIFEST_NAME, MAX_MANIFEST_BYTES, DataConfig
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import parse_json, read_text, regular_file
+from mlperf_rn50.files import open_regular, parse_json, read_text, regular_file
 
 MANIFEST_FORMAT = 1
 # Endings of the files beside a .rec, with one entry per record in the order of the index.
@@ -118,11 +117,9 @@ def existing_index(rec_path: Path) -> Path:
 def _map_index(path: Path, size: int) -> np.ndarray:
     """Map an index into memory and check it against the size of its .rec, without reading the whole index."""
     try:
-        os.close(regular_file(os.fspath(path), os.O_RDONLY))  # refuses a named pipe, on which NumPy would block
+        open_regular(path).close()  # refuses a named pipe, on which NumPy would block
         index = np.lib.format.open_memmap(path, mode='r')
-    # NumPy may raise any of these for a truncated or overwritten header.
-    except (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, tokenize.TokenError, MemoryError,
-            RecursionError) as e:
+    except Exception as e:  # NumPy raises many types for a truncated or overwritten header
         reason = getattr(e, 'strerror', None) or type(e).__name__
         raise DataError(f'{path}: not an index ({reason}); remove it to use the .idx') from e
     is_index = index.dtype == np.int64 and index.ndim == 2 and index.shape[0] == 2 and index.shape[1] > 0
@@ -134,7 +131,7 @@ def _map_index(path: Path, size: int) -> np.ndarray:
 def parse_index(path: Path, size: int) -> np.ndarray:
     """Parse the text index (.idx) of a .rec of `size` bytes. Return an array like that in INDEX."""
     try:
-        with open(path, 'rb', opener=regular_file) as f:
+        with open_regular(path) as f:
             numbers = np.fromfile(f, dtype=np.int64, sep=' ')
     except OSError as e:
         raise DataError(f'{path}: {e.strerror}; create it with: mlperf-rn50 prepare') from e
@@ -155,14 +152,14 @@ class RecordFile:
         """Open a .rec with its memory-mapped index (INDEX), or parse its .idx if it has no mapped index."""
         self.path = rec_path
         try:
-            self._file = open(rec_path, 'rb', buffering=0, opener=regular_file)
+            self._file = open_regular(rec_path)
         except OSError as e:
             raise DataError(f'{e.filename}: {e.strerror}; create it with: mlperf-rn50 prepare') from e
         self._size = os.fstat(self._file.fileno()).st_size
         index = existing_index(rec_path)
         self._starts, self._lengths = (parse_index if index.suffix == '.idx' else _map_index)(index, self._size)
         self._checksums, self._num_reads = np.array([]), count()  # older folders have no checksums
-        with suppress(OSError, ValueError), open(rec_path.with_suffix(CHECKSUMS), 'rb', opener=regular_file) as f:
+        with suppress(OSError, ValueError), open_regular(rec_path.with_suffix(CHECKSUMS)) as f:
             self._checksums = np.load(f, allow_pickle=False)
 
     def __len__(self) -> int:
@@ -171,11 +168,11 @@ class RecordFile:
     def read(self, position: int) -> Record:
         """Return the record at a position in the index, which may differ from the record's key."""
         where = f'{self.path}, record {position}'
-        start, length = int(self._starts[position]), int(self._lengths[position])
+        file, start, length = self.place(position)
         if start < 0 or length < 0 or start + length > self._size:
             raise DataError(f'{where}: got an index entry of {length} bytes at {start}, expected it within the '
                             f'{self._size} bytes of the file; prepare the data again')
-        frames = os.pread(self._file.fileno(), length, start)
+        frames = os.pread(file, length, start)
         if len(self._checksums) == len(self) and not next(self._num_reads) % _CHECK_PERIOD \
                 and zlib.crc32(frames) != self._checksums[position]:
             raise DataError(f'{where}: does not match its checksum; copy the file again, or prepare the data again')
@@ -251,10 +248,15 @@ def class_names(data: DataConfig) -> list[str]:
     if data.synthetic or not (folder / MANIFEST_NAME).exists():
         return [str(i) for i in range(data.num_classes)]
     names = load_manifest(folder)['classes']
-    if len(names) != data.num_classes:
-        raise DataError(f'data.num_classes: got {data.num_classes}, expected {len(names)} from '
-                        f'{folder / MANIFEST_NAME}; set data.num_classes or data.dir')
+    _check_value(data, 'num_classes', len(names))
     return names
+
+
+def _check_value(data: DataConfig, key: str, expected: int | str) -> None:
+    """Raise DataError if a configured value differs from that of the manifest."""
+    if getattr(data, key) != expected:
+        raise DataError(f'data.{key}: got {getattr(data, key)}, expected {expected} from '
+                        f'{Path(data.dir) / MANIFEST_NAME}; set data.{key} or data.dir')
 
 
 def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
@@ -265,11 +267,9 @@ def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
     folder = Path(data.dir)
     manifest = load_manifest(folder)
     num_images, num_bytes = (manifest['splits'][split][key] for key in ('num_images', 'rec_bytes'))
-    for key, expected in [('dataset', manifest['dataset']), ('num_classes', len(manifest['classes'])),
-                          ('num_train' if split == 'train' else 'num_val', num_images)]:
-        if getattr(data, key) != expected:
-            raise DataError(f'data.{key}: got {getattr(data, key)}, expected {expected} from '
-                            f'{folder / MANIFEST_NAME}; set data.{key} or data.dir')
+    _check_value(data, 'dataset', manifest['dataset'])
+    _check_value(data, 'num_classes', len(manifest['classes']))
+    _check_value(data, 'num_train' if split == 'train' else 'num_val', num_images)
     path = folder / f'{split}.rec'
     try:
         size, _ = (p.stat().st_size for p in (path, existing_index(path)))

@@ -11,14 +11,13 @@ import zlib
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm.contrib.concurrent import thread_map
 
 from mlperf_rn50.data.records import CHECKSUMS, INDEX, MANIFEST_NAME, NAMES, RecordFile, load_manifest, parse_index
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import regular_file, replacing, write_atomically
+from mlperf_rn50.files import open_regular, replacing, write_atomically
 from mlperf_rn50.text import some
 
 _BLOCK_BYTES = 1 << 24
@@ -41,7 +40,7 @@ def _described(rec_path: Path) -> dict[str, Path]:
             'crc_sha256': rec_path.with_suffix(CHECKSUMS)}
 
 
-def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, seed: int) -> int:
+def check_sample(records: RecordFile, entry: dict, num_records: int, seed: int) -> int:
     """Check a split's last record and some random ones. Return their number. Raise DataError if one does not match."""
     path, checksums = records.path.with_suffix(CHECKSUMS), None
     if 'crc_sha256' in entry:  # missing in older folders
@@ -57,25 +56,25 @@ def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, s
     return len(drawn) + 1
 
 
-def manifest_digest(manifest: dict[str, Any]) -> str:
+def manifest_digest(manifest: dict) -> str:
     """Return the SHA-256 of a manifest, excluding the digest in it."""
     content = {k: v for k, v in manifest.items() if k != 'sha256'}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def is_edited(manifest: dict[str, Any]) -> bool:
+def is_edited(manifest: dict) -> bool:
     """Return whether a manifest does not match its own digest; False for older manifests, which have none."""
     return manifest.get('sha256', digest := manifest_digest(manifest)) != digest
 
 
-def dump_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+def dump_manifest(folder: Path, manifest: dict) -> None:
     manifest['sha256'] = manifest_digest(manifest)
     write_atomically(folder / MANIFEST_NAME, json.dumps(manifest, indent=1) + '\n')
 
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with open(path, 'rb', opener=regular_file) as f:
+    with open_regular(path) as f:
         while block := f.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
@@ -89,7 +88,7 @@ def _file_problem(path: Path, sha256: str) -> str:
         return f'{path}: {e.strerror}'
 
 
-def describe_records(rec_path: Path, names: list[str], checksums: list[int]) -> dict[str, Any]:
+def describe_records(rec_path: Path, names: list[str], checksums: list[int]) -> dict:
     """Write index, checksums and names beside a .rec that has an .idx. Return the manifest entry of the split."""
     write_atomically(rec_path.with_suffix(NAMES), ''.join(f'{name}\n' for name in names))
     size = rec_path.stat().st_size
@@ -104,7 +103,7 @@ def describe_records(rec_path: Path, names: list[str], checksums: list[int]) -> 
 def _verify_records(rec_path: Path, index: np.ndarray, num_workers: int) -> tuple[bool, str]:
     """Return whether the records of a .rec are intact, and a line to print."""
     checksums, ordered = np.load(rec_path.with_suffix(CHECKSUMS)), np.argsort(index[0])
-    with open(rec_path, 'rb', buffering=0, opener=regular_file) as f:
+    with open_regular(rec_path) as f:
         def check_block(block: np.ndarray) -> list[int]:
             return [int(p) for p in block if checksum(f.fileno(), int(index[0, p]), int(index[1, p])) != checksums[p]]
         blocks = np.split(ordered, range(_BLOCK, len(ordered), _BLOCK))
@@ -116,7 +115,7 @@ def _verify_records(rec_path: Path, index: np.ndarray, num_workers: int) -> tupl
                    f'{some(differing, 10)} (counted from 0)')
 
 
-def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> Iterator[tuple[bool, str]]:
+def _verify_split(rec_path: Path, entry: dict, num_workers: int) -> Iterator[tuple[bool, str]]:
     """For each file of a split, yield whether it is intact, and a line to print."""
     paths, size = _described(rec_path), rec_path.stat().st_size
     problems = {key: _file_problem(path, entry[key]) for key, path in paths.items() if key in entry}

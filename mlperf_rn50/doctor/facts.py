@@ -23,7 +23,7 @@ from mlperf_rn50.data.records import MANIFEST_NAME, Record, find_split, load_man
 from mlperf_rn50.data.verify import check_sample, is_edited
 from mlperf_rn50.doctor.checks import Check, Facts, check_facts
 from mlperf_rn50.doctor.gpu_stack import cuda_libraries, cuda_major, environment_facts, has_code, mxnet_facts, one_line
-from mlperf_rn50.doctor.machine import limit_facts
+from mlperf_rn50.doctor.machine import limit_facts, use_of_cores
 from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.fused import fusion_text, layout_warnings, with_layout
 from mlperf_rn50.model.zoo import build_model, count_parameters
@@ -183,6 +183,8 @@ def _layers(config: Config) -> str:
 def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
     """Return the facts of all ranks on rank 0, an empty list on other ranks. All ranks must call this."""
     import nvidia.dali
+    comm.barrier()  # so that the other ranks do not work either
+    use = use_of_cores()
     device_id, device_problem = None, ''
     try:
         device_id = device_id_of(config, comm)
@@ -197,12 +199,13 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
         device_id = None
     facts |= {
         'trial': None if device_id is None else try_batches(config, comm.world_size, comm.rank, device_id),
-        'layers': _layers(config) if config.model.name.startswith('resnet') else 'no choice for this network',
+        'layers': _layers(config) if config.model.is_resnet else 'no choice for this network',
         'rank': comm.rank, 'local_rank': comm.local_rank, 'local_size': comm.local_size,
         'config': hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12],
         'dali': nvidia.dali.__version__, 'horovod': _horovod_facts(config, comm),
         'run_folder_problem': run_folder_problem,
         'data': _data_facts(config, comm.rank) if has_config and not config.data.synthetic else None,
+        'use': use,
         'clock_offset_s': _clock_offset_s(comm), 'all_reduce_s': _all_reduce_s(comm, device_context(device_id)),
         'all_reduce_bytes': 4 * _ALL_REDUCE_FLOATS}
     return comm.gather_object(facts, only_on_rank_0=True)

@@ -1,6 +1,7 @@
 """Facts and checks about a machine's limits for its ranks: CPUs, memory, shared memory, TMPDIR and ulimits."""
 import os
 import resource
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -12,11 +13,14 @@ from mlperf_rn50.system.launcher_env import launched_local
 from mlperf_rn50.system.mpi_session import SESSION_BYTES, SHARED_MEMORY, free_bytes, session_problem, tmp_dir
 from mlperf_rn50.system.out_of_memory import soft_limit
 from mlperf_rn50.system.processor import omp_threads
+from mlperf_rn50.text import percent
+from mlperf_rn50.train.comm.cores import CoreMeter, count_others
 
 _SEGMENT_BYTES = (4 << 20) + 4096  # per rank: Open MPI's btl_vader_segment_size and a page
 # Source: docker run --shm-size=1g --ulimit memlock=-1 in the troubleshooting part of NVIDIA's NCCL user guide.
 _NCCL_SHARED_BYTES = 1 << 30
 _MIN_MEMORY_BYTES = 2 << 30
+_MEASURED_S, _BUSY = 1.0, 0.25  # time without work of the ranks, and use of their CPUs by other programs in it
 _NUM_OPEN_FILES = 128  # per rank, without connections; 31 were measured with 2 ranks, and CUDA opens dozens more
 _ULIMITS = {'open_files': resource.RLIMIT_NOFILE, 'address_space_bytes': resource.RLIMIT_AS,
             'locked_bytes': resource.RLIMIT_MEMLOCK}
@@ -30,6 +34,27 @@ def limit_facts() -> Facts:
             'shared_memory_free_bytes': free_bytes(SHARED_MEMORY),
             'tmp_dir': str(folder), 'tmp_dir_problem': session_problem(folder) if launched_local()[0] == 0 else '',
             'ulimits': {name: soft_limit(kind) for name, kind in _ULIMITS.items()}}
+
+
+def use_of_cores() -> Facts:
+    """Measure the use of this rank's CPUs while no rank works; all ranks must call this together."""
+    meter = CoreMeter()
+    time.sleep(_MEASURED_S)
+    return meter.take()
+
+
+def _other_programs(rows: Sequence[Facts]) -> Check:
+    name, uses = 'other programs', count_others([r['use'] for r in rows])
+    shares = [(use['others_s'] / use['num_cores'] / use['wall_s'], r['rank']) for use, r in zip(uses, rows)
+              if 'others_s' in use]
+    if not shares:
+        return Check(name, 'not needed', 'not measured; the counters of these CPUs are not visible here')
+    share, rank = max(shares)
+    use = uses[rank]
+    return Check(name, 'ok' if share <= _BUSY else 'warning',
+                 f'they use {percent(share, ".0f")} of the CPUs {use["cores"]} of rank {rank} on {rows[rank]["host"]} '
+                 f'(load average {use["load"]:.1f})',
+                 'all ranks would wait for these CPUs; stop the programs, which top lists, or choose other hosts')
 
 
 def _allowed_cpus(node: Sequence[Facts]) -> float:
@@ -136,5 +161,5 @@ def check_limits(rows: Sequence[Facts], device: str) -> list[Check]:
         'before the launcher, set memlock in /etc/security/limits.conf, or start a container with --ulimit memlock=-1')
     address_space = _unlimited('address space', rows, 'address_space_bytes', 'a rank maps several times the memory '
                                'that it uses; run ulimit -v unlimited before the launcher')
-    return [_cpus(rows), _threads(rows), _memory(rows), _shared_memory(rows, device), _tmp_dir(rows), _open_files(rows),
-            address_space, locked_memory]
+    return [_cpus(rows), _other_programs(rows), _threads(rows), _memory(rows), _shared_memory(rows, device),
+            _tmp_dir(rows), _open_files(rows), address_space, locked_memory]

@@ -8,9 +8,9 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.elapsed import ElapsedParts, Resume, elapsed_parts
 from mlperf_rn50.mllog.findings import Finding
 
-# aborted: ended below the target, or run_stop has no status; interrupted: ended by a stop request; failed: ended by an
-# error, or the log has no run_stop, no evaluation or no valid time; running: no run_stop yet, and the log is still
-# being written; unreadable: the file is not the log of a single ResNet run.
+# aborted: ended below the target; interrupted: ended by a stop request; failed: ended by an error, or the log has no
+# run_stop, no status, no evaluation or no valid time, or contradicts itself; running: no run_stop yet, and the log is
+# still being written; unreadable: the file is not the log of a single ResNet run.
 RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'running', 'unreadable']
 
 V05_TARGET, TARGET = 0.749, 0.759  # Top-1 required in the closed division of v0.5, and of later rounds

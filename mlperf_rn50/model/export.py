@@ -7,6 +7,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import HybridBlock
+from mxnet.ndarray import NDArray
 
 from mlperf_rn50.errors import RunFailed, UserError
 from mlperf_rn50.files import dump_json, writing_folder
@@ -32,7 +33,7 @@ def difference(expected: np.ndarray, got: np.ndarray) -> Difference:
     return Difference(float(errors.max()), float((errors / np.abs(expected).max(axis=1)).max()), len(expected))
 
 
-def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output_format: str,
+def export(net: HybridBlock, images: NDArray, out: Path, stem: str, output_format: str,
            facts: dict) -> tuple[list[Path], Difference]:
     """Write a network and its description, all files or none. Return their paths and the measured difference.
 
@@ -75,14 +76,14 @@ def _refuse_existing(out: Path, names: list[str]) -> None:
             raise UserError(f'{out / name}: exists already; remove it or choose a new folder with --out')
 
 
-def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
+def _run_gluon(stem: Path, images: NDArray) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # hides MXNet's warning about the unknown input type
         net = mx.gluon.SymbolBlock.imports(f'{stem}-symbol.json', [INPUT], f'{stem}-0000.params')
     return net(images).asnumpy()
 
 
-def _run_onnx(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
+def _run_onnx(stem: Path, images: NDArray) -> np.ndarray:
     import onnxruntime
     session = onnxruntime.InferenceSession(f'{stem}.onnx', providers=['CPUExecutionProvider'])
     return session.run(None, {INPUT: images.asnumpy()})[0]

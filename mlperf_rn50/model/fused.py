@@ -110,7 +110,7 @@ def runs_nvidias_kernels(config: Config) -> bool:
 def with_layout(config: Config) -> Config:
     """Return a configuration with a layout, by default NHWC where NVIDIA's kernels run and otherwise NCHW."""
     nhwc, nchw = (replace(config, model=replace(config.model, layout=layout)) for layout in ('NHWC', 'NCHW'))
-    is_fast = config.model.name.startswith('resnet') and runs_nvidias_kernels(nhwc)
+    is_fast = config.model.is_resnet and runs_nvidias_kernels(nhwc)
     return config if config.model.layout else nhwc if is_fast else nchw
 
 

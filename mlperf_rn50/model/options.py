@@ -31,14 +31,18 @@ class ModelConfig:
     bn_momentum: float = option(0.9, FRACTION_BELOW_1, 'fraction')
     bn_epsilon: float = option(1e-5, ABOVE_0)
 
+    @property
+    def is_resnet(self) -> bool:
+        return self.name.startswith('resnet')
+
 
 def check_model(m: ModelConfig, device: str, precision: str) -> None:
     """Raise ConfigError for a network that the device does not support at the precision (keys of the section train)."""
     require(device == 'gpu' or m.layout != 'NHWC',
             'model.layout: got NHWC with train.device=cpu, expected NCHW; convolutions on a CPU do not support NHWC')
-    require(m.layout != 'NHWC' or m.name.startswith('resnet'),
+    require(m.layout != 'NHWC' or m.is_resnet,
             f'model.layout: got NHWC with model.name={m.name}, expected NCHW; only ResNets support NHWC')
-    is_nvidia = (device, precision) == ('gpu', 'float16') and m.layout != 'NCHW' and m.name.startswith('resnet')
+    is_nvidia = (device, precision) == ('gpu', 'float16') and m.layout != 'NCHW' and m.is_resnet
     kind = f'train.device={device}, train.precision={precision}, model.layout={m.layout}'
     require(is_nvidia or device == 'cpu' or not m.fused_bn_relu,
             f'model.fused_bn_relu: got true with {kind}, expected null; a GPU supports it only for float16 with NHWC')

@@ -10,6 +10,7 @@ from typing import Any
 
 import mxnet as mx
 from mxnet.gluon import nn
+from mxnet.ndarray import NDArray
 
 from mlperf_rn50.config import Config, for_evaluation
 from mlperf_rn50.model.fused import PLAIN, Fusion, pads_images
@@ -254,7 +255,7 @@ class FoldedResNet:
         # MXNet's MKLDNN backend would fuse more operators, but also keep using the weights of an earlier evaluation.
         self.net.hybridize(static_alloc=True, static_shape=True)
 
-    def copy_weights(self, trained: mx.gluon.HybridBlock) -> None:
+    def copy_weights(self, trained: nn.HybridBlock) -> None:
         """Copy the current weights of a trained network, with its running statistics folded in."""
         source = {n: p.data() for n, p in trained.collect_params().items()}
         for name, param in self.net.collect_params().items():
@@ -262,7 +263,7 @@ class FoldedResNet:
             array = source[name] if layer.endswith('fc1') else self._fold(layer, source)[kind]
             param.set_data(array.astype(param.dtype))
 
-    def _fold(self, layer: str, source: dict[str, mx.nd.NDArray]) -> dict[str, mx.nd.NDArray]:
+    def _fold(self, layer: str, source: dict[str, NDArray]) -> dict[str, NDArray]:
         """Return the weight and bias of a convolution with its BatchNorm folded in. Both are float32."""
         head, _, number = layer.rpartition('conv')
         norm = f'{head}bn{number.removeprefix("1") if number == "1sc" else number}'
@@ -273,9 +274,9 @@ class FoldedResNet:
         return {'weight': weight, 'bias': beta - mean * factor}
 
 
-def eval_network(config: Config, context: mx.Context, trained: mx.gluon.HybridBlock) -> mx.gluon.HybridBlock:
+def eval_network(config: Config, context: mx.Context, trained: nn.HybridBlock) -> nn.HybridBlock:
     """Return the evaluation network of a trained network: folded for a ResNet, otherwise unchanged."""
-    if not config.model.name.startswith('resnet'):
+    if not config.model.is_resnet:
         return trained
     folded = FoldedResNet(config, context)
     folded.copy_weights(trained)

@@ -1,7 +1,7 @@
 """What only training needs of a network: its loss, and the moving average of its weights and statistics (train.ema)."""
 from collections.abc import Mapping
 
-import mxnet as mx
+from mxnet import nd
 from mxnet.gluon import HybridBlock
 
 PERIOD = 4  # steps between two updates, because an update takes a pass over all weights
@@ -22,29 +22,22 @@ class SmoothedCrossEntropy(HybridBlock):
         return loss * weights
 
 
-def share_of(decay: float, number: int) -> float:
-    """Return the share of the current values in an update of the average, which is counted from 1.
-
-    An update stands for PERIOD steps. The first one copies the values, so initial values have no share. Pure.
-    """
-    kept = decay ** PERIOD
-    return (1 - kept) / (1 - kept ** number)
-
-
 class MovingAverage:
     """Averages of arrays, float32, by name; none with decay None."""
 
-    def __init__(self, decay: float | None, sources: Mapping[str, mx.nd.NDArray]):
+    def __init__(self, decay: float | None, sources: Mapping[str, nd.NDArray]):
         self._decay, self._sources = decay or 0.0, sources if decay is not None else {}
-        self.arrays = {name: mx.nd.zeros(a.shape, a.context) for name, a in self._sources.items()}
+        self.arrays = {name: nd.zeros(a.shape, a.context) for name, a in self._sources.items()}
 
     def update(self, step: int) -> None:
         """Queue an update after step 1, counted from 1, and after every PERIOD steps from then on, without waiting."""
         number, rest = divmod(step - 1, PERIOD)
-        share = share_of(self._decay, number + 1)
+        # An update stands for PERIOD steps. The first one copies the values, so initial values have no share.
+        kept = self._decay ** PERIOD
+        share = (1 - kept) / (1 - kept ** (number + 1))
         for name, array in self.arrays.items() if not rest else ():
             source = self._sources[name]
             if 'running_' in name:  # a backward pass changes statistics, but MXNet lets only a write wait for it
                 source *= 1
             # One operator: array - share (array - source), as a step of SGD with weight decay.
-            mx.nd.sgd_update(array, source, out=array, lr=share, wd=1.0, rescale_grad=-1.0, lazy_update=False)
+            nd.sgd_update(array, source, out=array, lr=share, wd=1.0, rescale_grad=-1.0, lazy_update=False)

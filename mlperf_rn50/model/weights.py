@@ -18,7 +18,7 @@ from mlperf_rn50 import __version__, files
 from mlperf_rn50.config import Config, for_evaluation, to_tree
 from mlperf_rn50.config_file import check_keys
 from mlperf_rn50.errors import DataError, UserError
-from mlperf_rn50.npz import read_arrays
+from mlperf_rn50.npz import Arrays, read_arrays
 from mlperf_rn50.runfolder.names import folder_index
 
 FORMAT = 1
@@ -64,15 +64,20 @@ def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: in
                               {k: train[k] for k in TRAIN_KEYS}, tuple(classes), epoch, seed, is_best, is_last, **more)
 
 
-def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: dict[str, np.ndarray]) -> Path:
+def write_arrays(path: Path, arrays: Arrays) -> str:
+    """Write an .npz atomically, synced to disk. Return its SHA-256."""
+    with files.replacing(path) as f:
+        hashed = files.HashedFile(f)
+        np.savez(hashed, **arrays)
+    return hashed.hexdigest()
+
+
+def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: Arrays) -> Path:
     """Write <stem>.npz and .json atomically. Return the .npz path. Raise StorageError (disk fault) or UserError."""
     path = folder / f'{stem}.npz'
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with files.replacing(path) as f:
-            hashed = files.HashedFile(f)
-            np.savez(hashed, **arrays)
-        tree = {'format': FORMAT, **asdict(replace(description, sha256=hashed.hexdigest()))}
+        files.make_folder(folder)
+        tree = {'format': FORMAT, **asdict(replace(description, sha256=write_arrays(path, arrays)))}
         files.write_atomically(path.with_suffix('.json'), json.dumps(tree, indent=1) + '\n')
     except OSError as e:
         if e.errno in files.DISK_FAULTS:
@@ -98,9 +103,9 @@ def find_weights(path: Path, which: str = BEST) -> Path:
     return last if which == LAST and last.is_file() and _describe(last).epoch > _describe(best).epoch else best
 
 
-def load_weights(path: Path, which: str = BEST) -> tuple[WeightsDescription, dict[str, np.ndarray]]:
+def load_weights(path: Path) -> tuple[WeightsDescription, Arrays]:
     """Load the description and arrays that find_weights() finds. Raise UserError if missing, DataError if damaged."""
-    npz = find_weights(path, which)
+    npz = find_weights(path)
     description = _describe(npz)
     try:
         data = files.read_bytes(npz)
@@ -145,7 +150,7 @@ def _describe(npz: Path) -> WeightsDescription:
         raise _damaged(path, e) from e
 
 
-def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dict[str, np.ndarray]]:
+def portable(config: Config, arrays: Arrays) -> tuple[Config, Arrays]:
     """Return configuration (for evaluations) and arrays of the same network for any CPU: float32, NCHW, RGB, not fused.
 
     set_weights converts the arrays; here, only the zero channel of a padded first convolution is dropped.
@@ -165,7 +170,7 @@ def _with_shape(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return next((a for a in map(array.transpose, orders) if a.shape == shape), array)
 
 
-def set_weights(net: Any, arrays: dict[str, np.ndarray], has_other_classes: bool = False) -> list[str]:
+def set_weights(net: Any, arrays: Arrays, has_other_classes: bool = False) -> list[str]:
     """Copy arrays of either layout to a network. Return a note if its last layer is left out for other classes.
 
     Raise UserError if more differs. has_other_classes: leave it out even if the numbers of classes are equal.
@@ -194,7 +199,7 @@ def set_weights(net: Any, arrays: dict[str, np.ndarray], has_other_classes: bool
             f'({", ".join(left_out)}) is newly initialised']
 
 
-def _fresh_layer(params: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[str]:
+def _fresh_layer(params: dict[str, Any], arrays: Arrays) -> list[str]:
     """Return the names of the last layer's weight and bias if only the number of classes differs, otherwise []."""
     last = list(params)[-2:]
     old, new = [arrays[n].shape for n in last], [params[n].shape for n in last]

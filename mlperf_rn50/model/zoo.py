@@ -9,24 +9,21 @@ networks here have no auxiliary classifiers.
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import mxnet as mx
-import numpy as np
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo import vision
 
-from mlperf_rn50.config import Config, with_size
+from mlperf_rn50.config import Config, image_shape, with_size
 from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.fused import PLAIN, fusion_of
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet, row_image_size
 from mlperf_rn50.model.weights import set_weights
+from mlperf_rn50.npz import Arrays
 from mlperf_rn50.system.processor import find_processor
-
-# Side in pixels of the images for which a network was designed, if not 224.
-_IMAGE_SIZE = {'inception_v3': 299, 'inception_v4': 299}
 
 # GoogLeNet's channels in stages 3 to 5 (table 1): 1x1; reduction and 3x3; reduction and 5x5; projection of the pool.
 _GOOGLENET = (
@@ -40,7 +37,7 @@ Kernel = int | tuple[int, int]
 
 def image_size_of(name: str) -> int:
     """Return the side, in pixels, of the square images for which a network was designed."""
-    return _IMAGE_SIZE.get(name, 224)
+    return 299 if name.startswith('inception') else 224
 
 
 def _chain(*blocks: nn.HybridBlock) -> nn.HybridSequential:
@@ -124,10 +121,8 @@ def _inception_v3(num_classes: int) -> nn.HybridBlock:
     return _chain(features, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.5), nn.Dense(num_classes))
 
 
-_MAKERS: dict[str, Callable[[int], nn.HybridBlock]] = {
-    'alexnet': lambda n: vision.alexnet(classes=n, prefix=''), 'vgg16': lambda n: vision.vgg16(classes=n, prefix=''),
-    'vgg19': lambda n: vision.vgg19(classes=n, prefix=''), 'googlenet': _googlenet, 'inception_v3': _inception_v3,
-    'inception_v4': _inception_v4}
+# Networks that Gluon lacks, or has for a single size of images.
+_MAKERS = {'googlenet': _googlenet, 'inception_v3': _inception_v3, 'inception_v4': _inception_v4}
 
 
 class Classifier(nn.HybridBlock):
@@ -135,15 +130,11 @@ class Classifier(nn.HybridBlock):
     def __init__(self, config: ModelConfig, num_classes: int):
         super().__init__(prefix=f'{config.name}_')
         with self.name_scope():
-            self.net = _MAKERS[config.name](num_classes)
+            make = _MAKERS.get(config.name)
+            self.net = make(num_classes) if make else getattr(vision, config.name)(classes=num_classes, prefix='')
 
     def hybrid_forward(self, F, x):
         return F.cast(self.net(x), 'float32')
-
-
-def image_shape(config: Config) -> tuple[int, int, int]:
-    channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.size_of()
-    return (side, side, channels) if config.model.layout == 'NHWC' else (channels, side, side)
 
 
 def build_for_sizes(config: Config, net: nn.HybridBlock) -> dict[int, nn.HybridBlock]:
@@ -154,7 +145,7 @@ def build_for_sizes(config: Config, net: nn.HybridBlock) -> dict[int, nn.HybridB
     sides = sorted({*config.data.sizes, config.data.size_of()}, reverse=True)
     rows, data = {side: row_image_size(with_size(config, side)) for side in sides}, mx.sym.var('data', dtype='float32')
     nets: dict[int | None, nn.HybridBlock] = {row_image_size(config): net}
-    for size in {*rows.values()} - {*nets} if config.model.name.startswith('resnet') else ():
+    for size in {*rows.values()} - {*nets} if config.model.is_resnet else ():
         nets[size] = mx.gluon.SymbolBlock(_resnet(config, size)(data), data, net.collect_params())
         nets[size].hybridize(static_alloc=True, static_shape=True)
     return {side: nets.get(rows[side], net) for side in sides}
@@ -172,7 +163,7 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
         # amp adds casts around operators; weights stay float32. No loss scaling is needed with bfloat16's range.
         amp.init('bfloat16')
     mx.random.seed(seed)
-    if config.model.name.startswith('resnet'):
+    if config.model.is_resnet:
         net = _resnet(config, None if is_plain else row_image_size(config), is_plain)
         net.initialize(ctx=context)
     else:
@@ -197,7 +188,7 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
     return net
 
 
-def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndarray], where: str) -> nn.HybridBlock:
+def restore_model(config: Config, context: mx.Context, arrays: Arrays, where: str) -> nn.HybridBlock:
     """Return a network of ordinary operators with these weights. Raise DataError if any are missing or do not fit."""
     net = build_model(config, context, 0, is_plain=True)
     try:

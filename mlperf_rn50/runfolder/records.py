@@ -76,6 +76,19 @@ class RankSteps(Struct, kw_only=True):
     hidden_s: Number = 0.0  # exchange during the backward pass, which is part of compute_s
     spread_s: dict[Name, tuple[Number, Number, Number]] = {}  # median, 99th percentile and maximum of a step
     critical_s: dict[Name, Number] = {}  # sums over the steps in which the other ranks waited for this one
+    # Since the last evaluation, with the one that ends. Zero or empty: not measured.
+    wall_s: Number = 0.0
+    cpu_s: Number = 0.0  # of all threads of the rank
+    throttled_s: Number = 0.0  # by a CPU quota, summed over the CPUs
+    num_cores: Whole = 0
+    num_threads: Whole | None = None  # OMP_NUM_THREADS
+    num_sharing: Whole = 1  # ranks of the run that may use one of its cores, itself included
+    others_s: Number | None = None  # CPU time of other programs on its cores
+    steal_s: Number = 0.0  # time that the host of a virtual machine took from these cores
+    # By kind of thread (compute, exchange, input): of the one that waited most, time on a core and ready without one
+    ready_s: dict[Name, tuple[Number, Number]] = {}
+    stopped_s: Number = 0.0  # by SIGSTOP
+    load: Number | None = None  # 1-minute load average
 
 
 class RanksRecord(Struct, tag_field='event', tag='ranks'):

@@ -105,6 +105,14 @@ def _quota(folder: Path) -> float | None:
     return quota / period if quota and period else None
 
 
+def throttled_s(root: Path = ROOT) -> float:
+    """Return the seconds in which CPU quotas stopped a group of this process; each CPU counts."""
+    texts = [read_small(f / 'cpu.stat') for f in _folders(root)]
+    return max((int(number) * unit_s for text in texts for name, unit_s in (('throttled_usec', 1e-6),
+                                                                            ('throttled_time', 1e-9))
+                for number in re.findall(rf'^{name} (\d+)$', text, re.MULTILINE)), default=0.0)
+
+
 def _cpuset(folder: Path) -> set[int] | None:
     """Return the logical CPUs of a group, or None if it lists none."""
     for name in ('cpuset.cpus.effective', 'cpuset.effective_cpus', 'cpuset.cpus'):

@@ -17,6 +17,7 @@ from mlperf_rn50.git import git
 from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.processor import find_processor
 
+Facts = dict[str, Any]
 SYS = Path('/sys')
 _GPU_KEYS = ('name', 'memory.total', 'clocks.max.sm', 'power.limit', 'driver_version')
 _VARIABLES = ('OMP_', 'HOROVOD_', 'MXNET_', 'DNNL_', 'DALI_', 'NCCL_', 'KMP_', 'GLIBC_', 'CUDA_VISIBLE_DEVICES',
@@ -32,7 +33,7 @@ def query_gpus(*keys: str) -> list[dict[str, str]]:
     return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in text.splitlines()]
 
 
-def parse_cpu(text: str) -> dict[str, Any]:
+def parse_cpu(text: str) -> Facts:
     """Parse model, sockets, cores, threads, frequency and caches from the output of `lscpu --json`."""
     from mlperf_rn50.runfolder.jsonl import decode  # imported late, because --version needs no packages
     entries = (decode(text, dict) or {}).get('lscpu', [])
@@ -48,9 +49,9 @@ def parse_cpu(text: str) -> dict[str, Any]:
             'max_mhz': float(mhz) if re.fullmatch(r'[\d.]+', mhz) else None, 'caches': caches or None}
 
 
-def parse_storage(text: str) -> list[dict[str, Any]]:
+def parse_storage(text: str) -> list[Facts]:
     """Parse kind, model and size of each disk from the output of `lsblk --json`."""
-    def kind(disk: dict[str, Any]) -> str:
+    def kind(disk: Facts) -> str:
         if str(disk.get('name')).startswith('vd'):
             return 'virtual disk'
         return 'NVMe SSD' if disk.get('tran') == 'nvme' else 'HDD' if disk.get('rota') else 'SSD'
@@ -60,7 +61,7 @@ def parse_storage(text: str) -> list[dict[str, Any]]:
             for d in devices if d.get('type') == 'disk' and int(d.get('size') or 0)]
 
 
-def find_networks(sys: Path = SYS) -> list[dict[str, Any]]:
+def find_networks(sys: Path = SYS) -> list[Facts]:
     """Find the network interfaces that have a device, and the InfiniBand ports. A rate is None if unknown."""
     result = []
     for path in sorted((sys / 'class/net').glob('*/device')):
@@ -71,7 +72,7 @@ def find_networks(sys: Path = SYS) -> list[dict[str, Any]]:
     return result
 
 
-def find_hardware() -> dict[str, Any]:
+def find_hardware() -> Facts:
     return {'cpu': parse_cpu(output_of('lscpu', '--json')),
             'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
             'storage': parse_storage(output_of('lsblk', '--json', '--bytes', '--nodeps', '--output',
@@ -79,7 +80,7 @@ def find_hardware() -> dict[str, Any]:
             'networks': find_networks(), 'gpus': query_gpus(*_GPU_KEYS)}
 
 
-def host_facts() -> dict[str, Any]:
+def host_facts() -> Facts:
     hardware, os_name = find_hardware(), None
     with suppress(OSError):
         os_name = platform.freedesktop_os_release().get('PRETTY_NAME')

@@ -23,52 +23,45 @@ class CounterLost(Exception):
 class EnergyCounter:
     """Joules since this object was created, from an increasing counter that may wrap around at the end of its range."""
 
-    def __init__(self, name: str, read_j: Callable[[], float], now_s: float, range_j: float | None = None):
-        self.name, self._read_j, self._range_j = name, read_j, range_j
-        self._before_j, self._then_s, self._total_j = read_j(), now_s, 0.0
+    def __init__(self, name: str, read: Callable[[], float], now_s: float, range_j: float | None = None):
+        self.name, self._read, self._range_j = name, read, range_j
+        self._before, self._then_s, self._total_j = read(), now_s, 0.0
 
     def joules(self, now_s: float) -> float:
         """Return the joules so far, given a monotonic clock's time. Raise CounterLost if they are no longer known."""
-        value_j = self._read_j()
-        risen_j = value_j - self._before_j
+        value_j = self._read()
+        risen_j = value_j - self._before
         if self._range_j is not None:
             if (now_s - self._then_s) * _MAX_PACKAGE_W >= self._range_j:
                 raise CounterLost('the counter may have wrapped around more than once')
             risen_j += self._range_j if risen_j < 0 else 0.0
         if risen_j < 0:
             raise CounterLost('the counter decreased')
-        self._before_j, self._then_s = value_j, now_s
+        self._before, self._then_s = value_j, now_s
         self._total_j += risen_j
         return self._total_j
 
 
-class PowerIntegral:
-    """Joules since this object was created, by linear interpolation between power readings."""
-
-    def __init__(self, name: str, read_w: Callable[[], float], now_s: float):
-        self.name, self._read_w = name, read_w
-        self._before_w, self._then_s, self._total_j = read_w(), now_s, 0.0
+class PowerIntegral(EnergyCounter):
+    """Joules since this object was created, by linear interpolation between readings in watts."""
 
     def joules(self, now_s: float) -> float:
         """Return the joules so far, like EnergyCounter.joules."""
-        power_w, seconds = self._read_w(), now_s - self._then_s
+        power_w, seconds = self._read(), now_s - self._then_s
         if seconds > _MAX_POWER_GAP_S:
             raise CounterLost('the last reading is too old')
-        self._total_j += (power_w + self._before_w) / 2 * seconds
-        self._before_w, self._then_s = power_w, now_s
+        self._total_j += (power_w + self._before) / 2 * seconds
+        self._before, self._then_s = power_w, now_s
         return self._total_j
-
-
-Counter = EnergyCounter | PowerIntegral
 
 
 def _microjoules(path: Path) -> float:
     return int(path.read_text()) / 1e6
 
 
-def open_packages(sys: Path, now_s: float) -> list[Counter]:
+def open_packages(sys: Path, now_s: float) -> list[EnergyCounter]:
     """Open the counters of all CPU packages. Return none if one of them cannot be read."""
-    packages: list[Counter] = []
+    packages: list[EnergyCounter] = []
     try:
         for zone in sorted((sys / 'class/powercap').glob('intel-rapl:*')):
             name = (zone / 'name').read_text().strip()
@@ -90,7 +83,7 @@ def find_gpus() -> tuple[ModuleType | None, list[Any]]:
         return None, []
 
 
-def open_gpu_energy(nvml: Any, handles: Sequence[Any], now_s: float) -> list[Counter]:
+def open_gpu_energy(nvml: Any, handles: Sequence[Any], now_s: float) -> list[EnergyCounter]:
     """Open the energy counters or power readings of all GPUs. Return [] if a GPU has neither."""
     try:
         return [_open_gpu(nvml, handle, str(i), now_s) for i, handle in enumerate(handles)]
@@ -98,7 +91,7 @@ def open_gpu_energy(nvml: Any, handles: Sequence[Any], now_s: float) -> list[Cou
         return []
 
 
-def _open_gpu(nvml: Any, handle: Any, name: str, now_s: float) -> Counter:
+def _open_gpu(nvml: Any, handle: Any, name: str, now_s: float) -> EnergyCounter:
     with suppress(Exception):  # a GPU older than Volta, or a pynvml without this function
         return EnergyCounter(name, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, now_s)
     return PowerIntegral(name, lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, now_s)
@@ -107,9 +100,9 @@ def _open_gpu(nvml: Any, handle: Any, name: str, now_s: float) -> Counter:
 class Meter:
     """Joules of this node's devices by kind. A kind with a lost counter is dropped, as its sum would be incomplete."""
 
-    def __init__(self, counters: Mapping[str, Sequence[Counter]]):
+    def __init__(self, counters: Mapping[str, Sequence[EnergyCounter]]):
         self._counters = {kind: list(group) for kind, group in counters.items() if group}
-        self.are_gpus_counted = all(isinstance(c, EnergyCounter) for c in self._counters.get('gpu', ()))
+        self.are_gpus_counted = not any(isinstance(c, PowerIntegral) for c in self._counters.get('gpu', ()))
 
     def read(self, now_s: float) -> dict[str, dict[str, float]]:
         """Return joules by kind and device, rounded to millijoules, without kinds that cannot be read now."""

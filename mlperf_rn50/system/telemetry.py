@@ -38,13 +38,14 @@ def read_counters(sys: Path = SYS) -> Counters:
             'disk_write': {n: d.write_bytes for n, d in disks.items()},
             'net_receive': {n: i.bytes_recv for n, i in nets.items()},
             'net_send': {n: i.bytes_sent for n, i in nets.items()},
-            'infiniband_receive': _words({n: p / 'port_rcv_data' for n, p in ports.items()}),
-            'infiniband_send': _words({n: p / 'port_xmit_data' for n, p in ports.items()})}
+            'infiniband_receive': _words(ports, 'port_rcv_data'),
+            'infiniband_send': _words(ports, 'port_xmit_data')}
 
 
-def _words(paths: Mapping[str, Path]) -> dict[str, int]:
-    """Read counters of 4-byte words and convert them to bytes. Omit unreadable counters."""
-    return {name: _WORD_BYTES * int(text) for name, path in paths.items() if (text := read_small(path)).isdecimal()}
+def _words(ports: Mapping[str, Path], counter: str) -> dict[str, int]:
+    """Read a counter of 4-byte words of each port and convert it to bytes. Omit unreadable counters."""
+    return {name: _WORD_BYTES * int(text) for name, folder in ports.items()
+            if (text := read_small(folder / counter)).isdecimal()}
 
 
 def make_rates(before: Counters, after: Counters, seconds: float) -> Counters:

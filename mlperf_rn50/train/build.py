@@ -8,12 +8,12 @@ from typing import Any
 
 import mxnet as mx
 
-from mlperf_rn50.config import Config, for_evaluation, with_size
+from mlperf_rn50.config import Config, for_evaluation, image_shape, with_size
 from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batches
 from mlperf_rn50.data.records import class_names
 from mlperf_rn50.model.fused import fusion_text
 from mlperf_rn50.model.weights import load_weights, set_weights
-from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
+from mlperf_rn50.model.zoo import count_flops, count_parameters
 from mlperf_rn50.runfolder.records import NetworkRecord
 from mlperf_rn50.system.environment import git_commit
 from mlperf_rn50.system.processor import find_processor, leave_openmp_to_engine
@@ -46,8 +46,8 @@ def build(run: TrainingRun) -> None:
     run.trainer = trainer = Trainer(plan, comm, progress.seed, device_id, run.heartbeat.mark_exchange,
                                     run.heartbeat.record_step)
     place = run.hosts[comm.rank]
-    run.times = RankTimes(comm, trainer.timer, {'rank': comm.rank, 'host': place.name, 'cores': place.cores},
-                          run.folder)
+    run.times = RankTimes(comm, trainer.timer, {'rank': comm.rank, 'host': place.name}, run.folder,
+                          run.heartbeat)
     source, notes = _initial_weights(run) if not run.resumption else ('', [])
     trainer.broadcast()
     train_shard, eval_shard = plan.train_shard(comm.rank), plan.eval_shard(comm.rank)
@@ -96,6 +96,7 @@ def start_clock(run: TrainingRun) -> None:
     """Start the clock of a new run, or continue that of a resumed one, on all ranks together."""
     run.comm.barrier()
     run.clock_start, run.wall_clock = time.monotonic(), WallClock()
+    run.times.start()
     if run.resumption:
         continue_clock(run)
         report_resumption(run, run.resumption)

@@ -28,9 +28,9 @@ def find_reference(config: Config, world_size: int) -> Reference | None:
         return reference.find_published(recipe, load_published()) if is_imagenet(config) else None
     named = load_run_sets([Path(p) for p in config.run.reference])
     usable = [s for s in named if s.has_recipe]
-    refused = next((s for s in named if s.refusal), None)
+    refused = next((s for s in named if s.reasons), None)
     if refused and not usable:
-        raise UserError(f'run.reference: expected a run set, got {refused.folder}: {refused.refusal}')
+        raise UserError(f'run.reference: expected a run set, got {refused.folder}: {"; ".join(refused.reasons)}')
     return reference.find_named(recipe, reference.dataset_of(config), config.data.num_val, usable, load_published())
 
 
@@ -58,8 +58,7 @@ def open_comparison(found: Reference | None, plan: Plan, metrics: Path, num_epoc
     if found is None:
         return ReferenceComparison(None)
     curve = [(epoch, accuracy) for epoch, accuracy in read_curve(metrics) if epoch <= num_epochs]
-    planned = [e + 1 for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
-    bands = band.band(found, sorted({*planned, *(epoch for epoch, _ in curve)}))
+    bands = band.band(found, sorted({*plan.eval_epochs, *(epoch for epoch, _ in curve)}))
     return ReferenceComparison(found, bands, curve, band.is_behind(bands, curve))
 
 

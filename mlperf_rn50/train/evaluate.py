@@ -2,8 +2,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import mxnet as mx
 import numpy as np
+from mxnet import nd
+from mxnet.ndarray import NDArray
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import Batch
@@ -11,7 +12,7 @@ from mlperf_rn50.data.options import IMAGENET, DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.train.comm.horovod import Comm
 
-Forward = Callable[[mx.nd.NDArray], mx.nd.NDArray]  # from images to logits
+Forward = Callable[[NDArray], NDArray]  # from images to logits
 NO_CLASS = 'none: not a number'
 
 
@@ -38,7 +39,7 @@ def data_label(data: DataConfig) -> str:
             + ('' if data.dataset == IMAGENET else ' (not ImageNet)'))
 
 
-def correct_counts(logits: mx.nd.NDArray, labels: mx.nd.NDArray, num_valid: int) -> mx.nd.NDArray:
+def correct_counts(logits: NDArray, labels: NDArray, num_valid: int) -> NDArray:
     """Count the images among the first num_valid that are correct by Top-1 and by Top-5; do not wait for the result.
 
     Equal logits rank by class number; an image with a NaN is wrong. Result: float32, (2,), exact below 2**24.
@@ -48,26 +49,26 @@ def correct_counts(logits: mx.nd.NDArray, labels: mx.nd.NDArray, num_valid: int)
         labels: int32, shape (batch,).
     """
     labels = labels.astype('float32')
-    own = mx.nd.pick(logits, labels).reshape((-1, 1))
-    classes = mx.nd.arange(logits.shape[1], ctx=logits.context).reshape((1, -1))
-    earlier = mx.nd.broadcast_lesser(classes, labels.reshape((-1, 1)))
-    place = (mx.nd.broadcast_greater(logits, own) + mx.nd.broadcast_equal(logits, own) * earlier).sum(axis=1)
-    valid = mx.nd.arange(len(logits), ctx=logits.context) < num_valid
-    valid = valid * mx.nd.broadcast_equal(logits, logits).min(axis=1)  # only a NaN differs from itself
-    return mx.nd.stack(((place < 1) * valid).sum(), ((place < 5) * valid).sum()).reshape((2,))
+    own = nd.pick(logits, labels).reshape((-1, 1))
+    classes = nd.arange(logits.shape[1], ctx=logits.context).reshape((1, -1))
+    earlier = nd.broadcast_lesser(classes, labels.reshape((-1, 1)))
+    place = (nd.broadcast_greater(logits, own) + nd.broadcast_equal(logits, own) * earlier).sum(axis=1)
+    valid = nd.arange(len(logits), ctx=logits.context) < num_valid
+    valid = valid * nd.broadcast_equal(logits, logits).min(axis=1)  # only a NaN differs from itself
+    return nd.stack(((place < 1) * valid).sum(), ((place < 5) * valid).sum()).reshape((2,))
 
 
 def with_mirror(net: Forward, config: Config) -> Forward:
     """Return a network or, with data.eval_flip, the mean of its logits for images and for their mirror images."""
     axis = 2 if config.model.layout == 'NHWC' else 3
-    return (lambda x: (net(x) + net(mx.nd.flip(x, axis=axis))) / 2) if config.data.eval_flip else net
+    return (lambda x: (net(x) + net(nd.flip(x, axis=axis))) / 2) if config.data.eval_flip else net
 
 
 def evaluate(net: Forward, batches: Iterable[Batch], num_images: int, comm: Comm,
              on_batch: Callable[[], None] = lambda: None,
-             on_logits: Callable[[mx.nd.NDArray, Batch], None] = lambda logits, batch: None) -> Accuracy:
+             on_logits: Callable[[NDArray, Batch], None] = lambda logits, batch: None) -> Accuracy:
     """Return the accuracy of a network on the validation set; raise RunFailed unless each image was evaluated once."""
-    num_seen, counts = 0, mx.nd.zeros((2,))
+    num_seen, counts = 0, nd.zeros((2,))
     for batch in batches:
         on_batch()
         logits = net(batch.images)
@@ -100,7 +101,7 @@ class ConfusionMatrix:
     def __init__(self, num_classes: int):
         self.counts = np.zeros((num_classes, num_classes + 1), np.int64)
 
-    def add(self, logits: mx.nd.NDArray, batch: Batch) -> None:
+    def add(self, logits: NDArray, batch: Batch) -> None:
         values, labels = logits[:batch.num_valid].asnumpy(), batch.labels[:batch.num_valid].asnumpy()
         taken = np.where(np.isnan(values).any(axis=1), values.shape[1], values.argmax(axis=1))
         np.add.at(self.counts, (labels, taken), 1)

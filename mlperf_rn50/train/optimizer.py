@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-import mxnet as mx
 import numpy as np
-from mxnet import autograd
+from mxnet import autograd, nd
+from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
 
 from mlperf_rn50.train.options import OptimizerConfig
 
@@ -28,10 +29,10 @@ class Tensor:
     """
 
     name: str
-    weight: mx.nd.NDArray
-    grad: mx.nd.NDArray
-    velocity: mx.nd.NDArray
-    master: mx.nd.NDArray | None
+    weight: NDArray
+    grad: NDArray
+    velocity: NDArray
+    master: NDArray | None
     decay: float
     lr_factor: float
 
@@ -41,7 +42,7 @@ class Tensor:
         return self.name.endswith('_weight')
 
     @cached_property  # cached because each step reads it for each tensor
-    def arrays(self) -> list[mx.nd.NDArray]:
+    def arrays(self) -> list[NDArray]:
         """The inputs of an update operator, in order."""
         return [self.weight, self.grad, self.velocity, *([] if self.master is None else [self.master])]
 
@@ -54,20 +55,20 @@ class Flat:
     elements of the start. starts: first element of each parameter, by its name.
     """
 
-    state: mx.nd.NDArray
-    half: mx.nd.NDArray
+    state: NDArray
+    half: NDArray
     starts: Mapping[str, int]
 
-    def view(self, row: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArray:
+    def view(self, row: NDArray, param: Parameter) -> NDArray:
         """Return a parameter's part of `half` or of a row of `state`."""
         start = self.starts[param.name]
         return row[start:start + math.prod(param.shape)].reshape(param.shape)
 
-    def keep_if(self, condition: mx.nd.NDArray, before: mx.nd.NDArray) -> None:
+    def keep_if(self, condition: NDArray, before: NDArray) -> None:
         """Keep the current state if condition, of shape (1,), is 1, else restore `before`; then round the masters."""
         now = self.state.reshape((1, -1))
-        mx.nd.where(condition, now, before.reshape((1, -1)), out=now)
-        mx.nd.cast(self.state[1][:self.half.size], dtype='float16', out=self.half)
+        nd.where(condition, now, before.reshape((1, -1)), out=now)
+        nd.cast(self.state[1][:self.half.size], dtype='float16', out=self.half)
 
 
 def group_size(device_type: str, name: str) -> int:
@@ -90,8 +91,8 @@ class Bucket:
         self.grads = [t.grad for t in self.tensors]
         self.num_adapted = sum(t.is_adapted for t in self.tensors)
         context = self.tensors[0].weight.context
-        self.decays = mx.nd.array([t.decay for t in self.tensors], context)
-        self.lr_factors = mx.nd.array([t.lr_factor for t in self.tensors], context)
+        self.decays = nd.array([t.decay for t in self.tensors], context)
+        self.lr_factors = nd.array([t.lr_factor for t in self.tensors], context)
         self.is_mixed = self.tensors[0].master is not None
 
     def groups(self, size: int) -> list[slice]:
@@ -106,7 +107,7 @@ class Optimizer:
     batch scales lr by its filled fraction, so that every image has equal weight; earlier velocity applies in full.
     """
 
-    def __init__(self, params: Mapping[str, mx.gluon.Parameter], config: OptimizerConfig, num_buckets: int = 1,
+    def __init__(self, params: Mapping[str, Parameter], config: OptimizerConfig, num_buckets: int = 1,
                  can_skip: bool = False):
         """Take initialised parameters by name, in forward order; backward computes their gradients in reverse.
 
@@ -122,14 +123,14 @@ class Optimizer:
         self.group_size = group_size(self.tensors[0].weight.context.device_type, config.name)
         self.last_lr: float | None = None
         self.is_batch_new = False
-        self._applied: list[tuple[Bucket, mx.nd.NDArray, float]] = []
+        self._applied: list[tuple[Bucket, NDArray, float]] = []
 
-    def state(self) -> dict[str, mx.nd.NDArray]:
+    def state(self) -> dict[str, NDArray]:
         """Return the arrays that a resumed run needs, by name, without copying them."""
         masters = {f'master/{t.name}': t.master for t in self.tensors if t.master is not None}
         return {**{f'velocity/{t.name}': t.velocity for t in self.tensors}, **masters}
 
-    def owners(self) -> dict[str, mx.nd.NDArray]:
+    def owners(self) -> dict[str, NDArray]:
         """Return the arrays that own the memory of weights and state, by name; no two of them share memory.
 
         An exchange of several views of one array would wait for itself in MXNet's engine, which sees one variable.
@@ -144,7 +145,7 @@ class Optimizer:
                 tensor.master[:] = tensor.weight.astype('float32')
 
     def step(self, lr: float, fraction: float = 1.0, rescale: float = 1.0,
-             is_finite: mx.nd.NDArray | None = None) -> float:
+             is_finite: NDArray | None = None) -> float:
         """Update the tensors from the current gradients, each bucket as soon as its gradients are ready.
 
         Return the learning rate applied to them, lr * fraction.
@@ -175,27 +176,27 @@ class Optimizer:
         is_corrected = self.last_lr and (self._config.name == 'lars' or self.is_batch_new)
         return lr / self.last_lr if is_corrected and self.last_lr else 1.0
 
-    def all_finite(self) -> mx.nd.NDArray:
+    def all_finite(self) -> NDArray:
         """Return an array of shape (1,): 1 if all gradients are finite, otherwise 0."""
-        result = mx.nd.ones((1,), self.tensors[0].weight.context)
+        result = nd.ones((1,), self.tensors[0].weight.context)
         for bucket in self.buckets:
             for group in bucket.groups(_MAX_CHECKED):
                 grads = bucket.grads[group]
-                mx.nd.multi_all_finite(*grads, num_arrays=len(grads), init_output=False, out=result)
+                nd.multi_all_finite(*grads, num_arrays=len(grads), init_output=False, out=result)
         return result
 
-    def squared_norms(self) -> mx.nd.NDArray:
+    def squared_norms(self) -> NDArray:
         """Return the sum of squares of each current gradient, in bucket order, as an array of shape (tensors,)."""
-        return mx.nd.concat(*(_sums_of_squares(b.grads) for b in self.buckets), dim=0)
+        return nd.concat(*(_sums_of_squares(b.grads) for b in self.buckets), dim=0)
 
-    def trust_ratios(self) -> list[tuple[list[str], mx.nd.NDArray]]:
+    def trust_ratios(self) -> list[tuple[list[str], NDArray]]:
         """Return the names of each bucket's weights and LARS's factors on their learning rates in the last step."""
         return [([t.name for t in b.tensors[:b.num_adapted]], rates[:b.num_adapted] / lr)
                 for b, rates, lr in self._applied if b.num_adapted]
 
     def _update_with_nesterov(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
         """Update by SGD with Nesterov momentum, for which MXNet has no multi-tensor operator."""
-        update = mx.nd.mp_nag_mom_update if bucket.is_mixed else mx.nd.nag_mom_update
+        update = getattr(nd, f'{"mp_" * bucket.is_mixed}nag_mom_update')
         usual = self._config.momentum
         for tensor in bucket.tensors:
             if momentum != usual:  # the correction is for the stored velocity, not for the look-ahead step
@@ -204,25 +205,24 @@ class Optimizer:
                    rescale_grad=rescale)
 
     def _update_with_one_rate(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
-        keys = {'momentum': momentum, 'rescale_grad': rescale}
+        keys, kind = {'momentum': momentum, 'rescale_grad': rescale}, f'{"mp_" * bucket.is_mixed}sgd_mom_update'
         for group in bucket.groups(self.group_size):
             tensors = bucket.tensors[group]
             inputs = [a for t in tensors for a in t.arrays]
             if self.group_size == 1:
-                update = mx.nd.mp_sgd_mom_update if bucket.is_mixed else mx.nd.sgd_mom_update
-                update(*inputs, out=tensors[0].weight, lr=lr * tensors[0].lr_factor, wd=tensors[0].decay,
-                       lazy_update=False, **keys)
+                getattr(nd, kind)(*inputs, out=tensors[0].weight, lr=lr * tensors[0].lr_factor, wd=tensors[0].decay,
+                                  lazy_update=False, **keys)
             else:
-                update = mx.nd.multi_mp_sgd_mom_update if bucket.is_mixed else mx.nd.multi_sgd_mom_update
-                update(*inputs, out=[t.weight for t in tensors], lrs=[lr * t.lr_factor for t in tensors],
-                       wds=[t.decay for t in tensors], num_weights=len(tensors), **keys)
+                getattr(nd, f'multi_{kind}')(
+                    *inputs, out=[t.weight for t in tensors], lrs=[lr * t.lr_factor for t in tensors],
+                    wds=[t.decay for t in tensors], num_weights=len(tensors), **keys)
 
-    def _lars_rates(self, bucket: Bucket, lr: float, rescale: float) -> mx.nd.NDArray:
+    def _lars_rates(self, bucket: Bucket, lr: float, rescale: float) -> NDArray:
         """Return the learning rate of every tensor: its lr, times eta |w| / (|g| + wd |w| + eps) for weights."""
         n, rates = bucket.num_adapted, bucket.lr_factors * lr
         if n:
             sums = [_sums_of_squares(a) for a in ([t.weight for t in bucket.tensors[:n]], bucket.grads[:n])]
-            mx.nd.multi_lars(rates[:n], *sums, bucket.decays[:n], eta=self._config.lars_eta,
+            nd.multi_lars(rates[:n], *sums, bucket.decays[:n], eta=self._config.lars_eta,
                              eps=self._config.lars_epsilon, rescale_grad=rescale, out=rates[:n])
         return rates
 
@@ -232,29 +232,29 @@ class Optimizer:
         self._applied.append((bucket, rates, lr))
         kind = f'multi_{"mp_" * bucket.is_mixed}sgd_mom_update'
         # NVIDIA's MXNet 1.8 has the same operators with a different prefix (lars_multi_sgd.cc).
-        update = getattr(mx.nd, f'preloaded_{kind}', None) or getattr(mx.nd, f'lars_{kind}')
+        update = getattr(nd, f'preloaded_{kind}', None) or getattr(nd, f'lars_{kind}')
         for group in bucket.groups(self.group_size):
             tensors = bucket.tensors[group]
             update(*(a for t in tensors for a in t.arrays), rates[group], bucket.decays[group],
                    out=[t.weight for t in tensors], num_weights=len(tensors), momentum=momentum, rescale_grad=rescale)
 
 
-def _sums_of_squares(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+def _sums_of_squares(arrays: Sequence[NDArray]) -> NDArray:
     """Return the sum of squares of each array; float32, shape (arrays,)."""
     if arrays[0].context.device_type == 'gpu':
-        return mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays))
+        return nd.multi_sum_sq(*arrays, num_arrays=len(arrays))
     # On a CPU, it squares in float16 and adds one by one, which is wrong for large tensors; products of rows are exact.
     rows = [a.astype('float32', copy=False).reshape((a.shape[0], 1, -1)) for a in arrays]
-    return mx.nd.concat(*(mx.nd.batch_dot(r, r, transpose_b=True).sum() for r in rows), dim=0)
+    return nd.concat(*(nd.batch_dot(r, r, transpose_b=True).sum() for r in rows), dim=0)
 
 
-def _move_to_flat(params: Sequence[mx.gluon.Parameter]) -> Flat:
+def _move_to_flat(params: Sequence[Parameter]) -> Flat:
     """Move parameters into flat arrays, of which they become views; their gradients remain where they are."""
     ordered = sorted(params, key=lambda p: np.dtype(p.dtype) != np.float16)
     ends = [0, *accumulate(-(-p.data().size // _ALIGNMENT) * _ALIGNMENT for p in ordered)]
     num_half = ends[sum(np.dtype(p.dtype) == np.float16 for p in ordered)]
     context = ordered[0].data().context
-    state, half = mx.nd.zeros((2, ends[-1]), context), mx.nd.zeros((num_half,), context, 'float16')
+    state, half = nd.zeros((2, ends[-1]), context), nd.zeros((num_half,), context, 'float16')
     flat = Flat(state, half, {p.name: start for p, start in zip(ordered, ends)})
     for param in ordered:
         weight, grad = param.data(), param.grad()
@@ -265,15 +265,15 @@ def _move_to_flat(params: Sequence[mx.gluon.Parameter]) -> Flat:
     return flat
 
 
-def _make_tensors(params: Sequence[tuple[str, mx.gluon.Parameter]], config: OptimizerConfig,
+def _make_tensors(params: Sequence[tuple[str, Parameter]], config: OptimizerConfig,
                   flat: Flat | None) -> list[Tensor]:
     tensors, last_layer = [], params[0][0].rpartition('_')[0]
     for name, param in params:
         weight, master = param.data(), None
         if weight.dtype == np.float16:
-            master = flat.view(flat.state[1], param) if flat else mx.nd.empty(weight.shape, weight.context)
+            master = flat.view(flat.state[1], param) if flat else nd.empty(weight.shape, weight.context)
             master[:] = weight.astype('float32')
-        velocity = flat.view(flat.state[0], param) if flat else mx.nd.zeros(weight.shape, weight.context)
+        velocity = flat.view(flat.state[0], param) if flat else nd.zeros(weight.shape, weight.context)
         has_decay = name.endswith('_weight') or config.decay_bn_and_bias
         lr_factor = config.last_layer_lr_factor if name.rpartition('_')[0] == last_layer else 1.0
         tensors.append(Tensor(name, weight, param.grad(), velocity, master, config.weight_decay * has_decay, lr_factor))

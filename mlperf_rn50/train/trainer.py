@@ -1,21 +1,21 @@
 """Training step of a rank: network, optimizer and gradient exchange."""
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 
-import mxnet as mx
 import numpy as np
-from mxnet import autograd
+from mxnet import autograd, nd
+from mxnet.ndarray import NDArray
 
 from mlperf_rn50 import npz
-from mlperf_rn50.config import with_size
+from mlperf_rn50.config import image_shape, with_size
 from mlperf_rn50.data.batches import Batch, device_context
 from mlperf_rn50.model.fused import runs_nvidias_kernels
 from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.training import MovingAverage, SmoothedCrossEntropy
-from mlperf_rn50.model.zoo import build_for_sizes, build_model, image_shape, variance_corrections
+from mlperf_rn50.model.zoo import build_for_sizes, build_model, variance_corrections
 from mlperf_rn50.runfolder.records import StepSpans
 from mlperf_rn50.train.checkpoint.progress import TrainerState
 from mlperf_rn50.train.comm.horovod import Comm
@@ -32,8 +32,8 @@ class Norms:
     """Gradient norms of a step, not yet computed; squared: sum of squares per tensor, float32, (tensors,)."""
 
     rescale: float
-    squared: mx.nd.NDArray
-    trust_ratios: list[tuple[list[str], mx.nd.NDArray]]
+    squared: NDArray
+    trust_ratios: list[tuple[list[str], NDArray]]
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Flags:
 class PendingStep:
     """Results of a step, not yet computed. sums: result of exchange(); is_finite: (1,), if it may be skipped."""
 
-    sums: mx.nd.NDArray
+    sums: NDArray
     learning_rate: float  # the one applied
     loss_scale: float
-    is_finite: mx.nd.NDArray | None
+    is_finite: NDArray | None
     norms: Norms | None
 
 
@@ -71,7 +71,7 @@ class Trainer:
         self.context = device_context(device_id)
         self.net = build_model(config, self.context, seed)
         self.nets = build_for_sizes(config, self.net)
-        self._folded = FoldedResNet(config, self.context) if config.model.name.startswith('resnet') else None
+        self._folded = FoldedResNet(config, self.context) if config.model.is_resnet else None
         self._loss = SmoothedCrossEntropy(config.train.label_smoothing)
         self._loss.hybridize(static_alloc=True, static_shape=True)
         params = self.net.collect_params()
@@ -86,12 +86,12 @@ class Trainer:
             self._statistics[name] /= factor
         self._num_micro = config.train.gradient_accumulation_steps
         # Gradients that each pass overwrites instead of accumulating, and the arrays in which this class sums them.
-        self._manual_sums: list[tuple[mx.nd.NDArray, mx.nd.NDArray]] = []
+        self._manual_sums: list[tuple[NDArray, NDArray]] = []
         if self._num_micro > 1:
             is_overwriting = runs_nvidias_kernels(config)
             for name, p in trained.items():
                 if is_overwriting and name.endswith(('_gamma', '_beta')):
-                    self._manual_sums.append((p.grad(), mx.nd.zeros_like(p.grad())))
+                    self._manual_sums.append((p.grad(), nd.zeros_like(p.grad())))
                 else:
                     p.grad_req = 'add'
         is_float16 = config.train.precision == 'float16'
@@ -100,10 +100,10 @@ class Trainer:
         self.optimizer = Optimizer(trained, config.optimizer, config.comm.num_buckets, self._can_skip)
         masters = {t.name: t.weight if t.master is None else t.master for t in self.optimizer.tensors}
         self.ema = MovingAverage(config.train.ema, {f'ema/{n}': a for n, a in {**masters, **self._statistics}.items()})
-        self._positions = mx.nd.arange(plan.local_batch_size, ctx=self.context)
+        self._positions = nd.arange(plan.local_batch_size, ctx=self.context)
         self.timer = StepTimer(on_exchange, on_step)
         self._num_bytes = self._num_new_bytes = 0
-        self._flag_arrays: dict[Flags, mx.nd.NDArray] = {}
+        self._flag_arrays: dict[Flags, NDArray] = {}
 
     def broadcast(self) -> None:
         """Copy rank 0's weights, statistics and optimizer state to all ranks."""
@@ -137,31 +137,35 @@ class Trainer:
         self._num_bytes = self._num_new_bytes = 0
         return taken
 
-    def forward(self, batch: Batch) -> mx.nd.NDArray:
+    def forward(self, batch: Batch) -> NDArray:
         """Return the weighted losses of a batch, ready for backward(); float32, shape (local batch,)."""
         with autograd.record():
             logits = self.nets[batch.images.shape[2]](batch.images)
             weights = (self._positions < batch.num_valid) * (self.loss_scale.value * self._plan.loss_weight)
             return self._loss(logits, batch.labels, weights)
 
-    def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, requests: Flags = Flags()) -> mx.nd.NDArray:
+    def exchange(self, loss: NDArray, step_in_epoch: int, requests: Flags = Flags()) -> NDArray:
         """Average gradients over ranks; return mean loss, and the sums of the requests, in the order of Flags."""
         last, mark = self.optimizer.tensors[-1].grad, self.timer.mark
         computed = mark(last)
         # The loss is summed first because it is ready before the gradients.
         mean = loss * (self._rescale(step_in_epoch) / self._comm.world_size)
         if requests not in self._flag_arrays:
-            self._flag_arrays[requests] = mx.nd.array(astuple(requests), self.context)
-        sums = self._comm.sum_in_background(mx.nd.concat(mean, self._flag_arrays[requests], dim=0))
-        is_sampled, buckets = self.timer.is_sampling, self.optimizer.buckets
-        ready = [self.timer.stamp(b.last) for b in buckets if self._comm.world_size > 1] if is_sampled else None
+            self._flag_arrays[requests] = nd.array(astuple(requests), self.context)
+        sums = self._comm.sum_in_background(nd.concat(mean, self._flag_arrays[requests], dim=0))
+        buckets, is_alone = self.optimizer.buckets, self._comm.world_size == 1
+        ready = None
+        if self.timer.is_sampling and is_alone:
+            ready = [self.timer.separate([g for b in buckets for g in b.grads])]
+        elif self.timer.is_sampling:
+            ready = [self.timer.stamp(b.last) for b in buckets]
         for number, bucket in enumerate(buckets):
             self._comm.average_gradients(bucket.grads, number)
-        done = [self.timer.stamp(b.last) for b in buckets] if ready else ()
+        done = [self.timer.stamp(b.last) for b in buckets] if ready and not is_alone else ()
         self.timer.mark_exchange(computed, mark(last), ready, done)
         return sums
 
-    def update(self, sums: mx.nd.NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> PendingStep:
+    def update(self, sums: NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> PendingStep:
         used, rescale = self.loss_scale.value, self._rescale(step_in_epoch)
         is_finite = self.optimizer.all_finite() if self._can_skip else None
         applied = self.optimizer.step(lr, self._plan.fraction(step_in_epoch), rescale, is_finite)
@@ -204,7 +208,7 @@ class Trainer:
         for name, array in before.items():
             array.copyto(used[name])
 
-    def _evaluated(self, name: str, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    def _evaluated(self, name: str, array: NDArray) -> NDArray:
         """Return a copy of a parameter as evaluations use it: averaged (train.ema), with a corrected variance."""
         return self.ema.arrays.get(f'ema/{name}', array).astype(array.dtype) * self._corrections.get(name, 1)
 
@@ -212,10 +216,10 @@ class Trainer:
         """Wait for every pushed step."""
         # Waiting for one array is not enough, because a static graph updates running statistics and converts weights to
         # oneDNN's layout in operations that the array does not depend on.
-        mx.nd.waitall()
+        nd.waitall()
         self.timer.drain()
 
-    def _live_arrays(self) -> dict[str, mx.nd.NDArray]:
+    def _live_arrays(self) -> dict[str, NDArray]:
         """Return the arrays that a checkpoint contains, without copying them, by their names in the checkpoint."""
         weights = {t.name: t.weight for t in self.optimizer.tensors}
         return {**{f'model/{n}': a for n, a in {**weights, **self._statistics}.items()},
@@ -224,17 +228,17 @@ class Trainer:
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         return {n: a.shape for n, a in self._live_arrays().items()}
 
-    def snapshot(self) -> dict[str, np.ndarray]:
+    def snapshot(self) -> npz.Arrays:
         """Return copies of the arrays that a checkpoint contains; after average_statistics, they agree on all ranks."""
         self.settle()
         return self.corrected({n: a.asnumpy() for n, a in self._live_arrays().items()})
 
-    def corrected(self, arrays: Mapping[str, np.ndarray], exponent: int = 1) -> dict[str, np.ndarray]:
+    def corrected(self, arrays: npz.Arrays, exponent: int = 1) -> npz.Arrays:
         """Return arrays with corrected variances, in float64 so that exponent -1 undoes it to the bit."""
         factors = {f'{head}{n}': f ** exponent for n, f in self._corrections.items() for head in ('', 'model/', 'ema/')}
         return {n: a.astype(np.float64) * factors[n] if n in factors else a for n, a in arrays.items()}
 
-    def copy_network(self) -> dict[str, mx.nd.NDArray]:
+    def copy_network(self) -> dict[str, NDArray]:
         return {n: self._evaluated(n, p.data()) for n, p in self.net.collect_params().items()}
 
     def digests(self) -> dict[str, int]:
@@ -247,7 +251,7 @@ class Trainer:
         """Return the name of the first array of a snapshot that contains a NaN or an infinity."""
         arrays = self._live_arrays()
         if self.context.device_type == 'gpu':  # where this is faster than a copy to the host; on a CPU, it is slower
-            flags = mx.nd.concat(*(mx.nd.multi_all_finite(a, num_arrays=1) for a in arrays.values()), dim=0)
+            flags = nd.concat(*(nd.multi_all_finite(a, num_arrays=1) for a in arrays.values()), dim=0)
             return next((n for n, is_finite in zip(arrays, flags.asnumpy()) if not is_finite), None)
         return next((n for n, a in arrays.items() if npz.find_non_finite({n: a.asnumpy()})), None)
 
@@ -266,11 +270,11 @@ class Trainer:
         if self._plan.config.train.loss_scale_policy == 'dynamic':
             self.loss_scale = LossScale(state.loss_scale, state.num_finite_steps)
 
-    def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def _set(self, arrays: npz.Arrays) -> None:
         arrays = self.corrected(arrays, -1)
         for name, array in self._live_arrays().items():
             # copyto also works for an array that a graph has converted to oneDNN's layout.
-            mx.nd.array(arrays[name], self.context, array.dtype).copyto(array)
+            nd.array(arrays[name], self.context, array.dtype).copyto(array)
 
     def warm_up(self, streams: Iterable[Iterator[Batch]], eval_batch: Batch, num_steps: int) -> None:
         """Run num_steps steps of each stream and an evaluation on synthetic images, then restore the network.

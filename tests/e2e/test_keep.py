@@ -5,7 +5,7 @@ from e2e.training import NUM_VAL, arguments, assert_aborted, assert_one_line, lo
 from helpers import call, run
 
 from mlperf_rn50.errors import CheckpointError
-from mlperf_rn50.model.weights import load_weights
+from mlperf_rn50.model.weights import find_weights, load_weights
 from mlperf_rn50.runfolder.names import list_checkpoints
 from mlperf_rn50.train import loop
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
@@ -45,7 +45,7 @@ def test_aborted_run_keeps_best_and_last_network(tiny, tmp_path, monkeypatch):
     assert_aborted(call(*arguments(tmp_path, tiny)))
     best, best_arrays = load_weights(tmp_path)
     assert (best.epoch, best.num_top1, best.is_last) == (2, 9, False)
-    last, arrays = load_weights(tmp_path, 'last')
+    last, arrays = load_weights(find_weights(tmp_path, 'last'))
     assert (last.epoch, last.is_last, last.is_best, last.num_top1) == (4, True, False, 7)
     checkpoint = load(list_checkpoints(tmp_path / 'checkpoints')[-1])[1].arrays
     for name, array in arrays.items():

@@ -9,7 +9,7 @@ AREA, ASPECT = (0.08, 1.0), (0.75, 4 / 3)
 
 def crops(n=2000, h=375, w=500, area=AREA, aspect=ASPECT):
     uniforms = np.random.default_rng(0).random((n, 4 * NUM_TRIES))
-    anchor, shape = random_resized_crops(uniforms, np.full(n, h), np.full(n, w), area, aspect)
+    anchor, shape = random_resized_crops(uniforms, np.full((n, 2), [h, w]), area, aspect)
     return anchor * [h, w], shape * [h, w]
 
 
@@ -33,7 +33,7 @@ def test_first_fitting_try_is_used():
     u = np.zeros((1, 4 * NUM_TRIES))
     u[0, 0:4] = [0.999, 0.999, 0, 0]  # the whole area with aspect 4/3 does not fit a square
     u[0, 4:8] = [0.0, 0.5, 0.5, 0.5]  # a tenth of the side with aspect 1, in the centre
-    anchor, shape = random_resized_crops(u, np.array([100]), np.array([100]), (0.01, 1.0), (0.75, 4 / 3))
+    anchor, shape = random_resized_crops(u, np.array([[100, 100]]), (0.01, 1.0), (0.75, 4 / 3))
     np.testing.assert_allclose(shape, [[0.1, 0.1]], atol=1e-6)
     np.testing.assert_allclose(anchor, [[0.45, 0.45]], atol=1e-6)
 

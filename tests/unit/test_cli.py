@@ -132,7 +132,7 @@ def test_only_the_status_of_a_line_is_coloured():
 
 
 def test_report_text_is_the_same_with_and_without_colour(tmp_path, variables):
-    write_set(tmp_path / 'sweep/1x4', 2, status=lambda k: 'success' if k else 'aborted')
+    write_set(tmp_path / 'sweep/1x4', 2, is_complete=True, status=lambda k: 'success' if k else 'aborted')
     piped = call('report', tmp_path)
     variables.setenv('FORCE_COLOR', '1')
     shown = call('report', tmp_path).stdout

@@ -13,7 +13,7 @@ FULL = 'mlperf-rn50: cannot write the output: No space left on device\n'
 
 @pytest.fixture(scope='module')
 def log(tmp_path_factory):
-    return write_set(tmp_path_factory.mktemp('set'), 1) / 'result_0.txt'
+    return write_set(tmp_path_factory.mktemp('set'), 1, True) / 'result_0.txt'
 
 
 def arguments_of(log, command):
@@ -71,7 +71,7 @@ sys.exit(main(['report', {str(log)!r}, '--out', {str(tmp_path / "page")!r}]))"""
     ('系统', {'PYTHONIOENCODING': 'ascii'}),
     ('box', {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'})])  # file names are bytes
 def test_characters_that_the_output_lacks_are_escaped(tmp_path, name, variables):
-    folder = write_set(tmp_path / name, 2, epoch_s=lambda k: 10 + k)
+    folder = write_set(tmp_path / name, 2, True, epoch_s=lambda k: 10 + k)
     plain = {k: v for k, v in os.environ.items() if k not in ('PYTHONUTF8', 'PYTHONIOENCODING')}
     done = run([*CLI, 'report', folder, '--out', tmp_path / 'out'], env={**plain, **variables})
     assert done.returncode == 0 and 'Traceback' not in done.stderr, done.stderr

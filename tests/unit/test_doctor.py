@@ -36,6 +36,8 @@ def facts(rank, host, **changes):
            'run_folder_problem': '',
            'cpus': [4 * (rank % 2) + i for i in range(4)], 'num_machine_cpus': 16, 'cgroup': asdict(Limits()),
            'shared_memory_free_bytes': 10**10, 'tmp_dir': '/tmp', 'tmp_dir_problem': '', 'ulimits': ULIMITS,
+           'use': {'cores': f'{rank % 2}', 'num_cores': 1, 'wall_s': 1.0, 'cpu_s': 0.1, 'cores_s': 0.2,
+                   'load': 0.5, 'machine': host},
            'clock_offset_s': 0.001, 'all_reduce_s': 0.01, 'all_reduce_bytes': 10**8}
     return copy.deepcopy({**row, **changes})
 
@@ -64,7 +66,7 @@ def processor(uses):
 def test_suitable_hosts_pass():
     checks = check_facts(rows(), 'cpu', 'bfloat16', 2, 2, 10**9)
     assert not has_failed(checks)
-    assert render_checks(checks, is_quiet=True) == 'doctor: 23 checks passed, 0 failed, 0 warnings'
+    assert render_checks(checks, is_quiet=True) == 'doctor: 24 checks passed, 0 failed, 0 warnings'
     assert '100 MB in 10 ms: 10.00 GB/s, bus 15.00 GB/s' in render_checks(checks, is_quiet=False)
 
 
@@ -163,3 +165,15 @@ def test_ranks_refuse_a_full_session_folder_of_open_mpi(monkeypatch, tmp_path):
     check_session({})  # horovodrun and srun do not use this folder
     (base / 'segment').write_bytes(bytes(2 << 20))
     check_session(env)  # the files already exist
+
+
+def test_other_programs_on_the_cpus_of_a_rank_are_a_warning():
+    usual, busy = rows(), rows()
+    busy[3]['use'] |= {'cores_s': 0.9, 'load': 8.2}
+    assert check('other programs', usual).status == 'ok'
+    found = check('other programs', busy)
+    assert found.status == 'warning'
+    assert found.found == 'they use 80 % of the CPUs 1 of rank 3 on h2 (load average 8.2)'
+    for row in busy:
+        del row['use']['cores_s']  # unknown in some containers
+    assert check('other programs', busy).status == 'not needed'

@@ -10,7 +10,7 @@ FOLDER = ROOT.parent / 'shared/history'
 def system_of(folder, **values):
     run = {'file': f'{folder}/result_0.txt', 'status': 'converged', 'time_to_train_s': 90.0,
            'evaluations': [{'epoch': 4}]}
-    return {'folders': [str(folder)], 'runs': [run], 'refusal': None, 'findings': [], 'num_nodes': 2,
+    return {'folders': [str(folder)], 'runs': [run], 'refusal': None, 'violations': [], 'num_nodes': 2,
             'num_accelerators': 8, 'score_minutes': None, **values}
 
 
@@ -21,10 +21,10 @@ def test_rows_are_compared_by_value(tmp_path):
     place = Path('/logs/v1.0/us/results')
     found = history.compare([
         system_of(place / 'same/resnet'), system_of(place / 'nodes/resnet', num_nodes=3),
-        system_of(place / 'copy/resnet', runs=[], findings=[{'text': 'result_1.txt is a duplicate; counted once'}]),
-        system_of(place / 'refused/resnet', refusal='two batches', findings=[{'text': 'two batches'}])], tmp_path)
+        system_of(place / 'copy/resnet', runs=[], violations=['result_1.txt is a duplicate']),
+        system_of(place / 'refused/resnet', refusal='two batches', violations=['two batches'])], tmp_path)
     assert found == {'agrees': ['v1.0/us/same'], 'differs': ['v1.0/us/nodes: nodes: got 3, expected 2.0'],
-                     'refused': ['v1.0/us/copy: result_1.txt is a duplicate; counted once',
+                     'refused': ['v1.0/us/copy: result_1.txt is a duplicate',
                                  'v1.0/us/refused: two batches'], 'missing': ['v1.0/us/gone']}
 
 

@@ -126,6 +126,26 @@ def test_unknown_options_go_to_train():
     assert options('--container', 'x', '--mount', '/a', '--mount', '/b', script='slurm').mounts == ['/a', '/b']
 
 
+@pytest.mark.parametrize('words, ranks, batch', [
+    (['local', '--ranks-per-node', 2], 2, 64), (['local', '--nodes', 2, '--ranks-per-node', 2], 4, 128),
+    (['mpirun', '--hosts', 'h1,h2'], 2, 64), (['mpirun', '--hosts', 'h1:3,h2:3'], 6, 192),
+    (['mpirun', '--hosts', 'h1,h2,h3', '--nodes', 2, '--ranks-per-node', 2], 4, 128), (['local'], 1, 32),
+    (['slurm', '--nodes', 2, '--ranks-per-node', 4], 8, 256)])
+def test_dry_run_of_a_launcher_has_its_ranks(tmp_path, monkeypatch, words, ranks, batch):
+    monkeypatch.delenv('SLURM_JOB_NODELIST', raising=False)
+    (tmp_path / 'c.yaml').write_text('train: {local_batch_size: 32}\ndata: {synthetic: true}\n')
+    done = call('launch', *words, '--config', tmp_path / 'c.yaml', '--dry-run')
+    assert done.returncode == 0, done.stderr
+    plan = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line[:1].islower() and ' ' in line)
+    assert plan['ranks'] == str(ranks) and f'global batch          {batch}' in done.stdout
+
+
+def test_dry_run_of_a_launcher_checks_its_hosts():
+    config = ROOT / 'launch/configs/c4140_v100_4node.yaml'
+    done = call('launch', 'mpirun', '--hosts', 'h1,h2', '--config', config, '--dry-run')
+    assert done.returncode == 2 and 'got 4 with 2 hosts' in done.stderr
+
+
 def test_environment_of_ranks_and_of_redirected_output():
     before = {'GLIBC_TUNABLES': 'user', 'A': 'b', 'MLPERF_RN50_DEVICE': 'gpu'}
     env = environment(options('--ranks-per-device', 4), before, '7-ab', 'cpu')

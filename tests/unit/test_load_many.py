@@ -22,30 +22,31 @@ def two_processors(monkeypatch):
     monkeypatch.setattr(load.threading, 'active_count', lambda: 1)
 
 
-def path_and_pid(path):
-    return path, os.getpid()
+def path_and_pid(paths, _):
+    return *paths, os.getpid()
 
 
 @pytest.mark.parametrize('num, threads, is_local', [(100, 1, False), (64, 1, True), (100, 2, True)])
 def test_many_logs_are_read_by_other_processes_in_order(two_processors, monkeypatch, num, threads, is_local):
     monkeypatch.setattr(load.threading, 'active_count', lambda: threads)
-    monkeypatch.setattr(load, '_load_run', path_and_pid)
-    items, pids = zip(*load._load_runs(range(num)))
+    monkeypatch.setattr(load, 'load_folder', path_and_pid)
+    items, pids = zip(*load._load_folders([[k] for k in range(num)], None))
     assert items == tuple(range(num)) and (os.getpid() in pids) == is_local
 
 
 PARENT_PID = os.getpid()
 
 
-def die_in_child(path):
+def die_in_child(paths, _):
     if os.getpid() != PARENT_PID:
         os.kill(os.getpid(), signal.SIGKILL)
-    return path
+    return paths
 
 
 def test_logs_of_killed_processes_are_read_in_the_parent(two_processors, monkeypatch):
-    monkeypatch.setattr(load, '_load_run', die_in_child)
-    assert load._load_runs(range(70)) == list(range(70))
+    monkeypatch.setattr(load, 'load_folder', die_in_child)
+    folders = [[k] for k in range(70)]
+    assert load._load_folders(folders, None) == folders
 
 
 def test_runs_do_not_depend_on_the_number_of_processes(two_processors, tmp_path, monkeypatch):

@@ -10,13 +10,15 @@ from helpers import CLI, ROOT, call, git, run, shipped_logs
 from lines import mllog
 from sample_log import ENV, LARS, SGD, closed, write_five
 
-from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.judgement import judge_set
+from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.check import official
 from mlperf_rn50.mllog.package import submission
 from mlperf_rn50.mllog.package.code import _CALLED, copy_code
 from mlperf_rn50.mllog.package.system_desc import describe_system, find_base, merge_description
+from mlperf_rn50.mllog.rulesets import ROUNDS
 
 DIGITS = shipped_logs() / 'digits_five'  # five real runs
 CODE = 'benchmarks/resnet/implementations/mlperf_rn50'
@@ -35,6 +37,12 @@ def runs_of(folder):
     return load_run_sets([folder])[0].runs
 
 
+def make_package(folder, order):
+    """Build the package of the set in a folder."""
+    run_set, = load_run_sets([folder], Rules([ROUNDS[order.round]]))
+    return submission.make_package(run_set.runs, run_set.judgement, order)
+
+
 def append(path, *lines):
     path.write_text(path.read_text() + '\n'.join(lines) + '\n')
 
@@ -42,7 +50,7 @@ def append(path, *lines):
 @pytest.fixture(scope='module')
 def good(tmp_path_factory):
     """Accepted package of real runs, in a folder whose name is a glob pattern."""
-    return submission.make_package(runs_of(DIGITS), order(tmp_path_factory.mktemp('a[b]{c,d}')))
+    return make_package(DIGITS, order(tmp_path_factory.mktemp('a[b]{c,d}')))
 
 
 @pytest.fixture
@@ -82,8 +90,8 @@ def rewrite(folder, source, target, old, new):
 
 
 @pytest.mark.parametrize('keys, damage, rules', [
-    ({'num': 4}, None, ['got 4 runs, expected 5 for a ResNet result']),
-    ({'num': 6}, None, ['got 6 runs, expected 5 for a ResNet result']),
+    ({'num': 4}, None, ['4 runs, expected 5']),
+    ({'num': 6}, None, ['6 runs, expected 5']),
     ({'ends': ['aborted', 'failed']}, None,
      ['got 2 failed runs, expected at most one: result_0.txt (aborted), result_1.txt (failed)']),
     ({'ends': ['aborted']}, lambda folder: rewrite(folder, 1, 1, '"key": "cache_clear"', '"key": "other"'),
@@ -95,45 +103,51 @@ def rewrite(folder, source, target, old, new):
      ['result_4.txt is a duplicate of result_3.txt: all ']),
     ({'ends': ['aborted']}, lambda folder: append(result(folder, 0), mllog('opt_name', 0, 'adam/../../../tmp/x')),
      ["result_0.txt: opt_name: got 'adam/../../../tmp/x', expected"]),
-    ({'config': closed(LARS)}, None,  # refused by package_checker, after the tree was built
-     ['package_checker: RCP Test Failed: Missing RCP, please submit RCP with BS = 64'])])
+    ({'config': closed(LARS)}, None,
+     ['epochs to converge: fails: 4.00 epochs, at least 3'])])
 def test_refused_set_leaves_no_files(tmp_path, keys, damage, rules):
     folder = write_five(tmp_path / 'runs', **keys)
     if damage:
         damage(folder)
-    tree = submission.make_package(runs_of(folder), order(tmp_path))
+    tree = make_package(folder, order(tmp_path))
     assert tree.home is None and not list((tmp_path / 'out').rglob('*'))
     texts = [text for text in tree.refusals if 'RCP' in text or not text.startswith('package_checker')]
     assert len(texts) == len(rules) and all(text.startswith(rule) for text, rule in zip(texts, rules)), tree.refusals
 
 
 def test_unsuitable_runs_are_refused(tmp_path):
-    runs = runs_of(DIGITS)
-    os.mkfifo(tmp_path / 'pipe')
-    for change, rule in [({'num_resumes': 1}, 'result_0.txt: the run was resumed, expected one timed run'),
-                         ({'status': 'running'}, 'result_0.txt: is still being written'),
-                         ({'division': 'closed'}, 'got the divisions closed, open, expected one'),
-                         ({'path': tmp_path / 'pipe', 'status': 'unreadable'}, 'pipe: is not a file')]:
-        assert submission.judge_runs((replace(runs[0], **change), *runs[1:]), '4.0.0')[0][:1] == [rule]
+    run_set, = load_run_sets([DIGITS], Rules(['4.0.0']))
+    runs = run_set.runs
+
+    def refusals(*changed):
+        return submission.refusals_of(judge_set(replace(run_set, runs=changed)).judgement, changed)
+    assert refusals(*runs) == []
+    for change, rule in [({'num_resumes': 1}, 'resumed'), ({'status': 'running'}, 'running'),
+                         ({'division': 'closed'}, 'got the divisions closed, open, expected one')]:
+        assert refusals(replace(runs[0], **change), *runs[1:])[:1] == [rule]
     padded = [replace(r, division='closed', dataset=None, train_samples=1_277_952) for r in runs]  # accepted by MLPerf
-    assert not any('requires ImageNet' in text for text in submission.judge_runs(padded, '4.0.0')[0])
+    assert not any('requires ImageNet' in text for text in refusals(*padded))
+    os.mkfifo(tmp_path / 'result_5.txt')
+    for k in range(1, 5):
+        shutil.copy(result(DIGITS, k), tmp_path)
+    assert build(tmp_path, tmp_path).stdout.splitlines()[1].startswith('  - result_5.txt: cannot read the log')
 
 
 def test_one_failed_run_is_accepted_and_is_the_first_warning(tmp_path):
     folder = write_five(tmp_path / 'runs', ends=[None])
     append(result(folder, 2), mllog('global_batch_size', 0, 63))
-    runs = runs_of(folder)
-    assert submission.judge_runs(runs, '4.0.0') == ([], ('logs', '4 of 5 pass the rules of v4.0; one may fail'))
-    warnings = submission.find_warnings(runs)
+    run_set, = load_run_sets([folder], Rules(['4.0.0']))
+    assert submission.refusals_of(run_set.judgement, run_set.runs) == []
+    warnings = submission.find_warnings(run_set.runs, run_set.judgement)
     assert warnings[0] == '1 of 5 runs did not converge (result_0.txt: failed) and counts as the slowest'
     assert any(text.startswith('result_2.txt:') and 'global_batch_size is 63' in text for text in warnings)
 
 
 def test_score_is_scaled_by_reference_convergence_points(tmp_path):
     """The runs take 34 epochs at batch 1632, for which the reference has 35."""
-    runs = runs_of(write_five(tmp_path / 'runs', closed(LARS), accuracies=(0.5,) * 16 + (0.7595,), batch=1632))
-    minutes = sum(sorted(r.time_to_train_s for r in runs)[1:4]) / 3 / 60
-    tree = submission.make_package(runs, order(tmp_path))
+    folder = write_five(tmp_path / 'runs', closed(LARS), accuracies=(0.5,) * 16 + (0.7595,), batch=1632)
+    minutes = sum(sorted(r.time_to_train_s for r in runs_of(folder))[1:4]) / 3 / 60
+    tree = make_package(folder, order(tmp_path))
     assert tree.refusals == () and tree.official_score_minutes == pytest.approx(minutes * 35 / 34, rel=1e-6)
     assert ('scaling', f'{35 / 34:.4f} for box: faster than the reference, within its bounds') in tree.findings
     assert len(list((tree.home / 'results/box/resnet').iterdir())) == 5
@@ -204,10 +218,9 @@ def test_code_comes_from_the_commit_of_the_runs_or_else_the_checkout(tmp_path):
 
 def test_second_system_is_added_and_nothing_is_overwritten(tmp_path, tree):
     before = {p: p.read_bytes() for p in tree.rglob('*') if p.is_file()}
-    runs = runs_of(DIGITS)
     with pytest.raises(UserError, match='exists and is not overwritten'):
-        submission.make_package(runs, order(tmp_path))
-    assert submission.make_package(runs, order(tmp_path, system='box2', round='v1.0')).refusals == ()
+        make_package(DIGITS, order(tmp_path))
+    assert make_package(DIGITS, order(tmp_path, system='box2', round='v1.0')).refusals == ()
     assert (tree / CODE / 'run_and_time_box2.sh').is_file() and before == {p: p.read_bytes() for p in before}
     assert [p.name for p in (tmp_path / 'out').iterdir()] == ['us']
 
@@ -217,7 +230,7 @@ def test_second_system_is_added_and_nothing_is_overwritten(tmp_path, tree):
     ({'system': 'x' * 200}, '--system: got'), ({'code': ROOT / 'docs'}, '--code: .*/docs lacks mlperf_rn50/__main__')])
 def test_invalid_names_and_incomplete_code_are_refused(tmp_path, keys, message):
     with pytest.raises(UserError, match=message):
-        submission.make_package((), order(tmp_path, **keys))
+        make_package(DIGITS, order(tmp_path, **{'round': 'v4.0', **keys}))
     assert not (tmp_path / 'out').exists()
 
 

@@ -52,7 +52,7 @@ def test_unknown_name_is_a_one_line_error_with_the_nearest_name(name, message):
 
 def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
     for nodes in (4, 1, 2):
-        write_set(tmp_path / f'{nodes}x4', 2, nodes=nodes, ranks=4 * nodes, batch=64 * nodes)
+        write_set(tmp_path / f'{nodes}x4', 2, True, nodes=nodes, ranks=4 * nodes, batch=64 * nodes)
     source = load_source([str(tmp_path)])
     assert source.base.name == '1x4' and [k.name for k in source.sets] == ['1x4', '2x4', '4x4']
     assert source.notes[0] == 'Predicted from 1x4, the smallest of 3 systems; --system NAME selects another'
@@ -60,15 +60,15 @@ def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
     with pytest.raises(ConfigError, match='--system: got 2x3, which matches 0 systems, expected one of 1x4, 2x4, '
                                           '4x4; did you mean 2x4?'):
         load_source([str(tmp_path)], '2x3')
-    write_set(tmp_path / '1x2', 2, ranks=2)
+    write_set(tmp_path / '1x2', 2, True, ranks=2)
     assert load_source([str(tmp_path)], per_node=2).base.name == '1x2'
     with pytest.raises(ConfigError, match=r'got no name, which matches 2 systems, expected one of 1x2, 1x4$'):
         load_source([str(tmp_path)], per_node=8)
 
 
 def test_unusable_set_is_refused_with_its_reason(tmp_path):
-    write_set(tmp_path / 'short', 2, status='aborted', accuracies=(0.1,))
-    write_set(tmp_path / 'mixed', 2, batch=lambda k: 64 << k)
+    write_set(tmp_path / 'short', 2, True, division='open', status='aborted', accuracies=(0.1,))
+    write_set(tmp_path / 'mixed', 2, True, batch=lambda k: 64 << k)
     for name, reason in (('short', 'no run has finished'), ('mixed', 'global_batch_size is 64')):
         with pytest.raises(UserError, match=f'no set to predict from: {name}: {reason}'):
             load_source([str(tmp_path / name)])
@@ -192,7 +192,7 @@ def study(tmp_path_factory):
     """Sets of 1 and 2 nodes of two ranks, with 64 images per rank and step."""
     folder = tmp_path_factory.mktemp('study')
     for nodes in (1, 2):
-        write_set(folder / f'{nodes}x2', 2, nodes=nodes, ranks=2 * nodes, batch=128 * nodes, accelerators=False,
+        write_set(folder / f'{nodes}x2', 2, True, nodes=nodes, ranks=2 * nodes, batch=128 * nodes, accelerators=False,
                   train_samples=6400, dataset='digits', target=0.75)
     return folder
 

@@ -1,5 +1,6 @@
 """Predictions beside measurements: measured times, noise of the first epoch, resumed runs, gradients, unknown cards."""
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -105,15 +106,18 @@ def test_card_without_sets_on_several_nodes_has_the_latency_of_the_nearest_gener
 
 def test_lack_of_sets_is_named():
     shown, rows = predicted('v4.0/NVIDIA/h200_ngc24.04_mxnet', '--layouts', '1,16')
-    assert [n for n in shown['notes'] if n.startswith('16x8: no published set has H200') and 'that of H100' in n]
+    assert [n for n in shown['notes'] if re.match('16x8: no published set .* H200 on .* that of H100', n)]
     assert not [d for d in rows['1x8']['doubts'] if 'H200' in d]
+    changed = predicted('v4.0/NVIDIA/eos_ngc24.04_mxnet', '--layouts', '1,2', '--what-if', 'generation=H200')[1]
+    assert [any('H200' in d for d in row['doubts']) for row in changed.values()] == [False, True]
     h100 = predicted('v4.0/NVIDIA/eos_ngc24.04_mxnet', '--layouts', '1,16')[1]
     gains = [h100[name]['minutes'] / rows[name]['minutes'] for name in ('1x8', '16x8')]
     assert gains[1] < gains[0] + 0.01  # not faster on several nodes than on one, in comparison with H100
 
 
-def config_text(model, classes=10, train='precision: float32', comm='compression: none'):
-    return f'data: {{num_classes: {classes}}}\nmodel: {{{model}}}\ntrain: {{{train}}}\ncomm: {{{comm}}}\n'
+def config_text(name, classes=10, precision='float32', device='cpu', comm='compression: none'):
+    return (f'data: {{num_classes: {classes}}}\nmodel: {{name: {name}}}\ncomm: {{{comm}}}\n'
+            f'train: {{local_batch_size: 8, precision: {precision}, device: {device}}}\n')
 
 
 NETWORK = json.dumps({'event': 'network', 'local_batch_size': 1, 'flops_per_image': 1, 'gradient_bytes': 7_000_000,
@@ -121,22 +125,21 @@ NETWORK = json.dumps({'event': 'network', 'local_batch_size': 1, 'flops_per_imag
 
 
 @pytest.mark.parametrize('config, metrics, megabytes, text', [
-    (config_text('name: resnet18'), '', 44.7, 'resnet18 with 10 classes, config.yaml'),
-    (config_text('depth: 18'), '', 44.7, 'resnet18'),
-    (config_text('name: resnet50'), '', 94.1, 'resnet50 with 10 classes'),
-    (config_text('name: resnet50', comm='compression: fp16'), '', 47.1, 'resnet50'),
-    (config_text('name: vgg16', 1000, 'precision: float16'), '', 276.7, 'vgg16'),
-    (config_text('name: resnet18'), NETWORK, 7.0, 'metrics.jsonl'),
-    ('model: [', '', 102.2, ''), (config_text('name: other'), '', 102.2, ''),
-    (config_text('name: resnet18', -5), '', 102.2, ''), ('', '', 102.2, '')])
+    (config_text('resnet18'), '', 44.7, 'resnet18 with 10 classes'),
+    (config_text('resnet50'), '', 94.1, 'resnet50 with 10 classes'),
+    (config_text('resnet50', comm='compression: fp16'), '', 47.1, 'resnet50 with 10 classes'),
+    (config_text('vgg16', 1000, 'float16', 'gpu'), '', 276.7, 'vgg16 with 1,000 classes'),
+    (config_text('resnet18'), NETWORK, 7.0, 'metrics.jsonl'), ('', NETWORK, 7.0, 'metrics.jsonl'),
+    *((text, '', 102.2, 'ResNet-50 assumed') for text in (
+        '', 'model: [', config_text('other'), config_text('resnet18', -5)))])
 def test_exchanged_bytes_are_those_of_the_network_of_the_run(tmp_path, config, metrics, megabytes, text):
     folder = tmp_path / 'run'
     small_set(folder, ranks=2, batch=100)
     (folder / 'config.yaml').write_text(config)
     (folder / 'metrics.jsonl').write_text(metrics)
     source = load_source([str(folder)])
-    assert source.link.exchange_bytes / 1e6 == pytest.approx(megabytes, abs=0.05) and text in source.link.network
-    assert bool([n for n in source.notes if 'ResNet-50 assumed' in n]) == (not text)
+    assert source.link.exchange_bytes / 1e6 == pytest.approx(megabytes, abs=0.05) and source.link.network == text
+    assert f'of {megabytes} MB ({text})' in call('predict', folder, '--layouts', '1').stdout
 
 
 def test_resumed_runs_are_named_in_the_first_lines(tmp_path):
@@ -147,8 +150,8 @@ def test_resumed_runs_are_named_in_the_first_lines(tmp_path):
     log.write_text('\n'.join([*lines[:stop], mllog('run_resumed', 21, 20, epoch_num=3, clock_s=21.0, submittable=False),
                               *lines[stop:]]) + '\n')
     shown, _ = predicted(folder, '--layouts', '1')
-    assert shown['notes'][0].startswith('Resumed: 1 run of run')
-    assert call('predict', folder, '--layouts', '1').stdout.splitlines()[1].startswith('Resumed: 1 run of run')
+    assert shown['notes'][0].startswith('Resumed runs: run;')
+    assert call('predict', folder, '--layouts', '1').stdout.splitlines()[1].startswith('Resumed runs: run;')
 
 
 def test_start_of_other_layouts_is_never_negative():

@@ -322,12 +322,12 @@ def test_archive_that_cannot_be_read_is_one_line(tmp_path, dataset, make):
 
 
 def test_image_that_becomes_unreadable_is_not_damaged(pictures, tmp_path, monkeypatch):
-    read = samples.regular_file
+    read = samples.open_regular
 
-    def fail(path, flags):
+    def fail(path):
         if path.endswith('n02_1.JPEG'):
             raise OSError(5, 'Input/output error', path)
-        return read(path, flags)
-    monkeypatch.setattr(samples, 'regular_file', fail)
+        return read(path)
+    monkeypatch.setattr(samples, 'open_regular', fail)
     with pytest.raises(DataError, match='train/n02/n02_1.JPEG: Input/output error; repair it, and run prepare again'):
         prepare('folder', '--source', pictures, '--out', tmp_path / 'out', '--skip-corrupt')

@@ -1,11 +1,13 @@
 """Known run sets: recipes from logs of any round, and the table of published systems."""
+import csv
 import json
+import re
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from helpers import PUBLISHED, ROOT, call
+from helpers import HISTORY, PUBLISHED, ROOT, call
 from lines import write_set
 
 from mlperf_rn50.analysis.predict.anchors import base_of
@@ -154,3 +156,39 @@ def test_published_table_matches_the_logs():
         assert times[0] == pytest.approx(times[1], rel=1e-3)
         assert table.time_s == pytest.approx(logged.time_s, rel=1e-3)
         assert table.times.epoch_s == pytest.approx(logged.times.epoch_s, rel=0.05)
+
+
+def test_pods_have_no_nodes_and_no_cost_in_sentences():
+    pods = [s for s in load_table() if s.stated_nodes != s.num_nodes]
+    assert {(s.org, s.name) for s in pods} >= {
+        ('Google', 'tpu-v3-2048'), ('Google', 'tpu-v4-512-TF'), ('Graphcore', 'ipu-pod64-TF1')}
+    assert all(s.num_nodes is None and s.node_hours is None and s.num_accelerators > 16 for s in pods)
+    assert not any(s.num_accelerators > 16 * s.num_nodes for s in load_table() if s.num_nodes and s.num_accelerators
+                   and s.num_ranks != s.num_accelerators)
+    done = call('report', 'published', '--price-per-node-hour', 20)
+    sentence, = re.findall('- At 20 per node-hour.*', done.stdout)
+    assert 'costs least on v4.0/NVIDIA/h200_ngc24.04_mxnet, 4.01 (1 node of 8 accelerators' in sentence
+
+
+def test_systems_on_a_number_of_nodes_have_a_row_each():
+    done = call('report', 'published', '--nodes', 16, '--format', 'csv', '--rows', 'systems')
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert len(rows) == sum(s.num_nodes == 16 for s in load_table()) > 1
+    assert {row['num_nodes'] for row in rows} == {'16'}
+    best = {}
+    for row in sorted(rows, key=lambda row: -float(row['time_to_train_mean_s'])):
+        best[row['generation']] = row['system']
+    assert best['L40S'] and best['A100'] != best['L40S']
+    runs = call('report', 'published', '--nodes', 16, '--format', 'csv').stdout
+    assert len(runs.splitlines()) > 4 * len(rows) and 'file' not in rows[0]
+
+
+@pytest.mark.needs_history
+def test_published_table_agrees_with_another_reader():
+    known = {tuple(name.casefold() for name in f.parts[1:]): s for s in load_table() for f in s.folders}
+    with (HISTORY / 'truth.csv').open(encoding='utf-8') as file:
+        rows = [row for row in csv.DictReader(file) if row['system'] != 'SYS-420GP-TNAR+']  # has one run twice
+    for row in rows:
+        run_set = known[row['round'], row['org'].casefold(), row['system'].casefold()]
+        assert (run_set.score_minutes or 0.0) == pytest.approx(float(row['score_minutes'] or 0.0), abs=0.0101), row
+    assert len(rows) > 330

@@ -9,7 +9,7 @@ from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import StepSpans
 from mlperf_rn50.train.comm.horovod import Comm
-from mlperf_rn50.train.comm.rank_times import RankTimes, count_bins, sum_times, write_trace
+from mlperf_rn50.train.comm.rank_times import RankTimes, count_bins, spread_updates, sum_times, write_trace
 
 
 def test_critical_path_has_the_steps_in_which_the_other_ranks_waited_for_this_one():
@@ -38,13 +38,13 @@ def test_bin_of_a_time(seconds, number):
 @pytest.mark.parametrize('make, expected', [(Path.touch, True), (os.mkfifo, True), (os.mkdir, False)])
 def test_file_requests_a_trace_once(tmp_path, make, expected):
     make(tmp_path / 'trace')
-    times = RankTimes(Comm(), None, {}, RunFolder(tmp_path, 0))
+    times = RankTimes(Comm(), None, {}, RunFolder(tmp_path, 0), None)
     times.find_request()
     assert times.request == expected and (tmp_path / 'trace').exists() != expected
 
 
 def test_folder_without_the_file_requests_no_trace(tmp_path):
-    times = RankTimes(Comm(), None, {}, RunFolder(tmp_path, 0))
+    times = RankTimes(Comm(), None, {}, RunFolder(tmp_path, 0), None)
     times.find_request()
     assert not times.request
 
@@ -60,3 +60,10 @@ def test_trace_that_cannot_be_written_is_reported_on_one_line(tmp_path, capsys):
     (tmp_path / 'file').touch()
     write_trace(tmp_path / 'file' / 'trace_0_0.jsonl', [])
     assert capsys.readouterr().err.endswith('File exists; the trace is not written\n')
+
+
+def test_steps_of_a_single_rank_get_the_updates_that_sampled_steps_have_after_the_backward_pass():
+    times = np.array([[0, 0, 8, 0, 1, 0, 0, np.nan], [0, 0, 6, 0, 3, 0, 0, 0], [0, 0, 2, 0, 1, 0, 0, np.nan]])
+    spread = spread_updates(times)
+    assert spread[:, :5].tolist() == [[0, 0, 6, 0, 3], [0, 0, 6, 0, 3], [0, 0, 2, 0, 1]]
+    assert spread_updates(times[::2])[:, 4].tolist() == [1, 1]  # no step was sampled

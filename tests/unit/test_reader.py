@@ -1,9 +1,13 @@
 """Logs of other people: lines shared with other output, lost lines, descriptions, linked folders, other file names."""
+import bz2
+import gzip
 import json
+import lzma
+import zipfile
 
 import pytest
 from helpers import call
-from lines import START_S, mllog, run_lines, v05, v06, write_lines, write_set
+from lines import START_S, complete, mllog, run_lines, v05, v06, write_lines, write_set
 
 from mlperf_rn50.analysis.sets.findings import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -50,10 +54,10 @@ def test_cut_or_unknown_event_is_an_error_with_a_reason(line):
 
 
 @pytest.mark.parametrize('changes, target, status', [
-    ([{}], 0.98, 'aborted'), ([{'train.target_accuracy': [0.98, 0.7]}], 0.7, 'converged'),
+    ([{}], 0.98, 'failed'), ([{'train.target_accuracy': [0.98, 0.7]}], 0.7, 'converged'),
     ([{'train.target_accuracy': [0.98, 0.7]}, {}], 0.7, 'converged'),
-    ([{'train.target_accuracy': [0.98, 0.7]}, {'train.target_accuracy': [0.7, 0.9]}], 0.9, 'aborted'),
-    ([{'train.target_accuracy': [0.98, 'x']}], 0.98, 'aborted'), (['train.target_accuracy'], 0.98, 'aborted')])
+    ([{'train.target_accuracy': [0.98, 0.7]}, {'train.target_accuracy': [0.7, 0.9]}], 0.9, 'failed'),
+    ([{'train.target_accuracy': [0.98, 'x']}], 0.98, 'failed'), (['train.target_accuracy'], 0.98, 'failed')])
 def test_target_of_the_last_resume_that_changed_it_counts(tmp_path, changes, target, status):
     *lines, stop = run_lines((0.75, 0.76), target=0.98)
     lines += [mllog('run_resumed', 30, 1, epoch_num=1, clock_s=22.0, changed=changed) for changed in changes]
@@ -80,7 +84,7 @@ def test_events_that_cannot_be_decoded_are_stated_with_the_reason(tmp_path):
     path = write_lines(tmp_path / 'result_0.txt', ['shell', ':::MLLOG {"key": "run_start", "metadata": {}}'])
     with pytest.raises(UserError, match=r'no MLPerf log line can be decoded \(line 2: no time_ms\); expected lines'):
         read_run(path)
-    with pytest.raises(UserError, match='torn line 2: no time_ms; expected'):
+    with pytest.raises(UserError, match=r'no MLPerf log line can be decoded \(line 2: no time_ms\); expected'):
         check_log(path)
 
 
@@ -192,8 +196,86 @@ def test_linked_system_is_read_once(linked):
 
 @pytest.mark.parametrize('command', ['report', 'check'])
 def test_files_of_other_names_are_mentioned(tmp_path, command):
-    write_lines(tmp_path / '2n/run 1.log', run_lines())
+    write_lines(tmp_path / '2n/run 1.log', complete(run_lines()))
     done = call(command, tmp_path)
     text = f'nor do its subfolders; files of other names are read if they are given, such as {tmp_path}/2n/*.log; '
     assert (done.returncode, done.stdout) == (2, '') and text in done.stderr
     assert call('report', tmp_path / '2n/run 1.log').returncode == 0
+
+
+INFERENCE = [mllog('loadgen_version', 0, '4.0 @ 486a629ea4'), mllog('sut_name', 0, 'PySUT'),
+             mllog('effective_test_mode', 0, 'AccuracyOnly'), mllog('result_validity', 0, 'VALID')]
+
+
+@pytest.mark.parametrize('lines', [
+    INFERENCE, INFERENCE[1:], [*INFERENCE, *run_lines()], [mllog('power_reading', k, 4210.5) for k in range(9)],
+    [mllog('model_name', 0, 'resnet50')]])
+@pytest.mark.parametrize('command', ['report', 'predict'])
+def test_log_of_another_program_is_refused_in_a_line(tmp_path, command, lines):
+    done = call(command, write_lines(tmp_path / 'mlperf_log_detail.txt', lines))
+    assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1)
+    assert 'mlperf_log_detail.txt: got a log ' in done.stderr and 'expected one of MLPerf Training' in done.stderr
+
+
+def test_log_of_another_program_is_no_run_beside_others(tmp_path):
+    logs = [write_lines(tmp_path / 'offline/performance/run_1/mlperf_log_detail.txt', INFERENCE),
+            write_lines(tmp_path / 'offline/accuracy/mlperf_log_detail.txt', INFERENCE[1:]),
+            write_lines(tmp_path / 'train/result_0.txt', run_lines())]
+    system, = load_run_sets(logs)
+    assert [(r.path.name, r.status) for r in system.runs] == [('result_0.txt', 'converged')]
+    done = call('report', *logs)
+    assert '1 of 1 run of 1 system converged' in done.stdout
+    assert 'skipped 2 logs' in done.stderr and 'MLPerf Inference' in done.stderr
+
+
+@pytest.mark.parametrize('line', [
+    mllog('submission_org', 0, 'us'), mllog('init_start', 0), mllog('run_start', 0), mllog('block_start', 0),
+    mllog('eval_accuracy', 0, 0.1, epoch_num=1), v05('run_clear_caches', 0), v06('cache_clear', 0)])
+def test_a_single_line_of_a_training_run_is_a_run(tmp_path, line):
+    run = read_run(write_lines(tmp_path / 'result_0.txt', [*INFERENCE[1:], line]), START_S + 10**9)
+    assert run.status == 'failed'
+
+
+def write_zip(path, data):
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr('result_0.txt', data)
+
+
+@pytest.mark.parametrize('write, hint', [
+    (lambda p, data: p.write_bytes(gzip.compress(data)), 'the file is packed'),
+    (lambda p, data: p.write_bytes(bz2.compress(data)), 'the file is packed'),
+    (lambda p, data: p.write_bytes(lzma.compress(data)), 'the file is packed'),
+    (lambda p, data: p.write_bytes(b'\x28\xb5\x2f\xfd'), 'the file is packed'), (write_zip, 'the file is packed'),
+    (lambda p, data: p.write_text(json.dumps({'text': data.decode().splitlines()}, indent=1)), 'such as a notebook')])
+def test_packed_log_and_notebook_have_a_hint(tmp_path, write, hint):
+    path = tmp_path / 'result_0.txt'
+    write(path, '\n'.join(run_lines()).encode())
+    with pytest.raises(UserError, match=hint):
+        read_run(path)
+
+
+def test_packed_files_are_mentioned_if_a_folder_has_no_logs(tmp_path):
+    (tmp_path / 'result_0.txt.xz').write_bytes(lzma.compress(b'x'))
+    done = call('report', tmp_path)
+    assert done.returncode == 2 and f'such as {tmp_path}/*.xz, unpacked' in done.stderr
+
+
+@pytest.mark.parametrize('make', [
+    lambda lines: [text for line in lines for text in (line, f'DEBUG:mlperf:{line}')], lambda lines: [*lines, *lines],
+    lambda lines: [text for line in lines for text in [line] * 3], lambda lines: [*lines, *lines[:-1]]])
+@pytest.mark.parametrize('line, ranks', [(v06, 1), (v06, 4), (v05, 1), (v05, 4)])
+def test_copies_of_lines_by_another_logger_are_not_ranks_or_nodes(tmp_path, line, ranks, make):
+    lines = lines_of(line, nodes=1, ranks=ranks)
+    whole, copied = (read_run(write_lines(tmp_path / name / 'result_0.txt', log)) for name, log in
+                     (('whole', lines), ('copied', make(lines))))
+    for fact in ('num_ranks', 'num_nodes', 'num_accelerators', 'global_batch_size', 'status', 'epochs_to_converge'):
+        assert getattr(copied, fact) == getattr(whole, fact), fact
+
+
+def test_evaluation_that_is_ignored_is_called_so(tmp_path):
+    lines = [*run_lines()[:-1], mllog('eval_accuracy', 22, 0.3, epoch_num=2), mllog('eval_accuracy', 22, 0.8),
+             mllog('eval_accuracy', 22, 0.8, samples_count=3_000_000), mllog('eval_accuracy', 22, 1.5, epoch_num=3)]
+    run = read_run(write_lines(tmp_path / 'result_0.txt', lines), START_S + 10**9)
+    texts = [f.text for f in run.findings if 'eval_accuracy' in f.text]
+    assert run.curve == ((1, 0.5), (2, 0.76)) and len(texts) == 3
+    assert all('ignored' in text for text in texts)

@@ -19,7 +19,7 @@ HOSTILE = '<script>alert(1)</script>|`=1+1\x1b[31m"'
 @pytest.fixture
 def studies(tmp_path):
     """Two systems; the first run of the second system was killed after an evaluation."""
-    keys = {'target': 0.759, 'eval_s': 0.0}
+    keys = {'target': 0.759, 'eval_s': 0.0, 'is_complete': True}
     write_set(tmp_path / 'sweep/1x4', 2, epoch_s=lambda k: 60.0 + 6 * k, **keys)
     write_set(tmp_path / 'sweep/2x4', 2, nodes=2, ranks=8, batch=128, epoch_s=40.0, **keys,
               status=lambda k: 'success' if k else None, accuracies=lambda k: (0.5, 0.76) if k else (0.25,))
@@ -101,7 +101,7 @@ def test_command_prints_only_the_report(tmp_path, studies):
     folder = tmp_path / 'sweep'
     for form, start in [('table', 'sweep: '), ('markdown', '## '), ('json', '{'), ('html', '<!DOCTYPE html>')]:
         done = call('report', folder, '--format', form)
-        assert (done.returncode, done.stderr) == (0, '') and done.stdout.startswith(start)
+        assert (done.returncode, done.stderr) == (1, '') and done.stdout.startswith(start)  # a run was killed
     runs = call('report', folder, '--format', 'csv', '--out', tmp_path / 'out')
     evaluations = call('report', folder, '--format', 'csv', '--rows', 'evaluations')
     assert (tmp_path / 'out/report.csv').read_text() == runs.stdout and len(runs.stdout.splitlines()) == 5

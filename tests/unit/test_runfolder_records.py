@@ -27,6 +27,10 @@ EARLIER = [
     ('{"event": "epoch", "epoch": 1, "record_bytes": {"n1": 5}}', MetricsRecord, records.EpochRecord(1, {'n1': 5})),
     ('{"event": "ranks", "epoch": 1, "stragglers": ["rank 1 is slow"]}', MetricsRecord,
      records.RanksRecord(1, stragglers=['rank 1 is slow'])),
+    ('{"event": "ranks", "ranks": [{"rank": 0, "host": "h", "num_steps": 1, "data_s": 0, "compute_s": 1, '
+     '"wait_s": 0}]}',
+     MetricsRecord, records.RanksRecord(ranks=[records.RankSteps(rank=0, host='h', num_steps=1, data_s=0, compute_s=1,
+                                                                wait_s=0, others_s=None, num_sharing=1)])),
     ('{"event": "resumed", "step": 40}', MetricsRecord, records.ResumedRecord(40)),
     ('{"event": "reference", "text": "no reference"}', MetricsRecord, records.ReferenceRecord(text='no reference')),
     ('{"event": "course", "epoch": 3, "behind": true}', MetricsRecord, records.CourseRecord(3, behind=True)),

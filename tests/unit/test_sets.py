@@ -82,14 +82,15 @@ def time_of(line):
     return int(re.search(r'"time_ms": (\d+)', line)[1]) / 1000 - START_S
 
 
-@pytest.mark.parametrize('resumed, time_s, mark', [((), 24.0, ''), ((1, 3), 24.0, ''), (range(5), 84.0, ' (resumed)')])
-def test_resumed_runs_have_no_score_and_their_times_are_left_out_or_marked(tmp_path, resumed, time_s, mark):
+@pytest.mark.parametrize('resumed, time_s, is_marked', [
+    ((), 24.0, False), ((1, 3), 24.0, False), (range(5), 84.0, True)])
+def test_resumed_runs_have_no_score_and_their_times_are_left_out_or_marked(tmp_path, resumed, time_s, is_marked):
     folder = write_set(tmp_path / 'box', epoch_s=lambda k: 10.0 + k / 2)  # runs of 22, 23, 24, 25 and 26 s
     for number in resumed:
         resume(folder, number)
     system = load_set(folder)
     assert (system.score_minutes is None, system.time_s) == (bool(resumed), pytest.approx(time_s))
-    assert system.resumed_mark == mark and len(system.converged) == 5
+    assert system.is_resumed == is_marked and len(system.converged) == 5
     assert [f.text for f in set_findings(system) if f.kind == 'runs_resumed'] == [
         f'no MLPerf score: {len(resumed)} of 5 runs were resumed'
         + ('; the times and epochs of 2 are left out' if len(resumed) == 2 else '')] * bool(resumed)
@@ -99,21 +100,23 @@ def test_resumed_runs_have_no_score_and_their_times_are_left_out_or_marked(tmp_p
 @pytest.mark.parametrize('num_runs, keys, expected', [
     (3, {}, [('runs_not_five', None, '3 runs', 5, '')]),
     (1, {}, [('runs_not_five', None, '1 run', 5, '; the spread of a single run is unknown')]),
-    (5, {'seed': 9}, [('seeds_equal', None, 5, 9)]), (5, {'seed': None}, [('seeds_missing',)]),
+    (5, {'seed': 9}, [('rule_broken', None, '', 'some runs have the same seed, expected a different one for each run'),
+                      ('seeds_equal', None, 5, 9)]), (5, {'seed': None}, [('seeds_missing',)]),
     (5, {'period': 4, 'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76)}, [('resolution_low',)]),
     (5, {'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.5, 0.6, 0.76)}, []),
     (5, {'status': lambda k: 'success' if k > 1 else 'aborted'},
-     [('score_invalid',), ('runs_unconverged', None, 2, 5)])])
+     [('rule_broken', None, '', 'got 2 failed runs, expected at most one: result_0.txt (aborted), result_1.txt (aborted)'),
+      ('runs_unconverged', None, 2, 5)])])
 def test_findings_of_weak_sets(tmp_path, num_runs, keys, expected):
     system = load_set(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys))
     assert set_findings(system) == [make_finding(*each) for each in expected]
 
 
-def test_unreadable_log_counts_as_unconverged_run(tmp_path):
+def test_unreadable_log_is_no_run_that_did_not_converge(tmp_path):
     folder = write_set(tmp_path, 4)
     (folder / 'result_4.txt').write_text('Segmentation fault\n')
     system = load_set(folder)
-    assert [r.status for r in system.runs] == ['converged'] * 4 + ['unreadable'] and system.score_minutes is not None
+    assert [r.status for r in system.runs] == ['converged'] * 4 + ['unreadable'] and system.score_minutes is None
     text = 'error: result_4.txt: contains no MLPerf log line'
     assert any(render_finding(f).startswith(text) for f in set_findings(system))
     with pytest.raises(UserError, match='result_4.txt: contains no MLPerf log line'):
@@ -138,13 +141,14 @@ def learning(rates):
     return lambda k: {'sgd_opt_base_learning_rate': rates[k]}
 
 
-def test_runs_that_count_may_differ_in_settings_and_are_named(tmp_path):
+def test_runs_that_count_have_no_score_if_they_differ_in_settings_which_are_named(tmp_path):
     rates = [7.6, 7.26, 7.26, 7.26, 7.26]
     system = load_set(write_set(tmp_path, optimizer=learning(rates), epoch_s=lambda k: 10.0 + k))
-    assert system.refusal is None and system.score_minutes == pytest.approx(26 / 60)
+    assert system.refusal is None and system.score_minutes is None and system.time_s == pytest.approx(26)
     parts = ('sgd_opt_base_learning_rate 7.6 in result_0.txt; sgd_opt_base_learning_rate 7.26 in result_1.txt, '
              'result_2.txt, result_3.txt, result_4.txt')
     assert make_finding('settings_differ', None, parts) in set_findings(system)
+    assert system.judgement.violations == (f'the runs have different settings: {parts}',)
 
 
 def test_run_that_does_not_count_may_have_another_batch(tmp_path):
@@ -199,7 +203,7 @@ def test_only_numbered_results_are_loaded(tmp_path):
 def tree(tmp_path):
     """Study of three sets, of which the middle one has runs with different batches."""
     for nodes in (1, 2, 4):
-        write_set(tmp_path / f'study/{nodes}n', nodes=nodes, ranks=4 * nodes, epoch_s=40.0 / nodes,
+        write_set(tmp_path / f'study/{nodes}n', is_complete=True, nodes=nodes, ranks=4 * nodes, epoch_s=40.0 / nodes,
                   batch=lambda k, nodes=nodes: 32 if nodes == 2 and k == 3 else 64 * nodes)
     return tmp_path
 
@@ -228,7 +232,7 @@ def test_refused_set_is_not_compared(tree):
         study_of(tree, baseline='2n')
     alone = study_of(tree / 'study/2n')
     text = render_table([alone])
-    assert alone.comparisons == (None,) and 'Speed-up and efficiency are' not in text and text.count(REFUSAL) == 1
+    assert alone.comparisons == (None,) and 'Speed-up and efficiency are' not in text and text.count(REFUSAL) == 2
     done = call('package', tree / 'study/2n', '--org', 'us', '--system', 'x', '--out', tree / 'out')
     assert done.returncode and REFUSAL in done.stdout + done.stderr and not (tree / 'out').exists()
 
@@ -275,11 +279,25 @@ def test_findings_are_sorted_by_grade_and_those_of_all_logs_are_merged(tmp_path)
             for k, path in enumerate([tmp_path / 'result_0.txt', tmp_path / 'result_1.txt'])]
     system = RunSet('box', tmp_path, tmp_path, tuple(runs))
     found = set_findings(system)
-    assert [f.kind for f in found] == ['unreadable', 'unreadable', 'duplicate', 'epoch_missing', 'runs_not_five',
+    assert [f.kind for f in found] == ['duplicate', 'unreadable', 'unreadable', 'epoch_missing', 'runs_not_five',
                                        'not_imagenet', 'line_torn']
-    assert [*map(render_finding, (found[1], found[3]))] == [
+    assert [*map(render_finding, (found[2], found[3]))] == [
         'error: result_1.txt:1: 1', 'warning: all 2 logs: no has no epoch number; ignored']
-    assert [f.kind for f in set_findings(refused)][:2] == ['refused', 'duplicate']
+    assert [f.kind for f in set_findings(refused)][:3] == ['refused', 'rule_broken', 'duplicate']
+
+
+@pytest.mark.parametrize('nodes, per_node, ranks, known', [
+    (1, 1024, 1, None), (2, 64, 1, None), (1, 17, 1, None), (1, 16, 1, 1), (4, 16, 1, 4), (1, 24, 24, 1)])
+def test_pod_that_is_described_as_a_node_has_no_known_number_of_nodes(tmp_path, nodes, per_node, ranks, known):
+    write_set(tmp_path / 'v2.0/us/results/pod/resnet', 5, ranks=ranks, platform='pod')
+    description = tmp_path / 'v2.0/us/systems/pod.json'
+    description.parent.mkdir(parents=True)
+    description.write_text(json.dumps({'number_of_nodes': nodes, 'accelerators_per_node': str(per_node)}))
+    system = load_set(tmp_path)
+    assert (system.num_nodes, system.num_accelerators) == (known, nodes * per_node)
+    assert (system.node_hours is None) == (known is None)
+    texts = [f.text for f in set_findings(system) if f.kind == 'nodes_unknown']
+    assert len(texts) == (known is None) and all(f'{nodes * per_node:,} accelerators' in text for text in texts)
 
 
 def test_set_has_no_score_while_a_run_is_running(tmp_path):
@@ -312,7 +330,7 @@ def test_special_files_do_not_block(tmp_path, monkeypatch, make, error):
 
 
 def test_named_pipes_next_to_a_log_do_not_block(tmp_path):
-    write_set(tmp_path / 'runs', 5)
+    write_set(tmp_path / 'runs', is_complete=True)
     for name in ('env.json', 'metrics.jsonl', 'telemetry_0_alpha.jsonl'):
         os.mkfifo(tmp_path / 'runs' / name)
     assert call('report', tmp_path / 'runs', '--out', tmp_path / 'out').returncode == 0
@@ -381,4 +399,4 @@ def test_run_with_a_contradictory_clock_is_not_counted(tmp_path):
     path.write_text(path.read_text().replace(mllog('run_start', 0), mllog('run_start', 60)))
     found = load_set(tmp_path)
     assert found.runs[4].status == 'failed'
-    assert make_finding('runs_contradictory', None, 1, 5) in set_findings(found)
+    assert found.judgement.violations[0].startswith('result_4.txt: run_start is 60.0 s later than')

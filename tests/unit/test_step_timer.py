@@ -76,6 +76,23 @@ def push_steps(timer, number):
     return sampled
 
 
+def test_operations_on_separated_arrays_start_when_all_of_them_are_written():
+    timer, is_free, done = StepTimer(), threading.Event(), []
+    slow, fast = mx.nd.zeros((1,)), mx.nd.zeros((1,))
+    stamp = timer._thread.stamp
+
+    def note(handle, number):
+        if number == 1:
+            is_free.wait(HANG_LIMIT_S)
+        stamp(handle, number)
+        done.append(number)
+    timer._thread.function = step_timer._Function(note)
+    numbers = [timer._push_stamp([], [slow]), timer.separate([fast, slow]), timer.stamp(fast)]
+    threading.Timer(0.1, is_free.set).start()
+    mx.nd.waitall()
+    assert done == numbers and len(timer._thread.take_stamps(numbers)) == 3
+
+
 def test_trace_contains_the_buckets_of_every_step_and_ends_with_the_last():
     seen = []
     timer = StepTimer(on_step=seen.append)

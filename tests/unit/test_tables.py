@@ -79,16 +79,16 @@ def test_large_tree_has_a_brief_text(tree, monkeypatch):
     brief = render_table(studies)
     lines = brief.splitlines()
     assert lines[0] == 'ResNet-50 in MLPerf logs: 6 systems in 3 studies' and len(lines) < len(whole.splitlines()) / 3
-    assert lines[6:10] == [
-        '- 22 of 23 runs of 6 systems converged.', "- Refused: 1 of 6 systems: v0.7/a's/odd (batches differ).",
-        '- 1 error, 1 warning, 7 notes: --findings',
+    assert lines[4] == "- Refused: 1 of 6 systems: v0.7/a's/odd (batches differ)."
+    assert lines[7:10] == [
+        '- 22 of 23 runs of 6 systems converged.', '- 1 error, 1 warning, 7 notes: --findings',
         f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'"""]
     rows = [re.split('  +', row) for row in lines[lines.index('All systems') + 3:]]
-    assert [(row[0], row[2], row[4], row[5]) for row in rows[:2]] == [
-        ('1x4', '2.03', '100.0 %', '1x4'), ('2x4', '1.03', '98.4 %', '1x4')]
+    assert [row[:6] for row in rows[:2]] == [
+        ['1x4', '1', '4', '2.03', '2.0', '100.0 %'], ['2x4', '2', '8', '1.03', '2.0', '98.4 %']]
     assert rows[-2] == ['odd: refused: batches differ'] and brief.count('batches differ') == 2
     assert "- v0.7/a's/odd: error: batches differ" in render_table(studies, has_all_findings=True)
-    assert render_table(studies, MARKDOWN).startswith('## ResNet-50 in MLPerf logs: 6 systems in 3 studies\n\n- From 1')
+    assert render_table(studies, MARKDOWN).startswith('## ResNet-50 in MLPerf logs: 6 systems in 3 studies\n\n- On 2')
     priced = render_table([replace(s, price_per_node_hour=36.0) for s in studies])
     assert '  cost  ' in priced and '  cost  ' not in brief
 
@@ -115,6 +115,7 @@ def test_filter_applies_before_comparisons_in_every_format(tree, tmp_path):
 
 @pytest.mark.parametrize('path, options, message', [
     (None, ['--batch', '64'], '--batch: got 64, expected one of: 9984, 19968'),
+    (None, ['--nodes', '3'], '--nodes: got 3, expected one of: 1, 2'),
     (None, ['--org', 'b', '--round', '2.0'], '--round: got v2.0, expected one of: v0.7'),
     (None, ['--accelerator', 'x'], '--accelerator: got x, but no log has a value; omit it'),
     ('published/v2.0', ['--org', 'delle'], '--org: got delle, expected one of: ASUSTeK, Azure, CASIA, Dell, ')])
@@ -128,7 +129,7 @@ def test_folder_names_may_not_be_utf8(is_large, monkeypatch, tmp_path):
     monkeypatch.setattr(tables, 'LARGE_TREE', 1 if is_large else 8)
     name = os.fsdecode(b'caf\xe9')
     for org in ('a', name):
-        write_set(tmp_path / name / f'v0.7/{org}/results/{name}/resnet', 2, seed=lambda k, org=org: 10 * len(org) + k)
+        write_set(tmp_path / name / f'v0.7/{org}/results/{name}/resnet', 2, True, seed=lambda k, org=org: 10 * len(org) + k)
     out = tmp_path / name / 'out'
     done = call('report', tmp_path / name, '--format', 'json', '--out', out)
     assert (done.returncode, done.stderr.count('\n')) == (0, 1)

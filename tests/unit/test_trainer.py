@@ -129,8 +129,8 @@ def test_warm_up_keeps_the_loss_scale_that_fits_and_restores_the_rest(small_trai
 def test_exchanges_of_a_step_do_not_grow_with_the_number_of_ranks(small_training, tmp_path, num_ranks):
     """They are the loss with the requests, and the gradients; times of ranks are gathered at evaluations only."""
     trainer, batches = small_training
-    trainer._comm = comm = Mock(wraps=Comm(), rank=0, world_size=num_ranks)
-    times = RankTimes(comm, trainer.timer, {}, RunFolder(tmp_path, 0))
+    trainer._comm = comm = Mock(wraps=Comm(), rank=0, world_size=num_ranks, threads=())
+    times = RankTimes(comm, trainer.timer, {}, RunFolder(tmp_path, 0), None)
     for step in range(3):  # the timer marks the buckets of the second one
         trainer.read(trainer.step(batches, step, 0.01))
         times.find_request()

@@ -157,13 +157,13 @@ def test_tree_of_runs_is_shown_once(tmp_path):
     for name in ('1', '2'):
         write_live(tmp_path / 'a' / name, train(10))  # killed long ago, so it will never end
     done = call('watch', tmp_path)
-    assert (done.returncode, done.stdout.count(': killed: the log has no end')) == (0, 2)
+    assert (done.returncode, done.stdout.count(': killed: the log has no end')) == (1, 2)
 
 
 def test_page_is_written_into_run_folder_only_on_request(folder, tmp_path):
     before = set(os.listdir(folder))
     call('watch', folder, '--once')
     assert set(os.listdir(folder)) == before
-    assert call('watch', folder, tmp_path / 'later', '--once', '--html').returncode == 0
+    assert call('watch', folder, tmp_path / 'later', '--once', '--html').returncode == 1  # killed
     assert set(os.listdir(folder)) == before | {'watch.html'} and not (tmp_path / 'later').exists()
     assert '<dd>45.00 % at epoch 3, target 74.90 %</dd>' in (folder / 'watch.html').read_text()

@@ -31,7 +31,7 @@ def rank(heartbeat):
     heartbeat.beat('training', 42)
     {body}
     return 7
-sys.exit(run_watched(rank, dict.fromkeys(PHASES, 0) | {limits_s}, {folder}))
+sys.exit(run_watched(rank, dict.fromkeys(PHASES, 0) | {limits_s}, {folder}, True))
 '''
 
 
@@ -230,6 +230,22 @@ def test_stopped_rank_is_ended_if_report_cannot_be_written(tmp_path):
     process = start('os.kill(os.getpid(), signal.SIGSTOP)', '{"training": 0.5}', tmp_path / 'file')
     err = error_of(process)
     assert process.returncode == 1 and 'step 42, training: stopped (SIGSTOP) for ' in err and err.endswith(' s\n')
+
+
+def test_time_for_which_a_rank_was_stopped_is_recorded():
+    body = 'os.kill(os.getpid(), signal.SIGSTOP); '
+    # The watcher records the stop when it has noticed its end.
+    body += '[time.sleep(0.05) for _ in range(600) if not heartbeat._shared.stopped_ms]; '
+    body += 'print(heartbeat.take_stopped_s(), heartbeat.take_stopped_s(), flush=True)'
+    process, rank = start_ready(body)
+    limit = time.monotonic() + HANG_LIMIT_S
+    while rank.status() != psutil.STATUS_STOPPED and time.monotonic() < limit:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    rank.resume()
+    out, _ = process.communicate(timeout=HANG_LIMIT_S)
+    stopped_s, again_s = map(float, out.split())
+    assert stopped_s > 0 and again_s == 0
 
 
 def test_early_signal_is_a_stop_request():  # so early that the watcher may not have installed its handlers

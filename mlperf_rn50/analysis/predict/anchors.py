@@ -1,13 +1,24 @@
-"""Find the one-node set that a set on several nodes is predicted from, and a second set of its machine. Pure."""
+"""Find the one-node set that a set on several nodes is predicted from, a second set of its machine, and its ports.
+
+Only with_network reads files; all other functions are pure.
+"""
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Layout, Link
 from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
+from mlperf_rn50.analysis.why.load import load_run
+from mlperf_rn50.runfolder.names import run_of
+from mlperf_rn50.runfolder.records import NetworkRecord
 
 _SLOWEST_GBIT_S = 50.0  # minimum rate of described ports between nodes
-_FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50; ranks without accelerators exchange float32
+# Trained parameters for 1000 classes, and inputs of the last layer.
+_NETWORKS = {'resnet18': (11_689_512, 512), 'resnet34': (21_797_672, 512), 'resnet50': (25_557_032, 2048),
+             'resnet101': (44_549_160, 2048), 'resnet152': (60_192_808, 2048), 'alexnet': (61_100_840, 4096),
+             'googlenet': (6_998_552, 1024), 'inception_v3': (23_834_568, 2048), 'inception_v4': (42_679_816, 1536),
+             'vgg16': (138_357_544, 4096), 'vgg19': (143_667_240, 4096)}
 
 
 def base_of(run_set: RunSet) -> Base | None:
@@ -29,9 +40,30 @@ def base_of(run_set: RunSet) -> Base | None:
                 generation_of(run_set.accelerator), noise=noise) if epoch_s > 0 else None
 
 
+def num_parameters(network: str, num_classes: int) -> int:
+    """Return the number of trained parameters, without those of data.pad_to_4_channels."""
+    count, num_inputs = _NETWORKS[network]
+    return count + (num_inputs + 1) * (num_classes - 1000)
+
+
+def with_network(link: Link, run_set: RunSet) -> Link:
+    """Return a link with the gradients of the network that the files of a set's last run name, if any do."""
+    run = load_run(run_of(run_set.readable[-1].path))
+    network, config = run.last(NetworkRecord), run.config
+    if network:
+        return replace(link, exchange_bytes=network.gradient_bytes, network=run.folder.metrics.name)
+    if not config:
+        return link if run_set.is_imagenet else replace(link, network='ResNet-50 assumed')
+    name, classes, is_half = config.model.name, config.data.num_classes, config.comm.compression == 'fp16'
+    size = 2 if is_half or config.train.precision == 'float16' else 4
+    return replace(link, exchange_bytes=size * num_parameters(name, classes),
+                   network=f'{name} with {classes:,} classes')
+
+
 def link_of(run_set: RunSet) -> Link:
     """Return the described ports of a node. Slow ports are for management, so the rate is then unknown."""
-    gbit_s, num_bytes = run_set.node_gbit_s, FLOAT16_BYTES if run_set.num_accelerators else _FLOAT32_BYTES
+    gbit_s, num_bytes = run_set.node_gbit_s, FLOAT16_BYTES if run_set.num_accelerators else (
+        4 * num_parameters('resnet50', 1000))  # ranks without accelerators exchange float32
     is_known = gbit_s is not None and gbit_s >= _SLOWEST_GBIT_S
     return Link(gbit_s if is_known else None, num_bytes, 'the system description' if is_known else 'unknown')
 

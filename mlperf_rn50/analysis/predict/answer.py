@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from mlperf_rn50.analysis.predict.anchors import lacks_schedule, most_local, second_base
 from mlperf_rn50.analysis.predict.costs import costs_without
-from mlperf_rn50.analysis.predict.model import generation_with_costs, lacks_costs, predict_layout
+from mlperf_rn50.analysis.predict.model import generation_with_costs, predict_layout
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Prediction
 from mlperf_rn50.analysis.predict.source import Source, WhatIf, change
 from mlperf_rn50.analysis.recipe.choose import choose_recipe, is_within, published_recipes, range_text
@@ -19,7 +19,6 @@ from mlperf_rn50.text import percent, plural
 
 _MAX_BATCH_RATIO = 2  # between the predicted and the measured local batch; beyond it, the computing time is doubtful
 _PROPORTIONAL = 1.0005  # largest relative efficiency that is shown as 100.0 %
-_LEAST_NOISE = 0.005  # smallest relative noise of the epochs that is a doubt
 _SAME_TIME = 1.01  # largest ratio of times between batches that count as equally fast
 _KINDS = ('source', 'published', 'interpolated', 'given', None)  # of recipes, the most certain first
 _NO_SCHEDULE = ('the source logs declare no schedule, as in v0.5; the costs of several nodes of such software are not '
@@ -55,10 +54,6 @@ class Predictions:
 
     @property
     def timed(self) -> list[Prediction]:
-        return [r for r in self.rows if r.minutes]
-
-    @property
-    def known(self) -> list[Prediction]:
         return [r for r in self.rows if r.known_minutes]
 
     @property
@@ -69,8 +64,8 @@ class Predictions:
         """
         quantities = {'fastest': lambda r: r.known_minutes, 'cheapest': lambda r: r.known_node_hours,
                       'knee': lambda r: r.known_minutes * r.known_node_hours}
-        found = {name: min(self.known, key=value) for name, value in quantities.items() if self.known}
-        sizes = [r.layout.num_units for r in self.known]
+        found = {name: min(self.timed, key=value) for name, value in quantities.items() if self.timed}
+        sizes = [r.layout.num_units for r in self.timed]
         return {name: r for name, r in found.items() if name != 'knee' or min(sizes) < r.layout.num_units < max(sizes)}
 
 
@@ -110,11 +105,11 @@ def _doubts(base: Base, found: Prediction, costs: Costs) -> tuple[str, ...]:
         'node-hours are not comparable': layout.units_per_node != units,
         f'derived from {base.num_nodes} nodes; the interval excludes the uncertainty of their overheads':
             layout.num_nodes == 1 < base.num_nodes,
-        f'no published set has {base.generation or "unnamed accelerators"} on several nodes; the latency is that of '
-        f'{similar}, and the interval that of another machine':
-            base.has_accelerators and found.knowledge == 'other' and layout.num_nodes > 1 and lacks_costs(base, costs),
+        f'no published set of other rounds has {base.generation or "unnamed accelerators"} on several nodes; the '
+        f'latency is that of {similar}, and the interval that of another machine': layout.num_nodes > 1
+            and base.has_accelerators and found.knowledge == 'other' and base.generation not in costs.latency_s,
         f'the first epoch of the source was the shortest, so its epochs vary by {percent(base.noise, ".0f")} or more; '
-        'the interval is wider': base.noise >= _LEAST_NOISE,
+        'the interval is wider': round(base.noise, 2) > 0,
         _NO_SCHEDULE: layout.num_nodes > 1 and lacks_schedule(base.run_set)}
     return tuple(text for text, is_true in doubts.items() if is_true)
 
@@ -184,11 +179,11 @@ def _compared(row: Prediction, baseline: Prediction) -> Prediction:
     More units are not expected to be more than proportionally faster, apart from fewer epochs. If they are predicted to
     be, this is a doubt, and the interval includes the proportional time.
     """
-    if not row.minutes or not baseline.minutes or not row.interval:
+    epochs, base_epochs = row.layout.epochs, baseline.layout.epochs
+    if not (row.minutes and baseline.minutes and row.interval and epochs and base_epochs):
         return row
-    assert row.layout.epochs and baseline.layout.epochs, 'known with minutes'
     speedup, units = baseline.minutes / row.minutes, row.layout.num_units / baseline.layout.num_units
-    excess = speedup / units / max(1.0, baseline.layout.epochs.mean / row.layout.epochs.mean)
+    excess = speedup / units / max(1.0, base_epochs.mean / epochs.mean)
     found = replace(row, speedup=speedup, efficiency=speedup / units)
     if units <= 1 or excess <= _PROPORTIONAL:
         return found

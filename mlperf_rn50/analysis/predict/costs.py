@@ -186,7 +186,7 @@ def validate(sets: Sequence[RunSet]) -> Validation:
     reasons = {c.target: f'no one-node set with {c.target.accelerator or "unnamed accelerators"}'
                for c in cases if c.target not in best}
     reasons |= {s: 'all logs duplicate logs of a different system' if s.is_duplicate else
-                s.refusal or 'the logs lack the batch'
+                '; '.join(s.reasons) or 'the logs lack the batch'
                 for s in sets if not s.is_published and (s.is_duplicate or not s.has_recipe)}
     return Validation([(c, best[c.target]) for c in cases if c.target in best],
                       {key: _errors_of(pairs) for key, pairs in found.items() if pairs},

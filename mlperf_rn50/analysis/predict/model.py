@@ -37,11 +37,6 @@ def generation_with_costs(generation: str, costs: Costs) -> str:
     return '' if own is None else min(ages, default='', key=lambda g: (abs(ages[g] - own), -ages[g]))
 
 
-def lacks_costs(base: Base, costs: Costs) -> bool:
-    """Return whether no set on several nodes with the generation of a one-node base is known."""
-    return base.num_nodes == 1 and base.generation not in costs.latency_s
-
-
 def latency_s(base: Base, costs: Costs) -> float:
     """Return the fitted latency of a step on several nodes, for the base's accelerator and software."""
     early_s = costs.early_s if base.run_set and is_early(base.run_set) else 0.0
@@ -86,7 +81,7 @@ def step_parts(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[fl
 
 def _run_spread(base: Base) -> float:
     """Return half of the 80 % interval of a further run's seconds per epoch, as a fraction of the base runs' mean."""
-    rates = [r.time_to_train_s / r.epochs_to_converge for r in base.run_set.converged
+    rates = [r.time_to_train_s / r.epochs_to_converge for r in base.run_set.timed
              if r.time_to_train_s and r.epochs_to_converge] if base.run_set else []
     if len(rates) < 2:
         return 0.0
@@ -142,7 +137,8 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowled
         base.num_nodes, base.num_units, base.local_batch_size)
     is_measured = is_same or is_one_node and base.num_nodes == 1 and not base.is_scaled
     if knowledge == 'own' and not is_one_node:
-        knowledge = 'two' if second or has_extra else 'other' if lacks_costs(base, costs) else 'own'
+        is_known = base.num_nodes > 1 or base.generation in costs.latency_s
+        knowledge = 'two' if second or has_extra else 'own' if is_known else 'other'
     found = Prediction(layout, None, computed_s, exchanged_s, hidden_s, other_s, step_s, batch / step_s,
                        layout.local_batch_size / step_s * base.step_s / base.local_batch_size,
                        knowledge=None if is_measured else knowledge,

@@ -15,11 +15,12 @@ from mlperf_rn50.text import printable
 
 def draw_prediction(answer: Predictions) -> Picture | None:
     """Plot the minutes or, without them, the time of a step against nodes. Return None if all are refused."""
-    rows = sorted(answer.timed or answer.predicted, key=lambda r: r.layout.num_nodes)
+    timed = [r for r in answer.rows if r.minutes]
+    rows = sorted(timed or answer.predicted, key=lambda r: r.layout.num_nodes)
     if not rows:
         return None
-    unit, refused = 'minutes' if answer.timed else 'ms per step', [r.layout.name for r in answer.rows if r.refusal]
-    points = [(r, r.minutes or 0.0, r.measured_minutes or r.best_measured_minutes or 0.0) if answer.timed else
+    unit, refused = 'minutes' if timed else 'ms per step', [r.layout.name for r in answer.rows if r.refusal]
+    points = [(r, r.minutes or 0.0, r.measured_minutes or r.best_measured_minutes or 0.0) if timed else
               (r, 1e3 * (r.step_s or 0.0), 1e3 * (r.measured_step_s or 0.0)) for r in rows]
     measured = [(r, m) for r, _, m in points if m]
     shown = [m for _, m in measured]
@@ -27,7 +28,7 @@ def draw_prediction(answer: Predictions) -> Picture | None:
         figure = Figure(figsize=(drawing.WIDTH_IN, 3.2))
         axes = figure.subplots()
         picture = Picture('prediction', f'Predicted {unit} against nodes', printable(answer_heading(answer)), figure, [
-            *['Bars: 80 % interval'] * bool(answer.timed), *[f'Refused: {", ".join(refused)}'] * bool(refused)])
+            *['Bars: 80 % interval'] * bool(timed), *[f'Refused: {", ".join(refused)}'] * bool(refused)])
         axes.set_xscale('log', base=2)
         for k, per_node in enumerate(dict.fromkeys(r.layout.units_per_node for r in rows)):
             alike = [(r, v, *(r.interval or (v, v))) for r, v, _ in points if r.layout.units_per_node == per_node]

@@ -3,6 +3,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mlperf_rn50.analysis.sets.cost import node_hours
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
@@ -92,7 +93,7 @@ class Link:
     extra_s: float | None = None  # measured time of a step besides exchange and computing; None to use the model's
     is_tcp: bool = False  # without RDMA, each member of the ring adds latency
     is_hierarchical: bool = False  # reduction within each node, then a ring of nodes
-    network: str = ''  # whose gradients are exchanged, and where it is named; '' for ResNet-50 on ImageNet
+    network: str = ''  # whose gradients are exchanged, or the file that states them; '' for ResNet-50 on ImageNet
 
 
 FLOAT16_BYTES = 51_000_000  # ResNet-50 has 25.56 million gradients; published sets exchange them in 2 bytes each
@@ -149,7 +150,7 @@ class Prediction:
 
     @property
     def known_node_hours(self) -> float:
-        return (self.known_minutes or 0.0) / 60 * self.layout.num_nodes
+        return node_hours(60 * (self.known_minutes or 0.0), self.layout.num_nodes)
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:

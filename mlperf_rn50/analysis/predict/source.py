@@ -11,12 +11,11 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, MsgspecError, Struct, ValidationError, convert, field
 from msgspec.json import decode
 
-from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of
+from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of, with_network
 from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, compute_s, ring_s
-from mlperf_rn50.analysis.predict.network import with_network
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Layout, Link
 from mlperf_rn50.analysis.recipe.choose import is_within
-from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.load import Rules, describe_others, load_logs
 from mlperf_rn50.analysis.sets.published import NAME, load_table, with_round
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
@@ -164,7 +163,7 @@ def _from_published(name: str) -> Source:
                           f'study, a JSON file of bench, or a system such as {_names(alike or [*named], "published")}'))
     [run_set] = found
     return Source(bases[run_set], link_of(run_set), (run_set, *(
-        s for s in bases if s is not run_set and not s.is_duplicate and is_machine(s, run_set))))
+        s for s in bases if s is not run_set and is_machine(s, run_set))))
 
 
 def _letters(name: str) -> str:
@@ -239,10 +238,10 @@ def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Sourc
     """Return the named system of a folder, or the one with the fewest nodes, and all comparable sets."""
     def distance(b: Base) -> tuple[int, bool]:
         return b.num_nodes, b.num_units != b.num_nodes * (per_node or 0)
-    run_sets = load_run_sets([folder])
+    run_sets, others = load_logs([folder], Rules())
     bases = [(s, base) for s in run_sets if (base := base_of(s))]
     if not bases:
-        reasons = '; '.join(f'{s.name}: {s.refusal or _INCOMPLETE}' for s in run_sets[:3])
+        reasons = '; '.join(f'{s.name}: {"; ".join(s.reasons) or _INCOMPLETE}' for s in run_sets[:3])
         raise UserError(f'no set to predict from: {printable(reasons)}')
     least, names = min(distance(b) for _, b in bases), [b.name for _, b in bases]
     chosen = [(s, b) for s, b in bases if (b.name == name if name else distance(b) == least)]
@@ -254,10 +253,12 @@ def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Sourc
     comparable = [(s, b) for s, b in bases if _compared(s) == _compared(run_set)]
     steps = {b.local_batch_size: b.step_s for _, b in comparable if b.num_nodes == base.num_nodes == 1
              and b.num_units == base.num_units and not is_within(b.local_batch_size, base.local_batch_size, _ALIKE)}
-    notes = () if len(comparable) == 1 or name else (
-        f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system NAME selects another',)
-    link, unknown = with_network(link_of(run_set), run_set)
-    return Source(replace(base, steps=tuple(steps.items())), link, tuple(s for s, _ in comparable), notes + unknown)
+    notes = [] if len(comparable) == 1 or name else [
+        f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system NAME selects another']
+    if obstacles := run_set.judgement.obstacles:
+        notes.append(f'{base.name} has no result for MLPerf: {"; ".join(obstacles)}')
+    return Source(replace(base, steps=tuple(steps.items())), with_network(link_of(run_set), run_set),
+                  tuple(s for s, _ in comparable), (*notes, *filter(None, [describe_others(others)])))
 
 
 def parse_what_if(text: str) -> WhatIf:

@@ -1,6 +1,6 @@
 """Render predictions as tables, with the sources of all numbers, and as JSON."""
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -93,8 +93,8 @@ def _sentence(answer: Predictions, p: Prediction) -> str:
     cost, epochs, text, then = cost_of(p.known_node_hours, answer.request.price), p.layout.epochs, p.layout.name, ', '
     spent = f', {figures_cell(p.known_node_hours).text} node-hours' if cost is None else f', cost {money(cost)}'
     if p.best_measured_minutes:
-        by = f' ({p.best_measured_system})' * (p.best_measured_system != answer.source.base.name)
-        text += f', measured {p.best_measured_minutes:,.2f} min at batch {p.best_measured_batch_size:,}{by}{spent}'
+        text += (f', measured {p.best_measured_minutes:,.2f} min at batch {p.best_measured_batch_size:,} '
+                 f'({p.best_measured_system}){spent}')
         if p.best_measured_minutes == p.measured_minutes:
             return text
         spent, then = '', '; predicted '
@@ -113,19 +113,17 @@ def verdicts(answer: Predictions) -> list[str]:
 
     A line on resumed runs follows, if there are any.
     """
-    num_known, lines = len(answer.known), list(resumed_lines(answer))
-    if num_known < 2:
-        return [_sentence(answer, row) for row in answer.known or answer.predicted or answer.rows] + lines
-    which = ' predicted layout' if num_known < len(answer.rows) else ''  # one without a time may be faster
+    num_timed, lines = len(answer.timed), resumed_lines(answer)
+    if num_timed < 2:
+        return [_sentence(answer, row) for row in answer.timed or answer.predicted or answer.rows] + lines
+    which = ' predicted layout' if num_timed < len(answer.rows) else ''  # one without a time may be faster
     return [f'{name.capitalize()}{which}: {_sentence(answer, row)}' for name, row in answer.best.items()] + lines
 
 
-def resumed_lines(answer: Predictions) -> Iterator[str]:
-    """Yield a line on resumed runs whose times are measured values here."""
-    found = {s.name: num for s in answer.source.sets if (num := sum(r.num_resumes > 0 for r in s.scored))}
-    if found:
-        names = ', '.join(f'{plural(num, "run")} of {name}' for name, num in found.items())
-        yield f'Resumed: {names}; a resumed run does not have the time of an uninterrupted one'
+def resumed_lines(answer: Predictions) -> list[str]:
+    """Return a line on sets with resumed runs, whose times are measured values here, if there are any."""
+    names = ', '.join(s.name for s in answer.source.sets if any(r.num_resumes for r in s.scored))
+    return [f'Resumed runs: {names}; their times are not those of uninterrupted runs'] * bool(names)
 
 
 def _link_line(link: Link) -> str:

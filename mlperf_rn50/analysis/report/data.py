@@ -13,10 +13,11 @@ import mlperf_rn50
 from mlperf_rn50.analysis.report.tables import findings_of
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
 from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.findings import Finding
+from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import printable
 
@@ -24,8 +25,8 @@ FORMAT = 'mlperf-rn50 report 1'
 # Keys whose value is an object or null.
 _TABLES = ('time_parts_s', 'elapsed_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')
 # Attributes of RunSet that are also keys of the JSON report.
-_FACTS = ('platform', 'division', 'num_nodes', 'num_accelerators', 'accelerator', 'generation', 'framework',
-          'num_ranks', 'global_batch_size', 'target_accuracy')
+_FACTS = ('platform', 'division', 'num_nodes', 'num_accelerators', 'accelerator', 'framework', 'num_ranks',
+          'global_batch_size', 'target_accuracy')
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
 _FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ratio')  # attributes of Comparison
 _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
@@ -60,10 +61,13 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
         'round': run_set.round, 'rounds': run_set.rounds, 'folders': list(map(str, run_set.folders)),
         'benchmark': run_set.runs[0].benchmark, 'org': run_set.org, 'system': run_set.name,
         'study': study.name, **{name: getattr(run_set, name) for name in _FACTS},
+        'generation': generation_of(run_set.accelerator) or None,
         'optimizer': next((dict(r.optimizer) for r in (*run_set.converged, *run_set.runs)
                            if r.optimizer and not run_set.refusal), {}),
         'dataset': run_set.dataset, 'is_imagenet': run_set.is_imagenet, 'num_runs': len(run_set.runs),
         'num_converged': len(run_set.converged), 'num_resumed': len(run_set.resumed), 'refusal': run_set.refusal,
+        'violations': run_set.reasons, 'obstacles': run_set.judgement.obstacles,
+        'judged_round': ROUND_OF.get(run_set.judgement.ruleset or ''),
         'epochs_to_converge_mean': run_set.epochs_mean, 'score_minutes': run_set.score_minutes,
         'official_score_minutes': rcp.official_score_minutes(run_set),
         'time_to_train_mean_s': run_set.time_s, 'time_to_train_spread_s': run_set.spread_s,

@@ -6,6 +6,7 @@ from mlperf_rn50.analysis.report.refs import evaluation_refs, has_other_epochs, 
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.table import Cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, grouped, minutes, money, percent, plural, short
 
@@ -27,8 +28,8 @@ def summarise(studies: Sequence[Study]) -> list[list[Cell]]:
         {kind[:2] for kind in kinds}) > 1 else ''
     goal += f' in the {"open" if is_open else "closed"} division' * (len({kind[2] for kind in kinds}) > 1)
     scaling = _scaling(studies, names)
-    texts = [*scaling, *_fastest(timed, names, goal), *_prices(studies, timed, names, goal),
-             *_counts(names)]
+    texts = [*scaling, *_fastest(timed, names, goal), *_prices(studies, timed, names, goal), _counts(names)]
+    texts[1 if timed else 0:0] = [*_refused(names), *_resumed(names)]
     return [[c if isinstance(c, Cell) else Cell(c) for c in text if c] for text in texts]
 
 
@@ -76,8 +77,9 @@ def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
     best, *others = sorted(compared, key=lambda c: -(c.efficiency or 0.0))
     return [
         (f'On {widest.run_set.num_nodes:,} nodes, ', names[widest.run_set], ' takes ', _time(widest.run_set),
-         ' minutes, ', _speedup(widest), ' times as fast as ', names[widest.baseline],
-         f' on {widest.baseline.num_nodes:,}: efficiency ', _efficiency(widest), *_factors(widest), '.'),
+         f' minutes{" (resumed)" * widest.run_set.is_resumed}, ', _speedup(widest), ' times as fast as ',
+         names[widest.baseline], f' on {plural(widest.baseline.num_nodes or 0, "node")}: efficiency ',
+         _efficiency(widest), *_factors(widest), '.'),
         *[(f'From {base:,} to {nodes:,} nodes, the series of ', names[best.run_set], ' becomes ', _speedup(best),
            ' times as fast (efficiency ', _efficiency(best), '), ', *_listed([
                ('that of ', names[c.run_set], ' ', _speedup(c), ' times (', _efficiency(c), ')', _near(
@@ -113,7 +115,9 @@ def _fastest(timed: Sequence[RunSet], names: _Names, goal: str) -> list[tuple]:
     if not timed:
         return []
     first, *others = timed
-    basis = 'MLPerf score' if first.score_minutes is not None else f'mean of {len(first.scored)}'
+    basis = f'MLPerf score{", rules not checked" * first.is_unchecked}'
+    if first.score_minutes is None:
+        basis = f'mean of {len(first.scored)}{", refused" * bool(first.reasons)}{", resumed" * first.is_resumed}'
     before = [(names[s], ' ', _time(s), _near(first.time_s, s.time_s, first, s)) for s in others]
     scope = ' of the three scored runs' * has_other_epochs(first)
     return [(names[first], f' is the fastest of {len(timed):,} systems{goal}: ' if others else ' takes ', _time(first),
@@ -133,12 +137,30 @@ def _prices(studies: Sequence[Study], timed: Sequence[RunSet], names: _Names, go
         yield f'At {studies[0].price_per_node_hour:,g} per node-hour, a run{goal} costs least on ', *low, *end, '.'
 
 
-def _counts(names: _Names) -> Iterator[tuple]:
-    """Yield how many runs converged and which systems are refused."""
-    states, refused = [r.status for s in names for r in s.runs], [s for s in names if s.refusal]
-    systems, running = plural(len(names), 'system'), f'; {states.count("running")} still running'
-    yield (f'{states.count("converged"):,} of {plural(len(states), "run")} of {systems} converged'
-           f'{running * ("running" in states)}.',)
+def _resumed(names: _Names) -> Iterator[tuple]:
+    """Yield which systems have resumed runs, and what became of the time of a single one."""
+    found = [(names[s], f' ({len(s.resumed):,} of {plural(len(s.counted), "run")})') for s in names if s.resumed]
+    parts = [r.elapsed.text for s in names for r in s.resumed if r.elapsed]
+    if found:
+        yield ('Resumed: ', *_listed(found), f'; {parts[0]}' * (len(parts) == 1),
+               '. A system with a resumed run has no MLPerf score.')
+
+
+def _counts(names: _Names) -> tuple:
+    """Return how many runs converged."""
+    states = [r.status for s in names for r in s.runs]
+    running = f'; {states.count("running")} still running'
+    return (f'{states.count("converged"):,} of {plural(len(states), "run")} of {plural(len(names), "system")} converged'
+            f'{running * ("running" in states)}.',)
+
+
+def _refused(names: _Names) -> Iterator[tuple]:
+    """Yield which systems are refused, by which rules and why; several systems have shortened reasons."""
+    refused = [s for s in names if s.reasons]
+    rounds = {ROUND_OF[s.judgement.ruleset]: None for s in refused if s.judgement.ruleset}
+    by = f' by the rules of {", ".join(rounds)}' if rounds else ''
+    reasons = {s: '; '.join(s.reasons) for s in refused}
     if refused:
-        yield (f'Refused: {len(refused):,} of {systems}: ', *_listed([
-            (names[s], f' ({short(s.refusal or "", _MAX_REASON)})') for s in refused]), '.')
+        yield (f'Refused{by}: {len(refused):,} of {plural(len(names), "system")}: ', *_listed([
+            (names[s], f' ({reasons[s] if len(refused) == 1 else short(reasons[s], _MAX_REASON)})')
+            for s in refused]), '.')

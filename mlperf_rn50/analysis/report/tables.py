@@ -17,7 +17,7 @@ from mlperf_rn50.analysis.report.refs import (
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.findings import render_finding, set_findings
-from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
 from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Study, has_other_units
 from mlperf_rn50.analysis.sets.series import Series
 from mlperf_rn50.mllog.findings import Finding, most_severe
@@ -49,7 +49,7 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
     epoch_refs = tuple(ref for r in done for ref in evaluation_refs(r))
     is_score = run_set.score_minutes is not None
     spread = '' if is_score or run_set.spread_s is None else f' ± {minutes(run_set.spread_s)}'
-    mean = f'mean of {len(run_set.timed)}{run_set.resumed_mark}'
+    mean = f'mean of {len(run_set.scored)}{", refused" * bool(run_set.reasons)}{", resumed" * run_set.is_resumed}'
     is_count = unit == 'accelerators'
     rate, counted, num_running = run_set.images_per_s, len(run_set.counted), sum(r.status == 'running' for r in runs)
     still = f', {num_running} running' if num_running else ''
@@ -65,7 +65,7 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
         'mean epochs': number_cell(run_set.epochs_mean, ',.1f', epoch_refs),
         'time, min': Cell(minutes(run_set.time_s) + spread, run_set.time_s, time_refs(run_set)),
         'cost': Cell('-'),  # for the order of the columns; _cost_cells has the value
-        'time from': Cell('score' if is_score else mean if done else '-'),
+        'time from': Cell('score' if is_score else mean if run_set.scored else '-'),
         'scaled score, min': number_cell(rcp.official_score_minutes(run_set), ',.2f', time_refs(run_set)),
         'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f', training_refs(run_set)),
         's/epoch': number_cell(run_set.epoch_s, ',.2f', training_refs(run_set)),
@@ -198,7 +198,7 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
              'system': Cell(s.name, study=number), 'round': Cell(', '.join(s.rounds)),
              'organisation': Cell(s.org or '-', refs=fact_refs(s.runs, 'org')),
              'target': percent_cell(s.target_accuracy, '.2f', fact_refs(s.runs, 'target_accuracy')),
-             'data': Cell(data_name(s.other_dataset)), 'generation': Cell(s.generation or '-'),
+             'data': Cell(data_name(s.other_dataset)), 'generation': Cell(generation_of(s.accelerator) or '-'),
              'study': Cell(study.name)} for number, study, s in shown]
     return _systems_table(
         'All systems', [s for _, _, s in shown], rows,
@@ -208,7 +208,7 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
         note='Times to different targets or on different data are not comparable.',
         minor=('relative to', 'accelerator', 'framework', 'converged', 'time from', 'scaled score, min',
                'target', 'data', 'study'),
-        choices=('nodes', 'generation', 'round', 'division', 'organisation', 'batch'))
+        choices=('nodes', 'generation', 'round', 'division', 'organisation', 'batch', 'accelerator'))
 
 
 def tables_of(study: Study) -> list[Table]:

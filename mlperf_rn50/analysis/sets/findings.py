@@ -3,9 +3,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from mlperf_rn50.analysis.sets.run_set import MAX_PER_NODE, RUNS_OF_A_SCORE, RunSet
-from mlperf_rn50.mllog import keys
+from mlperf_rn50.analysis.sets.cost import MAX_PER_NODE
+from mlperf_rn50.analysis.sets.run_set import RUNS_OF_A_SCORE, RunSet
 from mlperf_rn50.mllog.findings import Finding, make_finding, most_severe
+from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.names import run_number
 from mlperf_rn50.text import plural
@@ -24,12 +25,9 @@ def _failures(run_set: RunSet) -> list[Finding]:
     """Return a finding for each reason why runs do not count as converged, only a note if the set has a score."""
     runs = run_set.counted
     unread = sum(r.status == 'unreadable' for r in runs)
-    # These runs reached the target and ended, but their logs contradict themselves about the time or status.
-    unclear = sum(r.status == 'failed' and keys.RUN_STOP in r.lines and r.target_accuracy is not None
-                  and (r.final_accuracy or 0.0) >= r.target_accuracy for r in runs)
-    short = sum(r.status not in ('converged', 'running') for r in runs) - unread - unclear
+    short = sum(r.status not in ('converged', 'running') for r in runs) - unread
     found = [make_finding(kind, None, count, len(runs)) for kind, count in (
-        ('runs_unreadable', unread), ('runs_contradictory', unclear), ('runs_unconverged', short)) if count]
+        ('runs_unreadable', unread), ('runs_unconverged', short)) if count]
     is_scored = run_set.score_minutes is not None
     return [f._replace(grade='note') if is_scored and f.kind == 'runs_unconverged' else f for f in found]
 
@@ -57,8 +55,6 @@ def _weaknesses(run_set: RunSet) -> Iterator[Finding]:
         left_out = len(run_set.converged) - len(run_set.timed)
         yield make_finding('runs_resumed', None, len(run_set.resumed), len(runs), (
             f'; the times and epochs of {left_out} are left out' if left_out else ''))
-    elif len(runs) == RUNS_OF_A_SCORE and run_set.score_minutes is None:
-        yield make_finding('score_invalid')
     elif len(runs) != RUNS_OF_A_SCORE:
         yield make_finding('runs_not_five', None, plural(len(runs), 'run'), RUNS_OF_A_SCORE,
                            '; the spread of a single run is unknown' if len(runs) == 1 else '')
@@ -92,7 +88,16 @@ def set_findings(run_set: RunSet) -> list[Finding]:
     refusal = [make_finding('refused', None, run_set.refusal)] if run_set.refusal else []
     doubt = [run_set.speed_doubt] if run_set.speed_doubt else []
     parts = [make_finding('settings_differ', None, run_set.parts_text)] if run_set.parts_text else []
+    judged = run_set.judgement
+    if judged.ruleset and judged.basis:
+        doubt.append(make_finding('judged_by', None, ROUND_OF[judged.ruleset], judged.basis))
+    if run_set.is_unchecked:
+        doubt.append(make_finding('rules_unchecked'))
     again = [make_finding('submitted_again', None, s.round, s.folder) for s in run_set.later]
     duplicates = [make_finding('duplicate', None, d.text, file=d.run.path) for d in run_set.duplicates]
-    return most_severe([*refusal, *run_set.findings, *duplicates, *doubt, *_weaknesses(run_set), *parts, *again,
+    found = [*refusal, *duplicates, *_log_findings(run_set)]
+    by = f' by the rules of {ROUND_OF[judged.ruleset]}' if judged.ruleset else ''
+    rules = [make_finding('rule_broken', None, by, text) for text in judged.violations
+             if not any(text.endswith(f.text) or f.text.startswith(text) for f in found)]
+    return most_severe([*refusal, *rules, *run_set.findings, *duplicates, *doubt, *_weaknesses(run_set), *parts, *again,
                         *_log_findings(run_set)])

@@ -1,4 +1,4 @@
-"""Find logs and group them into run sets. A set whose runs differ in a fact that they must share is refused."""
+"""Find logs, and group them into judged run sets."""
 import os
 import signal
 import threading
@@ -6,49 +6,46 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
-from itertools import islice, product
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.analysis.progress import track
+from mlperf_rn50.analysis.sets.judgement import find_differences, find_parts, find_submitters, judge_set
 from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.check.judge import CheckedLog, check_log
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.findings import Finding, make_finding, most_severe
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, find_logs, no_logs, read_run
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.runfolder.names import LOG
+from mlperf_rn50.runfolder.names import LOG, run_number
 from mlperf_rn50.system.signals import end_with_parent
-from mlperf_rn50.text import grouped, some
+from mlperf_rn50.text import grouped, plural, some
 
-# Facts that all runs of a set must share, and those that only converged and running ones must share.
-_SHARED = ('target_accuracy', 'num_nodes', 'num_accelerators', 'accelerator', 'dataset', 'round', 'is_imagenet',
-           'train_samples', 'eval_samples')
-_SHARED_IF_COUNTED = ('global_batch_size', 'opt_name')
 _COUNTS = ('num_nodes', 'num_ranks', 'num_accelerators')
 _MIN_KEPT = 0.8  # minimum share of the lines of ranks that remains if they interleave
-# Facts whose default comes from the rules or from ImageNet. They are known only if the log contains one of these keys.
-_FACT_KEYS = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (keys.TRAIN_SAMPLES,),
-              'eval_samples': (keys.EVAL_SAMPLES,)}
-_MAX_VALUE = 80  # maximum characters of a value quoted in a message
 _FILTERS = {'round': 'rounds', 'org': 'org', 'accelerator': 'accelerator', 'batch': 'global_batch_size',
             'nodes': 'num_nodes'}  # option: fact
 _MAX_CHOICES = 60  # maximum values listed in the error for a filter that selects nothing
-_MAX_SETTINGS = 5  # maximum settings, parts and files named in a message
-# More than _MANY logs are read by several processes, in chunks of _AT_ONCE.
-_MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
+_MAX_NAMES = 10  # maximum benchmarks named in the line about skipped logs
+_MANY, _MAX_PROCESSES = 64, 8  # more than _MANY logs are read by several processes
 
 
-def list_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSError]]:
-    """Return logs by folder, and the errors of unreadable folders. Raise UserError for paths without logs."""
+def list_logs(paths: Sequence[Path]) -> tuple[list[list[Path]], list[OSError]]:
+    """Return the logs of each folder, and the errors of unreadable folders. Raise UserError for paths without logs.
+
+    Logs with other names than result_<k>.txt are a group of their own.
+    """
     found: dict[Path, None] = {}  # an ordered set of logs
     faults: dict[str, OSError] = {}
     refused = []
     for path in paths:
-        logs, errors = ([path], []) if os.path.isfile(path) else find_logs(path, LOG)
+        is_log = run_number(path.name) is not None and os.path.lexists(path) and not os.path.isdir(path)
+        logs, errors = ([path], []) if is_log or os.path.isfile(path) else find_logs(path, LOG)
         if not logs and all(isinstance(e, (FileNotFoundError, NotADirectoryError)) for e in errors):
             reason = ('packaged sets have no logs, so use mlperf-rn50 report' if sets_under(path) else
                       'no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if errors else
@@ -58,17 +55,30 @@ def list_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSErr
         faults.update((e.filename, e) for e in errors)
     if refused:
         raise UserError(f'{"; ".join(refused)}; expected a log or a folder of logs')
-    folders = {folder: sorted(logs, key=lambda p: (len(p.name), p.name))
-               for folder, logs in grouped(found, lambda p: p.parent).items()}
-    return folders, list(faults.values())
+    folders = grouped(found, lambda p: (p.parent, run_number(p.name) is None))
+    return [sorted(logs, key=lambda p: (len(p.name), p.name)) for logs in folders.values()], list(faults.values())
 
 
-def _load_run(path: Path) -> Run | UserError:
-    """Return the run of a log, or the reason why the log cannot be read."""
-    try:
-        return read_run(path)
-    except UserError as e:
-        return e
+@dataclass(frozen=True)
+class Rules:
+    """Rules by which logs are judged."""
+
+    rulesets: Sequence[str] | None = None  # None for those of their line formats
+    division: str | None = None  # None for the logged one
+    now_s: float | None = None  # time of the judgement in seconds since 1970, None for the present
+
+
+def load_folder(paths: Sequence[Path], rules: Rules | None) -> RunSet | list[OtherBenchmark]:
+    """Return the judged set of a folder's logs or, if all readable ones are of other benchmarks, the reasons."""
+    logs, foreign = [], []
+    for path in paths:
+        try:
+            logs.append(check_log(path, rules.rulesets, rules.division, rules.now_s) if rules else
+                        CheckedLog(path, read_run(path)))
+        except UserError as e:
+            foreign += [e] if isinstance(e, OtherBenchmark) else []
+            logs.append(CheckedLog(path, error=str(e).removeprefix(f'{path}: ')))
+    return foreign if foreign and not any(log.run for log in logs) else make_run_set(paths[0].parent, logs)
 
 
 def _num_processors() -> int:
@@ -82,14 +92,14 @@ def _follow_parent() -> None:
     end_with_parent(signal.SIGKILL)
 
 
-def _load_runs(logs: Sequence[Path]) -> list[Run | UserError]:
-    """Return the runs of logs in the same order. Several processes read a large number of logs."""
-    num_processes = min(_num_processors(), _MAX_PROCESSES)
-    if len(logs) > _MANY and num_processes > 1 and threading.active_count() == 1:  # threads do not survive a fork
+def _load_folders(folders: Sequence[Sequence[Path]], rules: Rules | None) -> list[RunSet | list[OtherBenchmark]]:
+    """Return the sets of folders of logs in the same order. Several processes read a large number of logs."""
+    num_processes, all_rules = min(_num_processors(), _MAX_PROCESSES), [rules] * len(folders)
+    if sum(map(len, folders)) > _MANY and num_processes > 1 and threading.active_count() == 1:  # threads do not survive a fork
         with (suppress(BrokenExecutor, OSError),  # a worker was killed or cannot be started
               ProcessPoolExecutor(num_processes, initializer=_follow_parent) as pool):
-            return list(track(pool.map(_load_run, logs, chunksize=_AT_ONCE), len(logs), 'read logs'))
-    return list(map(_load_run, logs))
+            return list(track(pool.map(load_folder, folders, all_rules), len(folders), 'read logs'))
+    return list(track(map(load_folder, folders, all_rules), len(folders), 'read logs'))
 
 
 def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -111,44 +121,6 @@ def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:
                                      global_batch_size=run.global_batch_size and round(run.global_batch_size * factor),
                                      findings=tuple(most_severe([*found, settling])))
     return tuple(settled)
-
-
-def _known_fact(run: Run, name: str) -> Any:
-    """Return a fact from the log or a description, or None if only a default is known."""
-    is_known = name not in _FACT_KEYS or any(key in run.lines for key in _FACT_KEYS[name])
-    return run.fact(name) if is_known else None
-
-
-def _find_difference(runs: Sequence[Run]) -> str | None:
-    """Return a message about the first fact that must be equal in all runs but differs, or None."""
-    runs = [r for r in runs if r.status != 'unreadable']
-    counted = [r for r in runs if r.status in ('converged', 'running')] or runs
-    for name in (*_SHARED_IF_COUNTED, *_SHARED):
-        members = counted if name in _SHARED_IF_COUNTED else runs
-        known = [(r, value) for r in members if (value := _known_fact(r, name)) is not None]
-        other = next(((r, value) for r, value in known if value != known[0][1]), None)
-        if other:
-            first, second = (f'{str(value)[:_MAX_VALUE]} in {r.path.name}' for r, value in (known[0], other))
-            return f'{name} is {first} and {second}, expected one value in a run set; report the runs separately'
-    return None
-
-
-def _find_parts(runs: Sequence[Run]) -> str | None:
-    """Return the parts of a set whose runs have different settings, as text, or None if all are equal."""
-    settings = {r.path.name: {**{name: r.fact(name) for name in (*_SHARED_IF_COUNTED, 'division')}, **r.optimizer}
-                for r in runs if r.status != 'unreadable'}
-    known = dict.fromkeys(name for each in settings.values() for name in each)
-    names = [n for n in known if len({each.get(n) for each in settings.values()} - {None}) > 1][:_MAX_SETTINGS]
-    parts = grouped(settings, lambda file: ', '.join(f'{n} {str(settings[file].get(n))[:_MAX_VALUE]}' for n in names))
-    texts = [f'{text} in {some(files, _MAX_SETTINGS)}' for text, files in parts.items()]
-    return '; '.join(texts[:_MAX_SETTINGS]) if names else None
-
-
-def _find_submitters(runs: Sequence[Run]) -> list[Finding]:
-    """Return a warning if the logs of a set contain several submitters."""
-    named = grouped((r for r in runs if r.org), lambda r: ''.join(c for c in str(r.org).casefold() if c.isalnum()))
-    texts = [f'{str(r.org)[:_MAX_VALUE]!r} in {r.path.name}' for r, *_ in islice(named.values(), 3)]
-    return [make_finding('submitters_differ', None, len(named), ', '.join(texts))] if len(named) > 1 else []
 
 
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
@@ -180,47 +152,54 @@ def _flag_duplicates(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplic
                         grade='note' if is_again else None)
 
 
-def make_run_set(folder: Path, logs: Sequence[Path], loaded: Sequence[Run | UserError]) -> RunSet:
-    """Return the run set of a folder. A log that cannot be read, or is of another benchmark, is an unreadable run."""
-    runs = _settle([x if isinstance(x, Run) else Run(log, 'unknown', 'unreadable', findings=(
-        make_finding('unreadable', None, str(x).removeprefix(f'{log}: '), file=log),)) for log, x in zip(logs, loaded)])
-    return _make_run_set(folder, runs, _find_difference(runs))
+def make_run_set(folder: Path, logs: Sequence[CheckedLog], fault: str | None = None) -> RunSet:
+    """Return the judged set of a folder, whose fault is why it cannot be read.
 
-
-def _make_run_set(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> RunSet:
+    A log that cannot be read, or is of another benchmark, is an unreadable run.
+    """
+    runs = _settle([log.run or Run(log.path, 'unknown', 'unreadable', findings=(
+        make_finding('unreadable', None, log.error, file=log.path),)) for log in logs])
     home = folder.absolute()
     home = home.parent if home.name == 'resnet' else home  # a submission has <system>/resnet/result_<k>.txt
-    return RunSet(home.name, folder, home.parent, runs, refusal, tuple(_find_submitters(runs)),
-                  None if refusal else _find_parts(runs))
+    refusal = fault or find_differences(runs)
+    return judge_set(RunSet(home.name, folder, home.parent, runs, refusal, findings=tuple(find_submitters(runs)),
+                        parts_text=None if refusal else find_parts(runs), logs=tuple(logs)))
 
 
-def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
-    """Return the run sets of all ResNet logs under the paths, ordered by study and then by size.
+def load_logs(paths: Sequence[Path], rules: Rules | None = None) -> tuple[list[RunSet], list[OtherBenchmark]]:
+    """Return the judged run sets of all ResNet logs under the paths, and the logs of other benchmarks.
 
-    Folders of other benchmarks are ignored. Folders that cannot be read, or whose runs differ in a setting that all
-    runs of a set must share, become refused sets. Logs that were submitted again in a later round are one set. Raise
-    UserError if a path contains no log, or if no log can be read.
+    The sets are ordered by study and then by size. Folders that cannot be read, or whose runs differ in a setting that
+    all runs of a set must share, become refused sets. Logs that were submitted again in a later round are one set.
+    Raise UserError if a path contains no log, or if no log can be read. Without rules, no ruleset is applied.
     """
     found, faults = list_logs(paths)
-    run_sets = [_make_run_set(Path(e.filename), (Run(Path(e.filename), 'unknown', 'unreadable'),),
-                              f'the folder cannot be read: {e.strerror}') for e in faults]
-    others: list[OtherBenchmark] = []
-    loaded = iter(_load_runs([log for logs in found.values() for log in logs]))
-    for folder, logs in found.items():
-        runs = [next(loaded) for _ in logs]
-        foreign = [x for x in runs if isinstance(x, OtherBenchmark)]
-        if foreign and not any(isinstance(x, Run) for x in runs):
-            others += foreign
-        else:
-            run_sets.append(make_run_set(folder, logs, runs))
+    run_sets = [make_run_set(Path(e.filename), [CheckedLog(Path(e.filename), error=reason)], reason)
+                for e in faults for reason in [f'the folder cannot be read: {e.strerror}']]
+    loaded = _load_folders(found, rules)
+    others = [log for x in loaded if isinstance(x, list) for log in x]
+    run_sets += [x for x in loaded if isinstance(x, RunSet)]
     if not run_sets:
-        raise others[0]
+        more = f'; {describe_others(others)}' if len(others) > 1 else ''
+        raise OtherBenchmark(f'{others[0]}{more}')
     if all(r.status == 'unreadable' for s in run_sets for r in s.runs) and not faults:
         run = run_sets[0].runs[0]
         raise UserError(f'{run.path}: {run.findings[0].text}')
     run_sets.sort(key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name))
-    order = {s.folder: number for number, s in enumerate(run_sets)}
-    return sorted(_mark_duplicates(sorted(run_sets, key=lambda s: s.round)), key=lambda s: order[s.folder])
+    order = {s.runs[0].path: number for number, s in enumerate(run_sets)}
+    by_round = sorted(run_sets, key=lambda s: s.round)
+    return sorted(_mark_duplicates(by_round), key=lambda s: order[s.runs[0].path]), others
+
+
+def load_run_sets(paths: Sequence[Path], rules: Rules | None = None) -> list[RunSet]:
+    """Return the run sets of load_logs."""
+    return load_logs(paths, rules)[0]
+
+
+def describe_others(others: Sequence[OtherBenchmark]) -> str:
+    """Return the line about skipped logs of other benchmarks, or ''."""
+    names = Counter(log.benchmark for log in others)
+    return f'skipped {plural(len(others), "log")} of other benchmarks: {some([*names], _MAX_NAMES)}' if others else ''
 
 
 def filter_sets(run_sets: Sequence[RunSet], options: Mapping[str, Any]) -> Sequence[RunSet]:

@@ -37,18 +37,16 @@ def _published_set(entry: Mapping[str, Any]) -> RunSet:
                      evaluations=[Evaluation(epoch, accuracy, 0, None, None, None) for epoch, accuracy in curve],
                      **facts) for name, status, epochs, time_s, curve in entry['runs'])
     logged = RunSet(entry['name'], folder, folder.parent / 'results', runs, entry.get('refusal'),
-                    is_duplicate=entry.get('is_duplicate', False), is_published=True,
-                    given_times=RunTimes(*entry['times']) if entry['times'] else None)
+                    is_published=True, given_times=RunTimes(*entry['times']) if entry['times'] else None)
     return replace(logged, later=tuple(_submitted_again(logged, *place) for place in entry.get('later', ())),
                    unlogged={name: tuple(value) if isinstance(value, list) else value for name, value
                              in unlogged.items() if getattr(logged.recipe, name) is None})
 
 
-def _submitted_again(run_set: RunSet, round_: str, org: str, name: str) -> RunSet:
-    """Return a set as it was submitted again in a later round."""
-    folder = Path(NAME, round_, org, name)
-    runs = tuple(replace(r, path=folder / r.path.name, round=round_, org=org) for r in run_set.runs)
-    return replace(run_set, name=name, folder=folder, study=folder.parent / 'results', runs=runs)
+def _submitted_again(run_set: RunSet, round_: str, *names: str) -> RunSet:
+    """Return a set as it was submitted again in a later round; names: organisation and system."""
+    folder, runs = Path(NAME, round_, *names), tuple(replace(r, round=round_) for r in run_set.runs)
+    return replace(run_set, name=folder.name, folder=folder, runs=runs)
 
 
 @cache
@@ -90,7 +88,7 @@ def published_names() -> list[str]:
 def load_published(division: str = 'closed') -> tuple[RunSet, ...]:
     """Return the published MXNet sets of the closed division, or of both divisions for 'open'.
 
-    Refused sets and copies of other sets are left out.
+    Refused sets are left out.
     """
-    return tuple(s for s in load_table() if s.has_recipe and not s.is_duplicate
+    return tuple(s for s in load_table() if s.has_recipe
                  and division in ('open', s.division) and is_mxnet(s.name, s.framework))

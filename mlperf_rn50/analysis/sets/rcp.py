@@ -26,8 +26,8 @@ class RcpVerdict:
 
 
 def _ruleset(run_set: RunSet) -> str | None:
-    """Return the ruleset of a set's round, or None if this round has no points."""
-    ruleset = f'{run_set.round[1:]}.0'
+    """Return the ruleset by which a set was judged, else that of its round; None if it has no points."""
+    ruleset = run_set.judgement.ruleset or f'{run_set.round[1:]}.0'
     return ruleset if ruleset in _RULESETS else None
 
 

@@ -1,7 +1,4 @@
-"""A run set: the runs of a system with different seeds, and their epochs and time to the target.
-
-Only the energy is read from files; all other functions are pure.
-"""
+"""A run set: the runs of a system with different seeds, their epochs and time. Pure but for reading the energy."""
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,10 +8,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlperf_rn50.analysis.sets.cost import node_hours
+from mlperf_rn50.analysis.sets.cost import known_nodes, node_hours
 from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import Parts, RunTimes, make_times, mean_parts, seconds_per_epoch, speed_doubt
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.check.judge import CheckedLog, Judgement
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.findings import Finding
 from mlperf_rn50.mllog.run import Run
@@ -22,7 +20,6 @@ from mlperf_rn50.mllog.sidecar.energy import KINDS, Energy, read_energy
 from mlperf_rn50.runfolder.names import find_telemetry
 
 RUNS_OF_A_SCORE = 5
-MAX_PER_NODE = 16  # accelerators; some descriptions call a pod of hundreds one node
 _T = TypeVar('_T')
 
 
@@ -75,18 +72,30 @@ class RunSet:
     folder: Path  # for a published set, published/round/organisation/system
     study: Path  # parent folder
     runs: tuple[Run, ...]
-    refusal: str | None = None  # why the runs do not form a set
+    refusal: str | None = None  # why the runs do not form a set, so that they have no mean either
+    judgement: Judgement = Judgement()  # of judge_set
     findings: tuple[Finding, ...] = ()  # about the whole set, such as duplicates of other logs
     parts_text: str | None = None  # runs with different settings, if any
     later: tuple['RunSet', ...] = ()  # the same logs, submitted again in later rounds
     is_duplicate: bool = False  # all logs duplicate those of other sets
     is_published: bool = False  # whether the set is from the packaged table
     unlogged: Mapping[str, Any] = field(default_factory=dict)  # recipe fields known only from the submitted settings
+    logs: tuple[CheckedLog, ...] = ()  # as read, if the set was loaded from logs
     given_times: RunTimes | None = None  # mean times of a published set, whose runs lack epoch times
 
     @cached_property
     def duplicates(self) -> tuple[Duplicate, ...]:
         return tuple(find_duplicates(self.runs))
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Reasons why the set is refused, the same for all commands."""
+        return self.judgement.violations or ((self.refusal,) if self.refusal else ())
+
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether the rules of a round should have been applied, but mlperf-logging is not installed."""
+        return self.judgement.ruleset is None and any(log.rulesets for log in self.logs)
 
     @cached_property
     def counted(self) -> tuple[Run, ...]:
@@ -123,14 +132,8 @@ class RunSet:
 
     @cached_property
     def num_nodes(self) -> int | None:
-        """Number of nodes, None for a pod: more accelerators per described node than one has, and no rank for each."""
-        units = self.num_accelerators or 0
-        is_pod = units > MAX_PER_NODE * (self.stated_nodes or 0) and units != self.num_ranks
-        return None if is_pod else self.stated_nodes
-
-    @property
-    def generation(self) -> str | None:
-        return generation_of(self.accelerator) or None
+        """Number of nodes, None for a pod that is described as few nodes."""
+        return known_nodes(self.stated_nodes, self.num_accelerators, self.num_ranks)
 
     @cached_property
     def division(self) -> str | None:
@@ -180,26 +183,34 @@ class RunSet:
         return tuple(r for r in self.counted if r.num_resumes)
 
     @property
-    def resumed_mark(self) -> str:
-        """Mark of times and ratios of the set, ' (resumed)' if they are those of resumed runs."""
-        return ' (resumed)' if any(r.num_resumes for r in self.timed) else ''
+    def is_resumed(self) -> bool:
+        """Whether times and ratios of the set are those of resumed runs."""
+        return any(r.num_resumes for r in self.timed)
+
+    @cached_property
+    def olympic_minutes(self) -> float | None:
+        """Mean time of the runs without the fastest and the slowest one, whether or not a rule is broken."""
+        if self.refusal or self.resumed or any(r.status == 'running' for r in self.runs):
+            return None
+        return score_minutes([r.time_to_train_s if r.status == 'converged' and r.path not in self.judgement.misses
+                              else None for r in self.counted])
 
     @cached_property
     def score_minutes(self) -> float | None:
-        if self.refusal or self.resumed or any(r.status == 'running' for r in self.runs):
-            return None
-        return score_minutes([r.time_to_train_s if r.status == 'converged' else None for r in self.counted])
+        """MLPerf score, None for logs that are refused."""
+        return None if self.judgement.violations else self.olympic_minutes
 
     @cached_property
     def scored(self) -> tuple[Run, ...]:
-        """Runs over which the time is averaged: three for an MLPerf score, else the timed runs."""
-        if self.refusal or self.score_minutes is None:
+        """Runs over which the time is averaged: three of five as for an MLPerf score, else the timed runs."""
+        if self.refusal or self.olympic_minutes is None:
             return () if self.refusal else self.timed
-        return tuple(sorted(self.converged, key=lambda r: r.time_to_train_s or 0.0)[1:RUNS_OF_A_SCORE - 1])
+        return tuple(sorted(self.converged, key=lambda r: (r.path in self.judgement.misses, r.time_to_train_s or 0.0))
+                     [1:RUNS_OF_A_SCORE - 1])
 
     @cached_property
     def time_s(self) -> float | None:
-        """MLPerf score, or mean of the timed runs, in seconds."""
+        """MLPerf score, or mean of the scored runs, in seconds."""
         times = [r.time_to_train_s for r in self.scored if r.time_to_train_s is not None]
         return statistics.fmean(times) if times else None
 
@@ -290,7 +301,7 @@ class RunSet:
 
     @property
     def has_recipe(self) -> bool:
-        return self.refusal is None and bool(self.global_batch_size)
+        return not self.reasons and bool(self.global_batch_size)
 
     @cached_property
     def recipe(self) -> Recipe:

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from mlperf_rn50.analysis.sets.cost import kwh
+from mlperf_rn50.analysis.sets.load import Rules, load_folder
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, MetricsHistory, text
 from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
 from mlperf_rn50.analysis.why.text import limit_sentence
@@ -23,7 +25,7 @@ from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.read.reader import read_run
-from mlperf_rn50.mllog.read.resolve import age_s
+from mlperf_rn50.mllog.read.resolve import QUIET_S, age_s
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import read_energy
 from mlperf_rn50.runfolder.jsonl import Tail, decode
@@ -52,6 +54,7 @@ class Follower:
             raise UserError(f'{path}: got a file, expected a run folder, or result_<k>.txt in one')
         self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: (signature, time read, content)
         self._tail, self._history, self._was_there = Tail(Path(), MetricsRecord), MetricsHistory(), False
+        self._judged: tuple[Any, tuple[str, ...]] = None, ()  # (key, reasons)
         self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None  # (key, time of next reading, value)
 
     def look(self, now_s: float | None = None) -> LiveRun:
@@ -73,7 +76,21 @@ class Follower:
         if number is None or number not in numbers:
             return replace(state, note='not started yet: no log in the folder; waiting',
                            attempts=_attempts(self.folder, None))
-        return self._look_at(number, state, now_s)
+        state = self._look_at(number, state, now_s)
+        if state.status == STARTING and (state.quiet_s or 0.0) < QUIET_S:
+            return state
+        violations = self._judge(numbers if self._fixed is None else [number], now_s)
+        refused = f'refused: {printable("; ".join(violations))}'[:MAX_TEXT]
+        return replace(state, violations=violations, warnings=((refused,) * bool(violations) + state.warnings)[:MAX_ITEMS])
+
+    def _judge(self, numbers: Sequence[int], now_s: float) -> tuple[str, ...]:
+        """Return why logs are refused. They are judged again if a finished one changes, or another run begins."""
+        is_final = {n: isinstance(run, Run) and run.status != 'running' for n in numbers for *_, run in [self._logs[n]]}
+        key = tuple((n, self._logs[n][0] if is_final[n] else None) for n in numbers)
+        if key != self._judged[0]:
+            judged = load_folder([RunFolder(self.folder, n).result for n in numbers], Rules(now_s=now_s))
+            self._judged = key, judged.reasons if isinstance(judged, RunSet) else tuple(map(str, judged))
+        return self._judged[1]
 
     def _read(self, number: int, now_s: float) -> Run | UserError:
         """Return a log's run. Read the log again if it changed or, every few seconds, if its run may have died."""

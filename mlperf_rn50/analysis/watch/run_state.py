@@ -102,6 +102,7 @@ class LiveRun:
     num_resumes: int = 0
     elapsed_parts: ElapsedParts | None = None  # of a resumed run, up to the last line of its log
     warnings: tuple[str, ...] = ()
+    violations: tuple[str, ...] = ()  # why the log, or the set of its folder, is refused
 
     dataset: str | None = None  # None for ImageNet
     target: float | None = None  # Top-1 as a fraction

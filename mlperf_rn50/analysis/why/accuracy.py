@@ -70,7 +70,7 @@ def weigh(name: str, figure: str, value: float, least: float = -math.inf, most: 
     The strength is by default the ratio of the value and the limit.
     """
     limits = {word: v for word, v in (('at least', least), ('at most', most)) if abs(v) < math.inf}
-    render = percent if max(limits.values()) <= 1 else _plain  # the value is then a fraction
+    render = percent if max(value, *limits.values()) <= 1 else _plain  # a share is never above 100 %
     low, got, high = (_number(render(v)) for v in (least, value, most))
     ratio = max(value / most, least / max(value, 1e-9))
     weight = min(1.0, ratio) if low <= got <= high else ratio if strength is None else strength
@@ -98,15 +98,18 @@ def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Ite
         yield weigh(name, 'largest loss after a tenth of the epochs, relative to equal logits', max(relative), most=2)
     last = statistics.median(relative[-len(relative) // 4:])
     yield weigh('gradient_scale', 'loss in the last quarter, relative to equal logits', last, most=0.95)
-    yield weigh('warmup', 'part of the epochs', s.warmup_epochs / num_epochs, most=0.5)
+    yield weigh('warmup', 'part of the epochs', s.warmup_epochs / max(num_epochs, s.decay_epochs), most=0.5)
     if rates and rates[-1][0] > num_epochs - 1:
-        after = [r / peak for e, r in rates if e > s.warmup_epochs] or [0.0]
+        after = [r / peak for e, r in rates if e > s.warmup_epochs] or [1.0]
         # In the shipped schedules, up to a third of the steps are below 5 %, as with step decay at 30, 60 and 80 of 90.
         yield weigh('decay', 'part of the run with less than 5 % of the largest learning rate',
                     sum(r < 0.05 for r in after) / len(after), most=0.5)
-        cut = s.decay_epochs > num_epochs
-        found = weigh('epochs' if cut else 'decay', 'last learning rate relative to the largest', after[-1], most=0.25)
-        yield found._replace(sentence=f'it trained {num_epochs} of the {s.decay_epochs:g} epochs of its schedule' * cut)
+        name, strength, sentence = 'decay', None, ''
+        if s.decay_epochs > num_epochs:
+            name, strength = 'epochs', 10.0
+            sentence = f'it trained {num_epochs} of the {s.decay_epochs:g} epochs of its schedule'
+        found = weigh(name, 'last learning rate relative to the largest', after[-1], most=0.25, strength=strength)
+        yield found._replace(sentence=sentence)
     elif rates and run.log and run.log.status in ('aborted', 'failed'):
         yield weigh('epochs', 'part of the planned epochs', rates[-1][0] / num_epochs, least=0.9)
     # Digits, the easiest data set, needs 70 steps. No shipped recipe needs 2 epochs.
@@ -191,7 +194,7 @@ def explain_accuracy(run: WhyRun, probed: list[Cause] | None = None, weights: st
     ordered = sorted(found, key=lambda c: (-c.strength if c.strength > 1 else 0, c.verdict == 'usual', -c.strength))
     is_below = log.status != 'converged'
     accused = {c.name: c for c in reversed(ordered) if c.strength > 1 and (is_below or c.name in _TOO_EASY)}
-    named = sorted(accused.values(), key=lambda c: -c.strength)[:2]  # the strongest of two names
+    named = [c for c in ordered if accused.get(c.name) is c][:2]  # the strongest of two names
     verdicts = ['cause' if c in named else 'possible' if c.strength > 1 else c.verdict for c in ordered]
     where = 'log and configuration' if probed is None else 'weights and images'
     nothing = f'{where} show no cause{", some because it is too early" * ("too early" in verdicts)}'

@@ -10,6 +10,7 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.text import percent, plural, printable
 
+_NO_CORES = 'Not recorded by the version that trained: whether other programs used the cores of the ranks.'
 _LEAST_CHANGE = 0.01  # of the time of a part; smaller changes are not named, however certain
 NAMES = {'read': 'input: reading record files', 'decode': 'input: decoding', 'prepare': 'input: preparing in Python',
          'python': 'Python', 'compute': 'forward and backward', 'exchange': 'exchange', 'update': 'update',
@@ -27,29 +28,55 @@ _TEXTS = {  # by verdict and part: what takes the share of the time, and the nex
     'evaluation': ('is evaluation', 'raise train.eval_period or train.eval_batch_size'),
     'checkpoints': ('waits for checkpoints', 'raise checkpoint.period_epochs or checkpoint.period_steps'),
     'batch': ('is update, Python and exchange, which do not grow with the batch', 'raise train.local_batch_size'),
+    'exchange host': ('is exchange between ranks of one host, which the backward pass does not hide',
+                      'start fewer ranks, with more cores each'),
+    'stopped': ('is due to a rank that was stopped (SIGSTOP)', 'look for the program that stops it, such as cpulimit'),
+    'busy': ('Busy machine: {place} got {own} of its cores, and other programs {others}',
+             'stop the other programs of this host, which top lists'),
+    'stolen': ('Busy machine: {place} got {own} of its cores, and the host of the virtual machine took {stolen}',
+               'use a virtual machine with cores of its own'),
+    'crowded': ('Crowded cores: {ranks} with {threads} per rank compute on the cores of {place}',
+                'start fewer ranks per host, or lower OMP_NUM_THREADS'),
+    'quota': ('CPU quota: it stops {place}, which got {own} of its cores', 'raise the quota of its control group'),
+    'uneven': ('is forward and backward above that of the fastest tenth of the steps',
+               'look at the cores of the ranks with top'),
     'healthy': ('', 'run mlperf-rn50 predict for the time on more nodes')}
 
 
-def _sentence(times: Times, limit: Limit, text: str) -> str:
-    shares = {name: percent(s / times.total_s, '.0f') for name, s in times.parts.items()}
+def _text(limit: Limit) -> tuple[str, str]:
+    return _TEXTS[f'{limit.name} {limit.part or ""}'.strip()]
+
+
+def _cause(times: Times, limit: Limit) -> str:
+    """Return what limits a run, as the start of a sentence."""
+    (text, _), lack = _text(limit), limit.shortage
+    place = f'rank {limit.rank.rank} ({limit.rank.host}, cores {limit.rank.cores})' if limit.rank else ''
+    if lack:
+        values = {name: percent(getattr(lack, name), '.0f') for name in ('own', 'others', 'stolen')}
+        return text.format(place=place, ranks=plural(lack.rank.num_sharing, 'rank'),
+                           threads=plural(lack.rank.num_threads or 1, 'thread'), **values)
+    where = f', {place}' if place else ''
+    where += f', since epoch {limit.since}' if limit.since is not None else ''
+    if limit.name == 'batch' and times.network:
+        where = f'; a rank has only {plural(times.network.local_batch_size, "image")} per step'
+    return f'{percent(limit.share, ".0f")} of the time {text}{where}'
+
+
+def _sentence(times: Times, limit: Limit) -> str:
     if limit.name == 'healthy':
+        shares = {name: percent(s / times.total_s, '.0f') for name, s in times.parts.items()}
         largest = max((name for name in times.parts if name != 'compute'), key=lambda name: times.parts[name])
         peak = f' at {percent(times.peak_share, ".0f")} of the peak' if times.peak_share else ''
         return (f'Healthy: {shares["compute"]} of the time is forward and backward{peak}; the largest '
                 f'other part, {NAMES[largest]}, takes {shares[largest]}.')
-    where = f', on rank {limit.rank.rank} ({limit.rank.host}, cores {limit.rank.cores})' if limit.rank else ''
-    where += f', since epoch {limit.since}' if limit.since is not None else ''
-    if limit.name == 'batch' and times.network:
-        where = f'; a rank has only {plural(times.network.local_batch_size, "image")} per step'
-    return (f'{percent(limit.share, ".0f")} of the time {text}{where}; at most {limit.gain:.2f} times as fast without '
-            'this.')
+    also = f' Besides, {_cause(times, limit.also).rpartition(": ")[2]}.' if limit.also else ''
+    return f'{_cause(times, limit)}; at most {limit.gain:.2f} times as fast without this.{also}'
 
 
 def explain_time(run: WhyRun) -> Answer:
     """Return what limits a run, the parts of its time, and the next thing to try."""
     times, rows = times_of(run), []
     limit, (record, last, _) = find_limit(times), times.intervals[-1]
-    text, next_step = _TEXTS[f'{limit.name} {limit.part or ""}'.strip()]
     for name, s in times.parts.items():
         spread = last.spread_s.get('wait' if name == 'exchange' else name, ())[:2]
         columns = [s / times.num_steps, *spread] if name not in OUTSIDE else []
@@ -61,10 +88,11 @@ def explain_time(run: WhyRun) -> Answer:
                  ('latency', 1000 * (record.latency_s or 0), 'ms'), ('each rank', times.flops_per_s / 1e9, 'GFLOP/s'),
                  ('share of the measured peak', 100 * times.peak_share, '%')) if value)]
     return Answer(
-        _sentence(times, limit, text), ('part', 'share', 'ms per step', 'median', '99th percentile'), tuple(rows),
-        next_step, (f'Also: {", ".join(facts)}.',),
+        _sentence(times, limit), ('part', 'share', 'ms per step', 'median', '99th percentile'), tuple(rows),
+        _text(limit)[1], (f'Also: {", ".join(facts)}.', *[_NO_CORES] * (times.is_cpu and not last.wall_s)),
         {'verdict': limit.name, 'part': limit.part, 'share': limit.share, 'gain': limit.gain,
-         'since_epoch': limit.since, 'rank': limit.rank and limit.rank.rank, 'host': limit.rank and limit.rank.host,
+         'also': limit.also and limit.also.name, 'since_epoch': limit.since,
+         'rank': limit.rank and limit.rank.rank, 'host': limit.rank and limit.rank.host,
          'bandwidth_bytes_per_s': times.bandwidth, 'peak_share': times.peak_share, 'parts_s': times.parts})
 
 

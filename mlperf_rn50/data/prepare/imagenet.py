@@ -6,7 +6,7 @@ from pathlib import Path
 from mlperf_rn50.data.prepare.folders import by_role, label, read_classes, scan, unused
 from mlperf_rn50.data.prepare.samples import TAR_ERRORS, Dataset, Sample, check_name
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import regular_file
+from mlperf_rn50.files import open_regular
 
 COUNTS = (1_281_167, 50_000, 1000)  # numbers of training images, validation images and classes
 
@@ -21,7 +21,7 @@ def _members(path: Path, tar: tarfile.TarFile, start: int = 0) -> list[Sample]:
 def _read_tar(path: Path, is_nested: bool) -> dict[str, list[Sample]]:
     """Return the images of each nested tar by its stem, the synset, in order of name. A flat tar has the key ''."""
     try:
-        with open(path, 'rb', opener=regular_file) as file, tarfile.open(fileobj=file, mode='r:') as outer:
+        with open_regular(path) as file, tarfile.open(fileobj=file, mode='r:') as outer:
             if not is_nested:
                 return {'': _members(path, outer)}
             images = {}

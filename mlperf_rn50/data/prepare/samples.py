@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import regular_file
+from mlperf_rn50.files import open_regular
 
 # A damaged archive raises these; a compressed one also the errors of its format.
 TAR_ERRORS = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError)
@@ -33,7 +33,7 @@ class Sample:
         if self.data is not None:
             return self.data
         try:
-            with open(self.path, 'rb', opener=regular_file) as f:
+            with open_regular(self.path) as f:
                 f.seek(self.offset)
                 return f.read(self.size)
         except OSError as e:

@@ -1,13 +1,12 @@
 """Checks of logs against the rules of the rounds, and facts in a log that no checker reports."""
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog import events, keys
-from mlperf_rn50.mllog.check.official import NotInstalled, check_official, find_long_lines
+from mlperf_rn50.mllog.check.official import check_official, find_long_lines
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read import reader
 from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
@@ -36,15 +35,49 @@ class RulesetResult:
 
 @dataclass(frozen=True)
 class CheckedLog:
+    """A log, and what the rules of rounds find in it. A ruleset is applied when its result is first needed."""
+
     path: Path
-    loaded: Run | UserError  # as read, or why no run can be read
-    verdicts: tuple[RulesetResult, ...] = ()
+    run: Run | None = None
+    error: str | None = None  # why no run can be read
+    rulesets: tuple[str, ...] = ()  # whose rules are to be applied
+    division: str | None = None  # whose rules apply; None for the logged one
+    logged_division: str | None = None
+    damage: tuple[str, ...] = ()  # violations of all rulesets: damaged and long lines, options of the open division
+    has_long_lines: bool = False  # which the official checkers would parse for minutes
+    v05: tuple[str, ...] = ()  # violations of the v0.5 rules
     last_step_lr_factor: float | None = None  # as logged
-    error: str | None = None  # why the log is unreadable
+    results: dict[str, RulesetResult] = field(default_factory=dict, compare=False, repr=False)  # so far
+
+    def result(self, ruleset: str) -> RulesetResult:
+        """Return the violations of a ruleset. Raise NotInstalled if its official checker is missing."""
+        if ruleset not in self.results and self.run:
+            division = self.logged_division if self.logged_division in DIVISIONS else 'open'
+            violations = self.damage + (
+                self.v05 if ruleset == V05 else () if self.has_long_lines else
+                check_official(self.path, ruleset, self.division)) + self.run.errors
+            self.results[ruleset] = RulesetResult(ruleset, self.division or division, violations)
+        return self.results[ruleset]
+
+    @property
+    def verdicts(self) -> tuple[RulesetResult, ...]:
+        return tuple(map(self.result, self.rulesets))
 
     @property
     def passed(self) -> bool:
         return self.error is None and all(v.passed for v in self.verdicts)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is wrong with a set of logs. Every command that prints a verdict or a score uses it."""
+
+    ruleset: str | None = None  # by whose rules the logs were judged; None if they were not
+    basis: str = ''  # how the ruleset was chosen, unless it was given or is of the round in the name of a folder
+    is_sound: bool = True  # whether no violation holds in every round
+    violations: tuple[str, ...] = ()  # broken rules, and contradictions
+    obstacles: tuple[str, ...] = ()  # reasons why logs without violations cannot be submitted
+    misses: Mapping[Path, str] = field(default_factory=dict)  # reasons why runs count as not converged, by log
 
 
 def check_v05(found: Sequence[LogEvent]) -> tuple[str, ...]:
@@ -79,55 +112,28 @@ def _limited(texts: Sequence[str], name: str) -> tuple[str, ...]:
     return (*texts[:_MAX_NAMED], *([f'{name}: {len(texts) - _MAX_NAMED} more'] if len(texts) > _MAX_NAMED else []))
 
 
-def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None) -> CheckedLog:
-    """Check a log against rulesets. By default, its line formats select the rulesets, and the log names the division.
+def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None,
+              now_s: float | None = None) -> CheckedLog:
+    """Read a log at now_s, as read_run, that is to be checked against rulesets; None for those of its line formats.
 
-    Raise UserError if the file is unreadable or has no log line, and NotInstalled if the official checker is missing.
+    Raise UserError unless the log is of one ResNet run.
     """
-    lines = list(reader.read_events(path))
+    run, lines = reader.read_run(path, now_s), list(reader.read_events(path))
     found = [e for _, e in lines if isinstance(e, LogEvent)]
     long = _limited(find_long_lines(path), 'long lines')
     torn = _limited([f'torn line {n}: {e.args[0]}' for n, e in lines if isinstance(e, ValueError)], 'torn lines')
-    if not found:
-        reason = next(iter(long + torn), 'contains no MLPerf log line')
-        raise UserError(f'{path}: {reason}; expected a result_<k>.txt')
     formats = {e.line_format for e in found}
     last = {e.key: e.value for e in found}
     logged_division = last.get(keys.SUBMISSION_DIVISION)
     if rulesets is None:
         rulesets = [r for name in _BY_FORMAT if name in formats for r in _BY_FORMAT[name]]
-    try:
-        loaded: Run | UserError = reader.read_run(path)
-    except UserError as e:  # such as a second run
-        loaded = e
-    errors = loaded.errors if isinstance(loaded, Run) else (str(loaded).removeprefix(f'{path}: '),)
-    verdicts, is_closed = [], (division or logged_division) == keys.CLOSED
+    is_closed = (division or logged_division) == keys.CLOSED
     options = {k: v for e in found if e.key == events.OPEN_OPTIONS and isinstance(e.value, dict)  # of each resume too
                for k, v in e.value.items()}
     open_only = _limited([f'{key} is {value!r:.80}, which only the open division permits' for key, value in (
         options.items() if is_closed else ())], events.OPEN_OPTIONS)
-    for ruleset in rulesets:
-        violations = long + torn + open_only
-        if ruleset == V05:
-            violations += check_v05(found)
-        elif not long:  # the official checker would parse long lines for minutes
-            violations += check_official(path, ruleset, division)
-        verdicts.append(RulesetResult(ruleset, division or (
-            logged_division if logged_division in DIVISIONS else 'open'), violations + errors))
-    return CheckedLog(path, loaded, tuple(verdicts), number(last.get(events.LAST_STEP_LR_FACTOR), 0, 1))
-
-
-def check_logs(paths: Sequence[Path], rulesets: Sequence[str] | None, division: str | None) -> Iterator[CheckedLog]:
-    """Check logs one by one. An unreadable log among several becomes a result with an error instead of an exception."""
-    for path in paths:
-        try:
-            yield check_log(path, rulesets, division)
-        except NotInstalled:
-            raise
-        except UserError as e:
-            if len(paths) == 1:
-                raise
-            yield CheckedLog(path, e, error=str(e).removeprefix(f'{path}: '))
+    return CheckedLog(path, run, None, tuple(rulesets), division, logged_division, long + torn + open_only, bool(long),
+                      check_v05(found) if V05 in rulesets else (), number(last.get(events.LAST_STEP_LR_FACTOR), 0, 1))
 
 
 def logs_as_json(logs: Sequence[CheckedLog]) -> dict[str, Any]:
@@ -135,7 +141,7 @@ def logs_as_json(logs: Sequence[CheckedLog]) -> dict[str, Any]:
     facts = ('dataset', 'is_imagenet', 'num_resumes')
     return {'passed': all(log.passed for log in logs),
             'logs': [{'file': str(log.path), 'passed': log.passed, 'error': log.error,
-                      'best_top1': getattr(log.loaded, 'best_accuracy', None),
-                      **{name: getattr(log.loaded, name, None) for name in facts},
+                      'best_top1': getattr(log.run, 'best_accuracy', None),
+                      **{name: getattr(log.run, name, None) for name in facts},
                       'last_step_lr_factor': log.last_step_lr_factor,
                       'verdicts': [{**asdict(v), 'passed': v.passed} for v in log.verdicts]} for log in logs]}

@@ -189,7 +189,7 @@ def _copy(home: Path, place: Path) -> Path:
 
 
 def judge_tree(home: Path, ruleset: str) -> TreeVerdict:
-    """Run the official tools on a tree whose logs judge_runs of package/submission.py checked with find_danger."""
+    """Run the official tools on a tree whose logs were judged, and checked with find_danger."""
     with tempfile.TemporaryDirectory() as place:
         tree = _copy(home, Path(place, 'tree'))
         problems, results = _check_package(tree, ruleset, Path(place, 'log'))

@@ -14,17 +14,15 @@ from typing import Any
 import mlperf_rn50
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json, writing_folder
-from mlperf_rn50.mllog.check.judge import check_log
-from mlperf_rn50.mllog.check.official import CheckResult, TreeVerdict, find_danger, judge_tree
-from mlperf_rn50.mllog.duplicates import find_duplicates
+from mlperf_rn50.mllog.check.judge import Judgement
+from mlperf_rn50.mllog.check.official import NEEDED, CheckResult, NotInstalled, TreeVerdict, judge_tree
 from mlperf_rn50.mllog.package import system_desc
 from mlperf_rn50.mllog.package.code import copy_code, find_flaws, missing_code, write_runs, write_scripts
 from mlperf_rn50.mllog.read.description import load_env
-from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS
+from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, V05
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import plural, printable
+from mlperf_rn50.text import printable
 
-_NUM_RESULTS = 5
 _MAX_WARNINGS = 3  # maximum number of warnings shown per log; `report` shows all
 _SAME_SCORE_MINUTES = 0.005  # a smaller difference disappears in rounding
 CODE_FOLDER = 'benchmarks/resnet/implementations/mlperf_rn50'  # in a submission tree
@@ -114,13 +112,12 @@ def _merge(source: Path, target: Path) -> None:
             _merge(path, place)
 
 
-def make_package(runs: Sequence[Run], order: Order) -> Package:
+def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Package:
     """Build and check a tree. Discard it if it breaks a rule. Raise UserError for invalid names or folders."""
     _check_order(order)
-    refusals, log_result = judge_runs(runs, ROUNDS[order.round])
-    if refusals := refusals or [flaw for run in runs for flaw in find_flaws(run)]:
+    if refusals := refusals_of(judgement, runs) or [flaw for run in runs for flaw in find_flaws(run)]:
         return Package(None, list(dict.fromkeys(refusals)))
-    warnings = find_warnings(runs)
+    warnings = find_warnings(runs, judgement)
     with writing_folder(order.out):
         order.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=order.out, prefix='.package-') as place:
@@ -134,52 +131,27 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
             _merge(new, order.home)
     score = verdict.scores.get(order.system)
     summary = verdict.crash or ('no score' if score is None else f'{score:.2f} min')
-    findings = [log_result, *verdict.results, ('result_summarizer', summary)]
+    findings = [_summary(runs, judgement), *verdict.results, ('result_summarizer', summary)]
     flaws, _ = system_desc.check_description(order.home, order.system, {r.division for r in runs} - {None})
     return Package(order.home, (), warnings, findings, notes, score, flaws)
 
 
-def _check_set(runs: Sequence[Run]) -> list[str]:
-    refusals = []
-    if len(runs) != _NUM_RESULTS:
-        refusals.append(f'got {plural(len(runs), "run")}, expected {_NUM_RESULTS} for a ResNet result')
-    failed = [f'{r.path.name} ({": ".join([r.status, *r.errors[:1]])})' for r in runs if r.status != 'converged']
-    if len(failed) > 1:
-        refusals.append(f'got {len(failed)} failed runs, expected at most one: {", ".join(failed)}')
-    refusals += [f'{r.path.name}: is still being written' for r in runs if r.status == 'running']
-    refusals += [f'{r.path.name}: the run was resumed, expected one timed run' for r in runs if r.num_resumes]
-    refusals += [duplicate.text for duplicate in find_duplicates(runs)]
-    divisions = sorted({str(r.division) for r in runs if r.status != 'unreadable'})
-    if len(divisions) > 1:
-        refusals.append(f'got the divisions {", ".join(divisions)}, expected one')
-    if 'closed' in divisions and any(r.dataset and not r.is_imagenet for r in runs):
-        refusals.append('the closed division requires ImageNet, but these logs are of a different data set')
-    seeds = [r.seed for r in runs if r.seed is not None]
-    if len(set(seeds)) < len(seeds):
-        refusals.append('some runs have the same seed, expected a different one for each run')
-    return refusals + [f'{r.path.name}: is not a file' for r in runs if not r.path.is_file()]
+def refusals_of(judgement: Judgement, runs: Sequence[Run]) -> list[str]:
+    """Return the reasons why a judged set cannot be submitted; a set of other data can, in the open division."""
+    if judgement.ruleset is None and any(r.status != 'unreadable' for r in runs):
+        raise NotInstalled(NEEDED)
+    return [*judgement.violations, *(text for text in judgement.obstacles if text not in {r.dataset for r in runs})]
 
 
-def judge_runs(runs: Sequence[Run], ruleset: str, division: str | None = None) -> tuple[list[str], CheckResult]:
-    """Return the violations in a run set, and a summary. One failed log is tolerated unless find_danger refuses it."""
-    if refusals := _check_set(runs) or [f'{r.path.name}: {danger}' for r in runs
-                                        if (danger := find_danger(r.path, ruleset))]:
-        return refusals, ('logs', 'not checked')
-    verdicts = [(r, check_log(r.path, [ruleset], division).verdicts[0]) for r in runs if r.status != 'unreadable']
-    violations = [f'{r.path.name}: {text}' for r, v in verdicts for text in v.violations]
-    violations += [f'{r.path.name}: did not converge ({r.status})' for r, v in verdicts
-                   if v.passed and r.status != 'converged']
-    num_passed = sum(v.passed for _, v in verdicts)
-    num_failed = len(runs) - sum(v.passed and r.status == 'converged' for r, v in verdicts)
-    tolerated = '; one may fail' if num_passed < len(runs) else ''
-    result = 'logs', f'{num_passed} of {len(runs)} pass the rules of {ROUND_OF[ruleset]}{tolerated}'
-    return violations if num_failed > 1 else [], result
+def _summary(runs: Sequence[Run], judgement: Judgement) -> CheckResult:
+    num_passed, name = len(runs) - len(judgement.misses), ROUND_OF[judgement.ruleset or V05]
+    return 'logs', f'{num_passed} of {len(runs)} pass the rules of {name}{"; one may fail" * bool(judgement.misses)}'
 
 
-def find_warnings(runs: Sequence[Run]) -> list[str]:
+def find_warnings(runs: Sequence[Run], judgement: Judgement) -> list[str]:
     """Return the warnings about an accepted set: a failed run, and the findings of any grade about its logs."""
-    result = [f'1 of {len(runs)} runs did not converge ({r.path.name}: {r.status}) and counts as the slowest'
-              for r in runs if r.status != 'converged']
+    result = [f'1 of {len(runs)} runs did not converge ({path.name}: {reason}) and counts as the slowest'
+              for path, reason in judgement.misses.items()]
     counts = Counter(text for r in runs for text in dict.fromkeys(w.text for w in r.findings))
     shared = [text for text, count in counts.items() if count == len(runs) > 1]
     result += [f'all {len(runs)} logs: {text}' for text in shared]
@@ -191,17 +163,17 @@ def find_warnings(runs: Sequence[Run]) -> list[str]:
     return result
 
 
-def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:
-    """Check a finished tree and, if it has no problems, run the official tools on it. sets: runs by system."""
+def check_finished(home: Path, round_name: str, sets: Mapping[str, tuple[Sequence[Run], Judgement]]) -> Package:
+    """Check a finished tree and, if it has no problems, run the official tools on it. sets: judged runs by system."""
     problems: list[str] = []
     warnings: list[str] = []
     notes: list[str] = []
     findings: list[CheckResult] = []
-    for system, runs in sets.items():
-        refusals, (checker, text) = judge_runs(runs, ROUNDS[round_name])
+    for system, (runs, judgement) in sets.items():
+        refusals, (checker, text) = refusals_of(judgement, runs), _summary(runs, judgement)
         flaws, gaps = system_desc.check_description(home, system, {r.division for r in runs} - {None})
         problems += [*(f'{system}: {refusal}' for refusal in refusals), *flaws]
-        warnings += [f'{system}: {warning}' for warning in find_warnings(runs)]
+        warnings += [f'{system}: {warning}' for warning in find_warnings(runs, judgement)]
         findings.append((checker, f'{system}: {text}'))
         notes += gaps
     code = home / CODE_FOLDER / 'code'  # written by copy_code; other code is not checked

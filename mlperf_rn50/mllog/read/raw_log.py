@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mlperf_rn50.mllog import elapsed, events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent
 from mlperf_rn50.mllog.findings import Finding, Findings, make_finding
-from mlperf_rn50.mllog.read.values import MAX_EPOCH, epoch_number, epoch_of_samples, integer
+from mlperf_rn50.mllog.read.values import MAX_EPOCH, V05_KEYS, changes, epoch_number, epoch_of, integer
 from mlperf_rn50.mllog.run import FactSource
 from mlperf_rn50.runfolder.jsonl import number
 
@@ -30,17 +30,6 @@ _PROGRESS = frozenset([keys.EPOCH_START, keys.EPOCH_STOP, keys.BLOCK_START, keys
                        keys.EVAL_STOP, keys.EVAL_ACCURACY])
 _SIZES = keys.TRAIN_SAMPLES, keys.GLOBAL_BATCH_SIZE
 _TRAINING = _COUNTED | _SINGLE | _PROGRESS | {events.RUN_RESUMED}
-_V05_KEYS = {  # tags of v0.5 and the later keys with the same meaning
-    'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED, 'train_epoch': keys.EPOCH_START,
-    'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
-    'eval_target': events.TARGET_ACCURACY, 'opt_learning_rate': keys.OPT_BASE_LR}
-
-
-def changes(event: LogEvent) -> dict[str, list]:
-    """Return the configuration keys that a resume has changed, with the values before and now."""
-    changed = event.metadata.get('changed')
-    pairs = changed.items() if isinstance(changed, dict) else ()
-    return {key: values for key, values in pairs if isinstance(values, list) and len(values) == 2}
 
 
 class LinePosition(NamedTuple):
@@ -88,7 +77,8 @@ class RawLog:
         self.last_s: float | None = None  # time of the last event
         self._epoch_now = 0
         self._open_eval: list[LinePosition] = []  # v0.5: start and stop of an evaluation whose epoch is not known yet
-        self._evaluated = 0
+        self._evaluated = self._open_epoch = 0
+        self._lost: dict[int, LinePosition] = {}  # v0.5: ends of evaluations without an accuracy
 
     def value(self, key: str) -> Any:
         """Return the value of a single key; None if it is missing."""
@@ -106,6 +96,17 @@ class RawLog:
     def source(self, key: str) -> FactSource:
         return FactSource('logged', key, self.line(key))
 
+    def lost_evaluations(self, is_running: bool) -> list[tuple[LinePosition, int]]:
+        """Return position and epoch of evaluations without an accuracy; the last one of a running run may still get it.
+
+        Only if all other evaluations have a start or an end with the number of their epoch, which some logs lack.
+        """
+        last = max(self.accuracies, default=0)
+        found = {k: mark for marks, is_end in ((self.eval_starts, False), (self.eval_stops, True))
+                 if self.accuracies.keys() <= marks.keys() for k, mark in marks.items()
+                 if k not in self.accuracies and (k < last or is_end and not is_running)}
+        return [(mark, k) for k, mark in sorted({**found, **self._lost}.items())]
+
     def is_success(self, event: LogEvent) -> bool:
         """Return whether a run_stop marks success; v0.5 requires no status, and its published logs have none."""
         if self.format == 'MLPv0.5.0':
@@ -121,7 +122,7 @@ class RawLog:
     def add(self, line: int, event: LogEvent) -> None:
         """Add an event; raise ValueError if it begins a second run."""
         mark = LinePosition(event.time_s, line)
-        key = _V05_KEYS.get(event.key, event.key) if self.format == 'MLPv0.5.0' else event.key
+        key = V05_KEYS.get(event.key, event.key) if self.format == 'MLPv0.5.0' else event.key
         if event.key == events.RUN_RESUMED and len(self.resumed) < _MAX_KEPT:
             self._resume(mark, event)
         elif self.last_s is not None:
@@ -201,7 +202,8 @@ class RawLog:
         first, before = self.single[key]
         self._copies[key] += event == before
         gap_s = mark.time_s - first.time_s
-        if key == keys.RUN_START and keys.RUN_STOP in self.single and not 0 < abs(gap_s) <= _SAME_EVENT_S:
+        is_later = event != before and not 0 < abs(gap_s) <= _SAME_EVENT_S
+        if key == keys.RUN_START and keys.RUN_STOP in self.single and is_later:
             raise ValueError(f'got more than one run (run_stop on line {self.line(keys.RUN_STOP)}, run_start on line '
                              f'{mark.line}), expected one run per log')
         if key == keys.RUN_STOP and self._is_other_end(mark, event):
@@ -238,7 +240,9 @@ class RawLog:
             self.last_block_stop = mark
         elif self.format == 'MLPv0.5.0' and key in (keys.EVAL_START, keys.EVAL_STOP) and event.value is None:
             if key == keys.EVAL_START:  # has no epoch; the accuracy before or after eval_stop has one
-                self._open_eval = [mark]
+                if len(self._open_eval) == 2:
+                    self._lost[self._open_epoch] = self._open_eval[1]
+                self._open_eval, self._open_epoch = [mark], self._epoch_now
             elif self._open_eval:
                 self._open_eval = [self._open_eval[0], mark]
             elif self._evaluated:
@@ -256,17 +260,9 @@ class RawLog:
                 self.rates.append((mark, event.value['learning_rate']))
 
     def _epoch(self, event: LogEvent) -> int | None:
-        """Return the epoch of an event, or None. v0.5 counts from 0; without a number, it is the current epoch."""
-        if self.format != 'MLPv0.5.0':
-            epoch = epoch_number(event.metadata.get('epoch_num'))
-            return epoch_of_samples(event, *map(self.value, _SIZES)) if epoch is None else epoch
-        value = event.value
-        if isinstance(value, dict):
-            value = value.get('epoch')
-        elif event.key == keys.EVAL_ACCURACY:
-            value = None  # an accuracy
-        epoch = epoch_number(value)
-        return self._epoch_now if epoch is None else epoch + 1
+        """Return the epoch of an event, or None; in v0.5, an event without a number is of the current epoch."""
+        epoch = epoch_of(event, *map(self.value, _SIZES))
+        return self._epoch_now if epoch is None and self.format == 'MLPv0.5.0' else epoch
 
     def _add_accuracy(self, mark: LinePosition, epoch: int | None, event: LogEvent) -> None:
         value = event.value.get('value') if isinstance(event.value, dict) else event.value

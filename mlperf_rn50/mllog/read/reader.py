@@ -54,6 +54,13 @@ def no_logs(folder: Path) -> str:
 class OtherBenchmark(UserError):
     """The log is of a benchmark other than ResNet, or of a program that trains nothing."""
 
+    def __init__(self, text: str, benchmark: str = ''):
+        super().__init__(text, benchmark)
+        self.benchmark = benchmark
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
 
 def read_run(path: Path, now_s: float | None = None) -> Run:
     """Return the run in a log at now_s since 1970 (None: now). Raise UserError unless the log is of one ResNet run."""
@@ -68,11 +75,13 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
             continue
         benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
         if event.key == 'loadgen_version':
-            raise OtherBenchmark(f'{path}: got a log of MLPerf Inference (LoadGen), expected one of MLPerf Training')
+            raise OtherBenchmark(f'{path}: got a log of MLPerf Inference (LoadGen), expected one of MLPerf Training',
+                                 'MLPerf Inference')
         if event.line_format == 'MLPv0.5.0':
             benchmark = event.metadata['benchmark']
         if benchmark != keys.RESNET:
-            raise OtherBenchmark(f'{path}: got a log of the benchmark {benchmark!r:.80}, expected resnet')
+            raise OtherBenchmark(f'{path}: got a log of the benchmark {benchmark!r:.80}, expected resnet',
+                                 str(benchmark)[:80])
         if (log := logs.get(event.line_format)) is None:
             log = logs[event.line_format] = RawLog(event.line_format)
         try:
@@ -87,7 +96,7 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
         raise UserError(f'{path}: {found}; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0{hint}')
     if not any(log.is_training for log in logs.values()):
         raise OtherBenchmark(f'{path}: got a log without lines of a training run, such as run_start or '
-                             'eval_accuracy, expected one of MLPerf Training')
+                             'eval_accuracy, expected one of MLPerf Training', 'no training')
     # Logs of this program contain the same run in two formats; the newer format contains more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)

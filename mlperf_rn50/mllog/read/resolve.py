@@ -9,8 +9,8 @@ from mlperf_rn50.mllog.events import LineFormat
 from mlperf_rn50.mllog.read import clock
 from mlperf_rn50.mllog.read.counts import CountReader, describe_in_log
 from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
-from mlperf_rn50.mllog.read.raw_log import RawLog, changes
-from mlperf_rn50.mllog.read.values import integer
+from mlperf_rn50.mllog.read.raw_log import RawLog
+from mlperf_rn50.mllog.read.values import changes, integer
 from mlperf_rn50.mllog.rulesets import LATER
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Run, RunStatus
 from mlperf_rn50.runfolder.jsonl import number, read_lines
@@ -23,7 +23,7 @@ _AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
 _ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': LATER}
 _MAX_CHANGES = 20  # maximum number of changed configuration keys in a warning about a resume
 # A log that is not written to for this long belongs to a dead run, unless it has long gaps between events.
-_QUIET_S, _QUIET_GAPS = 600.0, 3
+QUIET_S, _QUIET_GAPS = 600.0, 3
 _DAY_S = 86400.0  # even a slow run logs an event per day; a copied log has a new file time, but an old last event
 
 
@@ -136,14 +136,15 @@ class RunResolver:
         if not log.is_success(stop):
             if not is_v05 and 'status' not in stop.metadata and target is not None and last >= target:
                 log.flag('status_missing', mark.line, last, target)
+                return 'failed'
             return 'failed' if log.has_other_end else reason if reason in ('interrupted', 'failed') else 'aborted'
         if not self.evaluations or is_sound and (time_s is None or time_s <= 0):
             log.flag('success_without_time' if self.evaluations else 'success_without_evaluation', mark.line)
             return 'failed'
         if target is not None and last < target:
-            log.flag('success_below_target', mark.line, '' if is_v05 else 'run_stop has status success, but ', last,
-                     target)
-            return 'aborted'
+            is_stated = not is_v05 or isinstance(stop.value, dict) and 'success' in stop.value
+            log.flag('success_below_target' if is_stated else 'target_missed', mark.line, last, target)
+            return 'failed' if is_stated else 'aborted'
         return 'converged' if is_sound and not log.has_other_end else 'failed'
 
     def _is_written(self) -> bool:
@@ -151,7 +152,7 @@ class RunResolver:
         run = run_of(self.path)
         if self.path in (run.result, run.result_v06) and (is_held := is_locked(run.lock)) is not None:
             return is_held
-        limit_s = max(_QUIET_S, _QUIET_GAPS * min(self.log.longest_gap_s, _DAY_S))
+        limit_s = max(QUIET_S, _QUIET_GAPS * min(self.log.longest_gap_s, _DAY_S))
         age, since_event_s = age_s(self.path, self.now_s), self.now_s - (self.log.last_s or 0.0)
         return age is not None and age < limit_s and since_event_s < max(limit_s, _DAY_S)
 
@@ -172,6 +173,8 @@ class RunResolver:
         if not evaluations:
             return
         last = evaluations[-1]
+        for mark, epoch in log.lost_evaluations(status == 'running'):
+            log.flag('accuracy_missing', mark.line, epoch)
         early = [e for e in evaluations[:-1]
                  if target is not None and e.accuracy >= target and e.line > (log.line(events.TARGET_ACCURACY) or 0)]
         if early:

@@ -3,7 +3,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 
-import mxnet as mx
+from mxnet.ndarray import NDArray
 
 from mlperf_rn50.model.weights import BEST, LAST, describe_weights, save_weights
 from mlperf_rn50.runfolder.names import RunFolder
@@ -18,20 +18,20 @@ class Network:
 
     step: int
     accuracy: Accuracy | None
-    arrays: dict[str, mx.nd.NDArray]
+    arrays: dict[str, NDArray]
 
 
 class BestWeights:
     """Best network so far, kept on rank 0; update() is safe while a thread writes the previous best network."""
 
-    def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str], data_sha256: str = ''):
+    def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str], data_sha256: str):
         self._folder, self._plan, self._classes, self._data_sha256 = folder.weights, plan, classes, data_sha256
         self._best: Network | None = None
         self._written: Network | None = None
         self._last_accuracy: tuple[int, Accuracy] | None = None
 
     def update(self, step: int, accuracy: Accuracy, is_better: bool,
-               copy: Callable[[], dict[str, mx.nd.NDArray]]) -> None:
+               copy: Callable[[], dict[str, NDArray]]) -> None:
         """Record the accuracy after a step; keep a copy of the network if is_better or none is kept yet."""
         self._last_accuracy = step, accuracy
         if is_better or not (self._best or (self._folder / f'{BEST}.npz').exists()):
@@ -44,7 +44,7 @@ class BestWeights:
             self._write(BEST, best, is_last=False)
             self._written = best
 
-    def write_at_end(self, step: int, arrays: dict[str, mx.nd.NDArray]) -> None:
+    def write_at_end(self, step: int, arrays: dict[str, NDArray]) -> None:
         """Write a finished run's best and last network, to one file if they are equal; raise UserError on failure."""
         if self._best and self._best.step == step:
             self._write(BEST, self._best, is_last=True)

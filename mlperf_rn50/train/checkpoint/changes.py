@@ -28,9 +28,8 @@ def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> lis
     """Return the changes since an earlier configuration; a key that it lacks counts as having its default."""
     now, default = to_tree(config), to_tree(Config())
     whole = {section: {**default.get(section, {}), **keys} for section, keys in before.items()}
-    changes = [Change(f'{section}.{key}', value, now.get(section, {}).get(key)) for section, keys in whole.items()
-               for key, value in keys.items()
-               if (section, key) != ('run', 'seed') and value != now.get(section, {}).get(key)]
+    changes = [Change(f'{section}.{key}', value, new) for section, keys in whole.items() for key, value in keys.items()
+               if (section, key) != ('run', 'seed') and value != (new := now.get(section, {}).get(key))]
     is_former = _ADDED_WITH_IT not in before.get('model', {})
     ignored = [_EQUAL, *[_FORMER_DEFAULT] * is_former]
     return [c for c in changes if (c.key, c.before, c.now) not in ignored]

@@ -7,17 +7,16 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mlperf_rn50 import files
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint
 from mlperf_rn50.files import read_bytes, read_text, temporary_of
-from mlperf_rn50.npz import read_arrays
+from mlperf_rn50.model.weights import write_arrays
+from mlperf_rn50.npz import Arrays, read_arrays
 from mlperf_rn50.runfolder.names import CHECKPOINT_PREFIX, is_checkpoint_name, list_checkpoints, step_of
 from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState, dump_state, parse_state
 
@@ -37,15 +36,6 @@ class LoadedCheckpoint:
     damaged: Sequence[tuple[Path, str]] = ()
 
 
-def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
-    """Write a new .npz and sync it to disk; return its SHA-256."""
-    with open(path, 'xb') as f:
-        hashed = files.HashedFile(f)
-        np.savez(hashed, **arrays)
-        files.sync(f)
-    return hashed.hexdigest()
-
-
 def save(folder: Path, progress: Progress, trainer: TrainerState, keep: int) -> Path:
     """Write a checkpoint, then remove all but the newest `keep`; raise CheckpointError or StorageError on failure."""
     final = folder / f'{CHECKPOINT_PREFIX}{progress.step:08d}'
@@ -53,7 +43,7 @@ def save(folder: Path, progress: Progress, trainer: TrainerState, keep: int) -> 
     try:
         files.make_folder(folder)
         temporary.mkdir()
-        digest = _write_arrays(temporary / 'arrays.npz', trainer.arrays)
+        digest = write_arrays(temporary / 'arrays.npz', trainer.arrays)
         files.write_atomically(temporary / 'state.json', _seal(
             {'format': FORMAT, 'state': dump_state(progress, trainer), 'arrays_sha256': digest}))
         files.sync_folder(temporary)
@@ -173,7 +163,7 @@ def _load(path: Path) -> tuple[Progress, TrainerState]:
         raise DamagedCheckpoint(f'{path}: {_reason(e)}') from e
 
 
-def check_arrays(path: Path, arrays: dict[str, np.ndarray], expected: dict[str, tuple[int, ...]]) -> None:
+def check_arrays(path: Path, arrays: Arrays, expected: dict[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError unless the names and shapes of the arrays are as expected."""
     for name in sorted(set(expected) - set(arrays)):
         raise CheckpointError(f'{path}: {name} is missing; this checkpoint is for a different model or optimizer')

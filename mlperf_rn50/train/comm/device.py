@@ -4,7 +4,10 @@ import platform
 import time
 from dataclasses import asdict
 
+import msgspec
 import mxnet as mx
+from mxnet import nd
+from mxnet.ndarray import NDArray
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError
@@ -12,7 +15,7 @@ from mlperf_rn50.system.gpus import VISIBLE, View, choose_gpus, find_visible_gpu
 from mlperf_rn50.train.comm.horovod import Comm
 
 
-def wait_for(array: mx.nd.NDArray) -> None:
+def wait_for(array: NDArray) -> None:
     """Wait until an array is computed; raise the MXNetError of a failed operator.
 
     With MXNET_ASYNC_GPU_ENGINE, wait_to_read() waits only for the launch (WaitForVar of NVIDIA's threaded_engine.cc). A
@@ -24,23 +27,23 @@ def wait_for(array: mx.nd.NDArray) -> None:
         array.wait_to_read()
 
 
-def cast(array: mx.nd.NDArray, precision: str) -> mx.nd.NDArray:
+def cast(array: NDArray, precision: str) -> NDArray:
     if precision == 'bfloat16':  # NumPy has no bfloat16, so amp_cast needs MXNet's type
         from mxnet.contrib.amp.amp import bfloat16
-        return mx.nd.amp_cast(array, dtype=bfloat16)
+        return nd.amp_cast(array, dtype=bfloat16)
     return array.astype(precision)
 
 
-def gemm_times(side: int, precision: str, context: mx.Context, num: int = 12, num_products: int = 1) -> list[float]:
+def gemm_times(side: int, precision: str, context: mx.Context, num: int, num_products: int = 1) -> list[float]:
     """Return the seconds of products of square matrices, num times num_products, after two warm-ups."""
-    a, b = (cast(mx.nd.random.normal(shape=(side, side), ctx=context), precision) for _ in range(2))
+    a, b = (cast(nd.random.normal(shape=(side, side), ctx=context), precision) for _ in range(2))
     seconds = []
     for _ in range(2 + num):
-        mx.nd.waitall()
+        nd.waitall()
         start = time.perf_counter()
         for _ in range(num_products):
-            mx.nd.FullyConnected(a, b, num_hidden=side, no_bias=True)
-        mx.nd.waitall()
+            nd.FullyConnected(a, b, num_hidden=side, no_bias=True)
+        nd.waitall()
         seconds.append(time.perf_counter() - start)
     return seconds[2:]
 
@@ -60,8 +63,7 @@ def device_id_of(config: Config, comm: Comm) -> int | None:
         return None
     num_gpus = mx.context.num_gpus()
     own = make_view(platform.node(), find_visible_gpus() if num_gpus else [], num_gpus, os.environ.get(VISIBLE))
-    views = [View(v['host'], tuple(v['uuids']), v['visible'], tuple(v['cards']))
-             for v in comm.gather_object(asdict(own))]
+    views = msgspec.convert(comm.gather_object(asdict(own)), list[View])
     if not any(v.uuids for v in views):
         raise ConfigError('train.device: got gpu, but MXNet finds no GPU; install a GPU build (launch/setup.sh with '
                           'MLPERF_RN50_VARIANT) and the driver, or set train.device=cpu')

@@ -6,7 +6,7 @@ without a launcher. Ranks that share a GPU exchange in two stages; see sharing.p
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from itertools import cycle
@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 
 import mxnet as mx
 import numpy as np
+from mxnet.ndarray import NDArray
 
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.system.launcher_env import launched_size
+from mlperf_rn50.train.comm.cores import thread_ids
 from mlperf_rn50.train.comm.sharing import check_places, find_sets, find_stages
 
 # Number of names for background sums: more than are ever pending, and few enough for Horovod's cache.
@@ -32,18 +34,19 @@ class Comm:
     """The ranks of a run. All must call the methods in the same order. This base class is for a single rank."""
 
     rank, world_size, local_rank, local_size = 0, 1, 0, 1
+    threads: Set[str] = frozenset()  # those that exchange gradients, of this process
 
-    def broadcast(self, arrays: Mapping[str, mx.nd.NDArray]) -> None:
+    def broadcast(self, arrays: Mapping[str, NDArray]) -> None:
         """Copy the arrays of rank 0 to all ranks, in place."""
 
-    def average_gradients(self, grads: Sequence[mx.nd.NDArray], bucket: int = 0) -> None:
+    def average_gradients(self, grads: Sequence[NDArray], bucket: int = 0) -> None:
         """Average a bucket of gradients over ranks in place, as one exchange, without waiting; several may overlap."""
 
-    def sum_in_background(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    def sum_in_background(self, array: NDArray) -> NDArray:
         """Return a small array, summed over ranks, without waiting for the sum."""
         return array
 
-    def average(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+    def average(self, arrays: Sequence[NDArray]) -> None:
         """Average arrays over ranks in place."""
 
     def sum(self, counts: Sequence[int]) -> list[int]:
@@ -82,14 +85,14 @@ class Comm:
         return self
 
 
-def _copy(sources: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
+def _copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
     """Copy arrays into targets without waiting; skip arrays that are their own targets."""
     for source, target in zip(sources, targets):
         if source is not target:
             source.copyto(target)
 
 
-def _set_to_minus_0(arrays: Sequence[mx.nd.NDArray]) -> None:
+def _set_to_minus_0(arrays: Sequence[NDArray]) -> None:
     """Fill arrays with -0, because adding it changes no bit of any number."""
     for array in arrays:
         array[:] = 0
@@ -106,21 +109,22 @@ def check_controller(env: Mapping[str, str], has_mpi: bool, has_gloo: bool) -> N
 
 
 class HorovodComm(Comm):
-    def __init__(self, compression: str = 'none', subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext,
-                 num_sharing: int = 1):
+    def __init__(self, compression: str, subset_sizes: Sequence[int], exchange: Exchange, num_sharing: int):
         """Start Horovod; see open_comm."""
         import horovod.mxnet as hvd
         check_controller(os.environ, hvd.mpi_built(), hvd.gloo_built())
         size = launched_size() or 1
         requested = [ranks for n in (size, *subset_sizes) if n <= size for ranks in find_sets(n, num_sharing)]
         sets = {ranks: hvd.ProcessSet(list(ranks)) for ranks in requested if len(ranks) < size}
+        before = set(thread_ids())
         with exchange():
             hvd.init(process_sets=list(sets.values()))
+        self.threads = set(thread_ids()) - before
         self._exchange = exchange
         self._hvd, self._compression, self._num_sharing = hvd, compression, num_sharing
         self._sets = {**sets, range(size): hvd.global_process_set}
         self._turns = cycle(range(_MAX_IN_BACKGROUND))
-        self._host_cache: dict[str, list[mx.nd.NDArray]] = {}
+        self._host_cache: dict[str, list[NDArray]] = {}
         self.rank, self.world_size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         if num_sharing > 1:

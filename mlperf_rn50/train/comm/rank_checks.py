@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
-import mxnet as mx
+from mxnet import nd
+from mxnet.ndarray import NDArray
 
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.system.cgroup import read_small
@@ -40,7 +41,7 @@ def boot_clock() -> tuple[str, float]:
     return read_small(BOOT_ID), time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def device_digests(arrays: Mapping[str, mx.nd.NDArray]) -> dict[str, int]:
+def device_digests(arrays: Mapping[str, NDArray]) -> dict[str, int]:
     """Return digests of the bits of groups of float32 and float16 arrays, by name, computed on their device.
 
     The bits of each value, as an integer, are multiplied by an odd number that depends on the position, and summed
@@ -48,21 +49,21 @@ def device_digests(arrays: Mapping[str, mx.nd.NDArray]) -> dict[str, int]:
     """
     names, digests = list(arrays), {}
     for group in (names[i:i + _NUM_JOINED] for i in range(0, len(names), _NUM_JOINED)):
-        joined = mx.nd.concat(*(arrays[n].reshape((-1,)).astype('float32', copy=False) for n in group), dim=0)
-        factors = mx.nd.arange(1, 2 * joined.size, 2, ctx=joined.context, dtype='int64')
+        joined = nd.concat(*(arrays[n].reshape((-1,)).astype('float32', copy=False) for n in group), dim=0)
+        factors = nd.arange(1, 2 * joined.size, 2, ctx=joined.context, dtype='int64')
         # Read before `joined` is freed, because MXNet does not know that the bits are in its memory.
         digests[f'{group[0]} to {group[-1]}'] = int((_bits_of(joined).astype('int64') * factors).sum().asscalar())
     return digests
 
 
-def _bits_of(array: mx.nd.NDArray) -> mx.nd.NDArray:
+def _bits_of(array: NDArray) -> NDArray:
     """Return the bits of a float32 array as int32, in its memory; MXNet 1.9.1 has no operator for this."""
     wait_for(array)
     capsule = array.to_dlpack_for_read()
     ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
     address = ctypes.pythonapi.PyCapsule_GetPointer(ctypes.py_object(capsule), b'dltensor')
     ctypes.c_uint8.from_address(address + 20).value = 0  # kDLInt instead of kDLFloat in DLTensor.dtype.code of dlpack.h
-    return mx.nd.from_dlpack(capsule)
+    return nd.from_dlpack(capsule)
 
 
 def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:

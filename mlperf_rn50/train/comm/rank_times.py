@@ -14,9 +14,11 @@ from mlperf_rn50.runfolder.jsonl import encode
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import RanksRecord, RankSteps, StepSpans
 from mlperf_rn50.system.launcher_env import print_stderr, rank_name
+from mlperf_rn50.train.comm.cores import CoreMeter, count_others
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import find_stragglers
 from mlperf_rn50.train.comm.step_timer import COLUMNS, PHASES, StepTimer
+from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 _NUM_BINS = 100  # of a histogram, up to 282 s
 _NUM_LATENCIES = 5
@@ -24,25 +26,34 @@ _NUM_STEPS = 20  # of a trace on request
 
 
 class RankTimes:
-    """Times of this rank; own: its rank, host and cores.
+    """Times of this rank; own: its rank and host.
 
     checkpoint_s: time of checkpoints since the last report. request: whether a trace is requested.
     """
 
-    def __init__(self, comm: Comm, timer: StepTimer, own: dict[str, Any], folder: RunFolder):
+    def __init__(self, comm: Comm, timer: StepTimer, own: dict[str, Any], folder: RunFolder, heartbeat: Heartbeat):
         self._comm, self._timer, self._own, self._folder = comm, timer, own, folder
+        self._heartbeat, self._cores = heartbeat, CoreMeter(comm.threads)
         self.request = False
         self._bins = np.zeros((len(PHASES), _NUM_BINS), int)
         self.checkpoint_s = 0.0
 
+    def start(self) -> None:
+        """Start the interval of the first report, when the clock of the run starts."""
+        self._cores.start()
+        self._heartbeat.take_stopped_s()
+
     def report(self, epoch: int, time_s: float, eval_s: float) -> RanksRecord:
         """Return the times since the last evaluation, with the ranks only on rank 0; eval_s: of the one that ends."""
         comm, times = self._comm, self._timer.take()
-        own = {**self._own, **sum_times(times, comm.minimum(times[:, PHASES.index('wait')]))}
+        if comm.world_size == 1:
+            times = spread_updates(times)
+        own = {**self._own, **self._cores.take(), 'stopped_s': self._heartbeat.take_stopped_s(),
+               **sum_times(times, comm.minimum(times[:, PHASES.index('wait')]))}
         self._bins += count_bins(times)
         bins = np.reshape(comm.sum(self._bins.ravel().tolist()), self._bins.shape).tolist()
         checkpoint_s, self.checkpoint_s = self.checkpoint_s, 0.0
-        ranks = comm.gather_object(own, only_on_rank_0=True)
+        ranks = count_others(comm.gather_object(own, only_on_rank_0=True))
         return RanksRecord(epoch + 1, time_s, [RankSteps(**rank) for rank in ranks], find_stragglers(ranks), eval_s,
                            checkpoint_s, measure_latency(comm), dict(zip(PHASES, bins)))
 
@@ -68,6 +79,19 @@ def write_trace(path: Path, spans: list[StepSpans]) -> None:
         write_atomically(path, ''.join(f'{encode(s)}\n' for s in spans))
     except OSError as e:
         print_stderr(f'mlperf-rn50: {rank_name()}: {path}: {e.strerror}; the trace is not written')
+
+
+def spread_updates(times: np.ndarray) -> np.ndarray:
+    """Return the times of a single rank, whose sampled steps alone have the updates after the backward pass.
+
+    In the other steps, they are part of the backward pass, and get the same share of both.
+    """
+    result, is_sampled = times.copy(), ~np.isnan(times[:, COLUMNS.index('hidden')])
+    both = [PHASES.index('compute'), PHASES.index('update')]
+    sums = times[is_sampled][:, both].sum(0)
+    if sums.sum():
+        result[np.ix_(~is_sampled, both)] = np.outer(times[~is_sampled][:, both].sum(1), sums / sums.sum())
+    return result
 
 
 def sum_times(times: np.ndarray, least_wait_s: np.ndarray) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class Marks(NamedTuple):
     decode_s: float
     computed: mx.nd.NDArray  # ready at the end of backward
     exchanged: mx.nd.NDArray  # ready at the end of the exchange
-    ready: Sequence[int] | None  # numbers of the stamps of each bucket before its exchange; None if not sampled
+    # Numbers of the stamps of each bucket before its exchange; one after backward for a single rank; None: not sampled
+    ready: Sequence[int] | None
     done: Sequence[int]  # those after its exchange
 
 
@@ -72,8 +73,10 @@ class _TimerThread(threading.Thread):
                 self.on_exchange(False)
                 wait_for(self.updates.get())
                 updated_at = time.monotonic()
-                self.add(marks, computed_at, exchanged_at, updated_at,
-                         list(zip(self.take_stamps(marks.ready or ()), self.take_stamps(marks.done))))
+                ready, done = self.take_stamps(marks.ready or ()), self.take_stamps(marks.done)
+                if ready and not done:  # a single rank, whose updates start before this thread wakes up
+                    computed_at = exchanged_at = ready[0]
+                self.add(marks, computed_at, exchanged_at, updated_at, list(zip(ready, done)))
             except Exception as e:  # any error must reach the training loop
                 self.error = e
             finally:
@@ -147,10 +150,21 @@ class StepTimer:
 
     def stamp(self, written: mx.nd.NDArray) -> int:
         """Let MXNet's engine read the clock when an array has been written; return the number of the stamp."""
+        return self._push_stamp([written], [])
+
+    def separate(self, arrays: Sequence[mx.nd.NDArray]) -> int:
+        """Let MXNet's engine read the clock when arrays have been written, and only then start later uses of them.
+
+        No thread waits. So the updates of a single rank follow its backward pass, and their time is known.
+        """
+        return self._push_stamp([], arrays)
+
+    def _push_stamp(self, read: Sequence[mx.nd.NDArray], written: Sequence[mx.nd.NDArray]) -> int:
         self._num_stamps += 1
+        handles = [(ctypes.c_void_p * len(arrays))(*(a.handle for a in arrays)) for arrays in (read, written)]
         mx.base.check_call(mx.base._LIB.MXEnginePushSyncND(
-            self._thread.function, ctypes.c_void_p(self._num_stamps), None, ctypes.byref(_CPU),
-            ctypes.byref(written.handle), 1, None, 0, ctypes.byref(_PRIORITIZED), 0, b'stamp'))
+            self._thread.function, ctypes.c_void_p(self._num_stamps), None, ctypes.byref(_CPU), handles[0], len(read),
+            handles[1], len(written), ctypes.byref(_PRIORITIZED), 0, b'stamp'))
         return self._num_stamps
 
     def mark_exchange(self, *arrays: Any) -> None:

@@ -38,13 +38,14 @@ class _Shared(ctypes.Structure):
     """Numbers shared by a rank and its watcher; each is written by a single thread."""
 
     _fields_ = [(name, ctypes.c_int64) for name in (
-        'beats', 'phase', 'step', 'reading', 'calling', 'calls', 'computed', 'exchanging', 'stop_requested')] + [
+        'beats', 'phase', 'step', 'reading', 'calling', 'calls', 'computed', 'exchanging', 'stop_requested',
+        'stopped_ms')] + [
             ('spans', ctypes.c_double * 7 * _NUM_STEPS)]
 
 
 class Heartbeat:
     def __init__(self) -> None:
-        self._shared = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared)))
+        self._shared, self._taken_ms = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared))), 0
 
     def beat(self, phase: str | None = None, step: int | None = None) -> None:
         """Give a sign of life; set the phase and the number of completed steps, unless None."""
@@ -85,6 +86,15 @@ class Heartbeat:
 
     def last_steps(self) -> list[StepSpans]:
         return [StepSpans(int(step), *times) for step, *times in sorted(map(tuple, self._shared.spans)) if step]
+
+    def add_stopped_s(self, seconds: float) -> None:
+        """Record that the rank was stopped (SIGSTOP)."""
+        self._shared.stopped_ms += round(1000 * seconds)
+
+    def take_stopped_s(self) -> float:
+        """Return for how long the rank was stopped since the last call."""
+        before, self._taken_ms = self._taken_ms, self._shared.stopped_ms
+        return (self._taken_ms - before) / 1000
 
     def request_stop(self, *_: object) -> None:
         """Ask this rank to stop, from its watcher or a signal handler. The loop passes the request on to all ranks."""

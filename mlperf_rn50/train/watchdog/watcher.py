@@ -83,7 +83,7 @@ class Watcher:
         self._pid, self._heartbeat, self._limits_s, self._can_stop = pid, heartbeat, limits_s, can_stop
         self._folder, self._stacks, self._parent = folder, stacks, parent  # getppid() may have changed since
         self._health = Health(launched_rank(), heartbeat.phase, limits_s[heartbeat.phase], time.monotonic())
-        self._start_s = time.time()
+        self._start_s, self._refreshed_at = time.time(), time.monotonic()
         self._stop_requests, self._is_ended, self._has_lost_engine = StopRequests(), False, False
         self._cgroup = cgroup.memory_cgroup()
         self._memory = out_of_memory.take_sample(pid, self._cgroup)
@@ -109,6 +109,9 @@ class Watcher:
 
     def _refresh(self) -> None:
         now, heartbeat, health = time.monotonic(), self._heartbeat, self._health
+        if health.is_stopped:  # SIGCHLD wakes this process when the rank is stopped or continues
+            heartbeat.add_stopped_s(now - self._refreshed_at)
+        self._refreshed_at = now
         self._sample_memory()
         if heartbeat.num_beats != health.num_beats:
             health = replace(health, num_beats=heartbeat.num_beats, beat_at=now, stacks=None)
@@ -216,8 +219,8 @@ def run_rank(program: Callable[[Heartbeat], int], heartbeat: Heartbeat, can_stop
             raise
 
 
-def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, float], folder: Path | None = None,
-                can_stop: bool = True) -> int:
+def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, float], folder: Path | None,
+                can_stop: bool) -> int:
     """Run a rank in a forked process and watch it; return its exit code in both processes.
 
     The watcher turns STOP_SIGNALS into a stop request of the heartbeat, which the rank reads; they are blocked in the

@@ -1,0 +1,49 @@
+"""First sentence about a run that has not trained to the end of its schedule."""
+from mlperf_rn50.analysis.why.load import WhyRun
+from mlperf_rn50.config import Config
+from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.runfolder.names import newest_step
+from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
+from mlperf_rn50.text import duration
+
+
+def unfinished_sentence(run: WhyRun) -> str:
+    """Return how far a run is that runs, stopped or failed, or ended before its schedule; '' for other runs."""
+    log, config, last = run.log, run.config, run.last(TrainRecord)
+    if not log or not config or log.status == 'converged':
+        return ''
+    evaluated = log.curve[-1][0] if log.curve else 0.0
+    # A resumed run repeats epochs. The last steps of a run that has ended may not be recorded.
+    epoch = last.epoch if last and log.status != 'aborted' else evaluated
+    schedule = max(1, int(config.schedule.decay_epochs))
+    planned = config.train.max_epochs or schedule
+    done = f'after {epoch:.3g} of {planned} epochs'
+    if log.status == 'running':
+        return f'Running: {epoch:.3g} of at most {planned} epochs{_first_evaluation(log, config, last)}.'
+    if log.status == 'interrupted':
+        return f'Stopped {done}{_resume(run, log)}.'
+    if log.status == 'failed':
+        end = next(reversed(run.records), None)
+        if not isinstance(end, EndRecord):
+            return f'Failed {done}{_resume(run, log)}.'
+        return f'Failed {done}; train.log has the reason.' if end.status == 'failed' else ''
+    standing = run.last(CourseRecord)
+    if config.run.stop_when_behind and standing and standing.behind and evaluated < planned:
+        return f'Ended {done}, because it was behind its reference runs.'
+    return f'Trained {planned} of the {schedule} epochs of its schedule.' if planned < schedule else ''
+
+
+def _first_evaluation(log: Run, config: Config, last: TrainRecord | None) -> str:
+    left = config.train.eval_offset + 1 - last.epoch if last else 0.0
+    if log.curve or not last or not last.epoch or not last.time_s or left < 0:
+        return ''
+    left_s = left * last.time_s / last.epoch
+    return f'; the first evaluation, with the times of its ranks, is due in about {duration(left_s)}'
+
+
+def _resume(run: WhyRun, log: Run) -> str:
+    if newest_step(run.folder.checkpoints) < 0:
+        return '; it has no checkpoint to resume'
+    nodes, ranks = log.num_nodes or 1, log.num_ranks or 1
+    words = ['launch/ranks.sh', *['--hosts HOSTS'] * (nodes > 1), str(ranks // nodes)]
+    return f'; resume with {" ".join(words)} mlperf-rn50 train --resume {run.folder.checkpoints}'

@@ -1,0 +1,72 @@
+"""Use of the cores of a rank, from given counters of the kernel and from this process."""
+import os
+import threading
+
+import pytest
+from helpers import HANG_LIMIT_S
+
+from mlperf_rn50.train.comm import cores
+from mlperf_rn50.train.comm.cores import CoreMeter, count_others, longest_waits
+
+
+def test_busy_thread_that_waited_most_counts_for_its_kind():
+    before = {'1': ('compute', 1.0, 1.0), '2': ('exchange', 0.0, 0.0)}
+    now = {'1': ('compute', 5.0, 2.0), '3': ('compute', 2.0, 3.0), '4': ('compute', 0.1, 1.0),
+           '2': ('exchange', 1.0, 9.0)}
+    assert longest_waits({'1': ('compute', 9.0, 9.0)}, {'1': ('compute', 2.0, 1.0)}) == {'compute': (2.0, 1.0)}
+    assert longest_waits(before, now) == {'compute': (2.0, 3.0), 'exchange': (1.0, 9.0)}
+
+
+def rank(cpus, cpu_s, machine='a', **others):
+    return {'cores': cpus, 'cpu_s': cpu_s, 'machine': machine, **others}
+
+
+def test_ranks_of_the_run_are_no_other_programs():
+    ranks = count_others([rank('0-1', 2, cores_s=9), rank('1-2', 3, cores_s=9), rank('0', 4, 'b', cores_s=9),
+                          rank('5', 7, cores_s=6.5)])
+    assert [(r['others_s'], r['num_sharing']) for r in ranks] == [(4, 2), (4, 2), (5, 1), (0, 1)]
+    assert 'machine' not in ranks[0]
+
+
+def test_unknown_use_of_the_cores_remains_unknown():
+    assert count_others([rank('0', 2)]) == [{'cores': '0', 'cpu_s': 2, 'num_sharing': 1}]
+
+
+def test_counters_of_the_cores_of_a_rank(tmp_path, monkeypatch):
+    (tmp_path / 'stat').write_text('cpu 9 9 9 9 9 9 9 9\ncpu0 1 2 4 800 900 8 16 32 5 5\ncpu1 7 7 7 7 7 7 7 7 7 7\n')
+    monkeypatch.setattr(cores, '_STAT', tmp_path / 'stat')
+    monkeypatch.setattr(cores, '_TICK_S', 1.0)
+    assert cores.read_cores([0]) == (31, 32)
+    assert cores.read_cores([0, 7]) is None  # a container with numbers of its own
+
+
+@pytest.mark.parametrize('has_counters', [True, False])
+def test_meter_measures_this_process(monkeypatch, tmp_path, has_counters):
+    if not has_counters:
+        monkeypatch.setattr(cores, 'TASKS', tmp_path)
+    meter = CoreMeter()
+    values = meter.take()
+    assert values['num_cores'] == len(os.sched_getaffinity(0)) and values['wall_s'] > 0
+    assert set(values['ready_s']) <= {'compute'} and (has_counters or not values['ready_s'])
+
+
+def test_threads_that_exchange_are_told_apart():
+    is_over = threading.Event()
+    before = set(cores.thread_ids())
+    thread = threading.Thread(target=is_over.wait, args=(HANG_LIMIT_S,))
+    thread.start()
+    own = set(cores.thread_ids()) - before
+    kinds = {kind for thread_id, (kind, *_) in cores.read_threads(own).items() if thread_id in own}
+    is_over.set()
+    thread.join()
+    assert kinds <= {'exchange'}
+
+
+def test_changed_cores_are_read_again(monkeypatch):
+    places = iter([{0}, {0, 1}, {0, 1}])
+    monkeypatch.setattr(cores.os, 'sched_getaffinity', lambda _: next(places))
+    monkeypatch.setattr(cores, 'read_cores', lambda cpus: (5.0 * len(cpus), 0.0))
+    meter = CoreMeter()
+    first, second = meter.take(), meter.take()
+    assert (first['cores'], second['cores']) == ('0-1', '0-1')
+    assert 'cores_s' not in first and second['cores_s'] == 0

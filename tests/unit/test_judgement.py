@@ -1,0 +1,142 @@
+"""What is wrong with a set of logs, in the words and exit codes of all commands."""
+import json
+import shutil
+import sys
+
+import pytest
+from helpers import ROOT, call
+from lines import complete, mllog, run_lines, v05, write_lines, write_set
+
+from mlperf_rn50.analysis.sets.load import load_run_sets
+
+DIGITS = ROOT / 'logs/digits_five'  # five real runs
+
+
+def edit(path, change):
+    path.write_text('\n'.join(change(path.read_text().splitlines())) + '\n')
+
+
+def without_accuracy(number):
+    """Return a function that removes one line with an accuracy in each line format."""
+    def change(lines):
+        for mark in (':::MLLOG', ':::MLPv'):
+            found = [line for line in lines if mark in line and 'eval_accuracy' in line]
+            lines = [line for line in lines if line is not found[number]] if found else lines
+        return lines
+    return change
+
+
+def without_clearing(lines):
+    return [line for line in lines if 'cache_clear' not in line and 'run_clear_caches' not in line]
+
+
+def spoil(folder, *kinds):
+    """Damage a set of five; each kind has its own log."""
+    if 'contradiction' in kinds:
+        edit(folder / 'result_1.txt', without_accuracy(-1))
+    if 'batch' in kinds:
+        edit(folder / 'result_2.txt', lambda lines: [
+            line.replace('"key": "global_batch_size", "value": ', '"key": "global_batch_size", "value": 9') for line in
+            lines])
+    if 'duplicate' in kinds:
+        shutil.copy(folder / 'result_3.txt', folder / 'result_4.txt')
+    if 'format' in kinds:
+        for k in (0, 1):
+            edit(folder / f'result_{k}.txt', without_clearing)
+    if 'garbage' in kinds:
+        (folder / 'result_0.txt').write_text('Segmentation fault\n')
+    return folder
+
+
+@pytest.mark.parametrize('kinds, reasons', [
+    (['contradiction'], ['result_1.txt: run_stop has status success, but the last accuracy']),
+    (['batch'], ['global_batch_size is ']), (['duplicate'], ['result_4.txt is a duplicate of result_3.txt']),
+    (['garbage'], ['result_0.txt: contains no MLPerf log line']), (['format'], ['cache_clear is missing']),
+    (['contradiction', 'batch', 'duplicate'], ['global_batch_size is ', 'result_1.txt: run_stop has status success',
+                                               'result_4.txt is a duplicate of result_3.txt'])])
+def test_each_command_refuses_a_faulty_set_with_all_reasons_first(tmp_path, kinds, reasons):
+    folder = spoil(shutil.copytree(DIGITS, tmp_path / 'five'), *kinds)
+    checked, report = call('check', folder, '--ruleset', 'v4.0'), call('report', folder)
+    package = call('package', folder, '--org', 'us', '--system', 'x', '--out', tmp_path / 'out')
+    watch, predict = call('watch', folder, '--once', '--format', 'json'), call('predict', folder)
+    assert [d.returncode for d in (checked, report, package, watch)] == [1] * 4 and predict.returncode == 2
+    assert 'valid for v4.0 open: no (' in checked.stdout.splitlines()[0]
+    sentences = '\n'.join(line for line in report.stdout.splitlines()[:6] if line.startswith('- '))
+    assert 'Refused by the rules of' in sentences and 'MLPerf score' not in sentences
+    for text in (checked.stdout, sentences, package.stdout, watch.stdout, predict.stderr):
+        assert all(reason in text for reason in reasons), text
+    system, = json.loads(call('report', folder, '--format', 'json').stdout)['systems']
+    assert system['score_minutes'] is None and system['violations'] and not (tmp_path / 'out').exists()
+
+
+def test_run_that_failed_is_tolerated_by_each_command_and_named(tmp_path):
+    folder = shutil.copytree(DIGITS, tmp_path / 'five')
+    edit(folder / 'result_1.txt', without_clearing)
+    checked, report = call('check', folder, '--ruleset', 'v4.0'), call('report', folder, '--format', 'json')
+    assert checked.returncode == report.returncode == 0
+    assert '(one may fail: result_1.txt, breaks the rules: cache_clear is missing)' in checked.stdout.splitlines()[0]
+    run_set, = load_run_sets([folder])  # without the rules
+    times = {r.path.name: r.time_to_train_s for r in run_set.runs}
+    slowest = times.pop('result_1.txt')
+    kept = sorted(times.values())[1:]
+    assert json.loads(report.stdout)['systems'][0]['score_minutes'] == pytest.approx(sum(kept) / 3 / 60)
+    assert slowest
+
+
+def test_round_that_was_not_named_is_stated_with_the_option_that_selects_another(tmp_path):
+    folder = write_set(tmp_path / 'runs', is_complete=True)
+    line = call('check', folder).stdout.splitlines()[1]
+    assert 'judged by v0.7, the oldest' in line and '--ruleset ROUND' in line
+    assert 'judged by the rules of v0.7' in call('report', folder, '--findings').stdout
+    shutil.copytree(folder, tmp_path / 'v1.0/us/results/box/resnet')
+    assert '--ruleset' not in call('check', tmp_path / 'v1.0').stdout
+
+
+def test_score_without_mlperf_logging_is_marked_as_unchecked(tmp_path, monkeypatch):
+    folder = write_set(tmp_path / 'runs', epoch_s=lambda k: 10.123 + k)  # which the official checkers refuse
+    assert 'Refused by the rules of v4.0' in call('report', folder).stdout
+    for name in [name for name in sys.modules if name.startswith('mlperf_logging')]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, 'mlperf_logging', None)
+    done = call('report', folder, '--findings')
+    assert done.returncode == 0 and '(MLPerf score, rules not checked)' in done.stdout
+    assert "note: the rules of the round were not checked; run pip install '.[check]'" in done.stdout
+    assert call('check', folder).returncode == 2
+
+
+def test_logs_of_other_benchmarks_are_skipped_and_counted(tmp_path):
+    write_set(tmp_path / 'v0.7/us/results/box/resnet', is_complete=True, epoch_s=lambda k: 10.123 + k)
+    for k in range(3):
+        write_lines(tmp_path / f'v0.7/us/results/box/bert/result_{k}.txt', [mllog('submission_benchmark', 0, 'bert')])
+    text = 'skipped 3 logs of other benchmarks: bert'
+    for command in ('check', 'report'):
+        done = call(command, tmp_path)
+        assert done.returncode == 0 and text in done.stdout + done.stderr
+        for path in (tmp_path / 'v0.7/us/results/box/bert', tmp_path / 'v0.7/us/results/box/bert/result_1.txt'):
+            done = call(command, path)
+            assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1)
+            assert "got a log of the benchmark 'bert', expected resnet" in done.stderr
+    assert text in call('predict', tmp_path).stdout
+    assert json.loads(call('check', tmp_path, '--format', 'json').stdout)['num_other_benchmarks'] == 3
+
+
+@pytest.mark.parametrize('lines, epochs', [
+    (run_lines((0.3, 0.4, 0.5, 0.76)), [2]),
+    ([v05('run_start', 0), *(v05(key, 10 * k, value and {'epoch': k, 'value': 0.3 * k}) for k in (1, 2, 3) for key, value in
+      (('train_epoch', None), ('eval_start', None), ('eval_accuracy', k != 2), ('eval_stop', None)) if value is not False),
+      v05('run_stop', 40)], [3])])
+def test_evaluation_without_accuracy_is_a_warning(tmp_path, lines, epochs):
+    lost = [line for k, line in enumerate(lines) if not ('eval_accuracy' in line and '0.4' in line)]
+    run_set, = load_run_sets([write_lines(tmp_path / 'result_0.txt', lost)])
+    found = [f for f in run_set.runs[0].findings if f.kind == 'accuracy_missing']
+    assert [f.text for f in found] == [f'the evaluation of epoch {e} has no eval_accuracy' for e in epochs]
+    assert all(f.grade == 'warning' for f in found)
+
+
+@pytest.mark.parametrize('status, accuracies, expected', [
+    ('success', (0.5, 0.6), 'failed'), (None, (0.5, 0.76), 'failed'), ('aborted', (0.5, 0.6), 'aborted')])
+def test_log_that_contradicts_itself_is_of_a_failed_run(tmp_path, status, accuracies, expected):
+    lines = run_lines(accuracies, status=None)
+    lines.append(mllog('run_stop', 22, **({'status': status} if status else {})))
+    run_set, = load_run_sets([write_lines(tmp_path / 'result_0.txt', complete(lines))])
+    assert run_set.runs[0].status == expected and bool(run_set.judgement.violations) == (expected == 'failed')
