@@ -11,7 +11,8 @@ import mxnet as mx
 from mxnet.ndarray import register
 from tabulate import tabulate
 
-from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.options import OptimizerConfig
@@ -36,7 +37,7 @@ def moved(name: str, inputs, outputs) -> int:
 
 def count_step(config: OptimizerConfig, can_skip: bool) -> Counter[str]:
     """Return the bytes by operator of one step."""
-    net = ResNet(ModelConfig(), 1000, 4)
+    net = ResNet(Config(data=DataConfig(pad_to_4_channels=True)))
     net.initialize()
     net.cast('float16')
     params = {n: p for n, p in net.collect_params().items() if p.grad_req != 'null'}

@@ -3,6 +3,7 @@
 Options of the components are in data/options.py, model/options.py and train/options.py; those of the run are here.
 Numbers derived from options (global batch, steps per epoch) are in train/plan.py.
 """
+import json
 import math
 import unicodedata
 from dataclasses import Field, dataclass, fields, replace
@@ -135,7 +136,7 @@ def render_value(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return ' '.join(map(render_value, value))
     if value is None or isinstance(value, bool):
-        return {None: 'null', True: 'true', False: 'false'}[value]
+        return json.dumps(value)
     return f'{value:.6g}' if isinstance(value, float) else str(value)
 
 
@@ -158,9 +159,8 @@ def _check_key(name: str, key: Field, value: Any) -> None:
 
 def check_values(c: Config) -> None:
     """Raise ConfigError for invalid values."""
-    for section, values in vars(c).items():
-        for key in fields(values):
-            _check_key(f'{section}.{key.name}', key, getattr(values, key.name))
+    for name, key in KEYS.items():
+        _check_key(name, key, attrgetter(name)(c))
     check_data(c.data)
     train_options.parse_trace(c.run.trace)
     train_options.check_training(c.train, c.schedule, c.optimizer)

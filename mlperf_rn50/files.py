@@ -51,10 +51,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         f.write(content.encode() if isinstance(content, str) else content)
 
 
-def dump_json(path: Path, content: dict[str, Any]) -> None:
+def dump_json(path: Path, content: dict[str, Any], indent: int = 2) -> None:
     """Write an object as indented JSON. Create the folder if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(content, indent=2) + '\n')
+    write_atomically(path, json.dumps(content, indent=indent) + '\n')
 
 
 def regular_file(path: str, flags: int) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mlperf_rn50.config import Config, RunConfig
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.mllog.writer import RunLog
-from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.train.sinks.mlperf_log import describe_layers
@@ -18,7 +18,8 @@ from mlperf_rn50.train.sinks.mlperf_log import describe_layers
 SGD = Config(run=RunConfig(submission_org='us', submission_platform='here'),
              train=TrainConfig(local_batch_size=8), schedule=ScheduleConfig(base_lr=0.5, warmup_epochs=5))
 LARS = replace(SGD, optimizer=OptimizerConfig('lars'))
-TENSORS = sorted(n for n, p in ResNet(ModelConfig(), 10).collect_params().items() if p.grad_req != 'null')
+NET = ResNet(Config(data=DataConfig(num_classes=10)))
+TENSORS = sorted(n for n, p in NET.collect_params().items() if p.grad_req != 'null')
 SEED = 4_242_424_242  # placeholder, replaced in the runs of a set
 ENV = {'git_commit': None, 'packages': {'mxnet-cu117': '1.9.1', 'horovod': '0.28.1'},
        'host': {'os_name': 'Debian GNU/Linux 12', 'memory_bytes': 512_000_000_000, 'hardware': {

@@ -5,7 +5,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -16,6 +15,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import device_context
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
+from mlperf_rn50.system.out_of_memory import PROC, read_numbers
 from mlperf_rn50.system.processor import omp_threads
 from mlperf_rn50.table import number_cell
 from mlperf_rn50.text import plural, printable
@@ -74,13 +74,7 @@ def peak_memory_bytes(device_id: int | None) -> int:
     if device_id is not None:
         free, total = mx.context.gpu_memory_info(device_id)
         return total - free
-    return proc_number('status', 'VmHWM:') * 1024
-
-
-def proc_number(file: str, key: str) -> int:
-    """Return a number from a file of /proc/self."""
-    lines = Path('/proc/self', file).read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+    return read_numbers(PROC / 'self/status')['VmHWM']
 
 
 def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> list[str]:

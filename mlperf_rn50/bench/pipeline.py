@@ -4,12 +4,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from mlperf_rn50.bench.measure import BenchSession, ResultTable, Row, proc_number
+from mlperf_rn50.bench.measure import BenchSession, ResultTable, Row
 from mlperf_rn50.config import with_size
 from mlperf_rn50.data.batches import train_batches
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import open_regular
 from mlperf_rn50.model.fused import with_layout
+from mlperf_rn50.system.out_of_memory import PROC, read_numbers
 from mlperf_rn50.train.comm.device import wait_for
 from mlperf_rn50.train.plan import make_plan
 
@@ -28,7 +29,7 @@ def measure_pipeline(session: BenchSession, cache: str) -> Row:
         while cache == 'warm' and f.read(2**24):
             pass
     # read_bytes counts only reads from storage, not from the page cache.
-    start, before = time.perf_counter(), proc_number('io', 'read_bytes:')
+    start, before = time.perf_counter(), read_numbers(PROC / 'self/io')['read_bytes']
     batches = train_batches(config, plan.train_shard(), 0, 0, session.device_id)
     num_joined = config.data.input_batch_multiplier  # batches of a pipeline run, so each measurement includes a run
 
@@ -36,7 +37,7 @@ def measure_pipeline(session: BenchSession, cache: str) -> Row:
         for _ in range(num_joined):
             wait_for(next(batches).images)
     seconds = session.time(read)
-    wall_s, read_bytes = time.perf_counter() - start, proc_number('io', 'read_bytes:') - before
+    wall_s, read_bytes = time.perf_counter() - start, read_numbers(PROC / 'self/io')['read_bytes'] - before
     size, batch_s = plan.local_batch_size, seconds.mean_s / num_joined
     record_bytes = path.stat().st_size / config.data.num_train
     return {'num_threads': config.data.num_threads, 'local_batch_size': size, 'cache': cache,

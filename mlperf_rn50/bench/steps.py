@@ -5,13 +5,13 @@ Sources: tf_cnn_benchmarks' short test, which takes the mean of 100 steps after 
 PERFORMANCE.md. S bytes in t s on n ranks: algorithm bandwidth S / t, bus S / t x 2 (n - 1) / n.
 """
 import gc
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
+from time import perf_counter
 
 import mxnet as mx
 import numpy as np
@@ -72,29 +72,29 @@ def case_config(config: Config, case: Case) -> Config:
 def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: BenchSession) -> list[float]:
     """Return each step's seconds after warm-up. As in training, Python is STEPS_AHEAD steps ahead of the device."""
     num_steps = session.num_warmup + session.num
-    pulses, stamps = deque[PendingStep](), [time.perf_counter()]
+    pulses, stamps = deque[PendingStep](), [perf_counter()]
     for step in range(num_steps):
         pulses.append(trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step)))
         while len(pulses) > (STEPS_AHEAD if step < num_steps - 1 else 0):
             wait_for(pulses.popleft().sums)
-            stamps.append(time.perf_counter())
+            stamps.append(perf_counter())
             session.heartbeat.beat('training', len(stamps))
         if step == session.num_warmup - 1:  # start the clock with an idle device
             nd.waitall()
             pulses.clear()
-            stamps = [time.perf_counter()]
+            stamps = [perf_counter()]
     nd.waitall()
-    stamps[-1] = time.perf_counter()  # the last step ends with its update
+    stamps[-1] = perf_counter()  # the last step ends with its update
     return [b - a for a, b in zip(stamps, stamps[1:])]
 
 
 def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int) -> dict[str, float]:
     """Return the seconds of each part of one step. Without overlap, their sum exceeds the time of a normal step."""
-    stamps = [time.perf_counter()]
+    stamps = [perf_counter()]
 
     def done() -> None:
         nd.waitall()
-        stamps.append(time.perf_counter())
+        stamps.append(perf_counter())
     batch = next(batches)
     done()
     step_in_epoch = step % plan.steps_per_epoch

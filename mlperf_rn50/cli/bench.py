@@ -104,11 +104,12 @@ def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> li
     from mlperf_rn50.config import KEYS
     from mlperf_rn50.system.processor import leave_openmp_to_engine
     config, num_ranks = session.config, session.comm.world_size
+    model = config.model.name
     leave_openmp_to_engine()
     sizes = parse_numbers('--batch-sizes', options.batch_sizes or str(config.train.local_batch_size or 32))
     precisions = parse_list('--precisions', options.precisions or config.train.precision,
                             get_args(KEYS['train.precision'].type))
-    models = parse_list('--models', options.models or config.model.name, get_args(KEYS['model.name'].type))
+    models = parse_list('--models', options.models or model, get_args(KEYS['model.name'].type))
     if options.kind == 'train':
         sources = parse_list('--inputs', options.inputs, ['synthetic', 'real'])
         return steps.bench_steps(session, steps.make_cases(models, precisions, sources, sizes, counts))
@@ -121,5 +122,5 @@ def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> li
         caches = parse_list('--caches', options.caches, pipeline.CACHES)
         return pipeline.bench_pipeline(session, threads, sizes, caches, options.node_images_per_s)
     if not config.model.is_resnet:
-        raise ConfigError(f'model.name: got {config.model.name}, expected a ResNet for bench ops')
+        raise ConfigError(f'model.name: got {model}, expected a ResNet for bench ops')
     return operators.bench_operators(session, precisions, sizes[0])

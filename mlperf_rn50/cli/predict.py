@@ -12,8 +12,9 @@ as round/organisation/system (mlperf-rn50 report published lists these names). A
 SOURCE to set the interconnect speed.
 
 Each layout has the batch with the least time, and so the least cost, among published and interpolated recipes, unless
-an option fixes the batch. Logs that mlperf-rn50 check refuses are no SOURCE. A layout that cannot be predicted is refused, with a reason. The knee is the layout with the
-smallest product of time and node-hours; a faster layout multiplies the node-hours by more than it divides the time.
+an option fixes the batch. Logs that mlperf-rn50 check refuses are no SOURCE. A layout that cannot be predicted is
+refused, with a reason. The knee is the layout with the smallest product of time and node-hours; a faster layout
+multiplies the node-hours by more than it divides the time.
 
 exit codes: 0 at least one layout was predicted, 1 all layouts were refused, 2 invalid arguments
 """

@@ -143,7 +143,7 @@ def _show_live(states: Iterator[list[LiveRun]], every_s: float, price: float | N
 
 
 def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> list[LiveRun]:
-    """Print a line for a run when something changes, or _LINE_PERIOD_S seconds after the last; return the final states."""
+    """Print a line for a run when something changes, or _LINE_PERIOD_S after the last; return the final states."""
     from mlperf_rn50.analysis.watch.facts import line_of
     printed: dict[int, tuple[object, object, float]] = {}
     runs: list[LiveRun] = []

@@ -22,7 +22,8 @@ def random_resized_crops(uniforms: np.ndarray, sizes: np.ndarray, area: tuple[fl
     h, w = sizes.T.astype(float)
     pixels = (area[0] + (area[1] - area[0]) * u[..., 0]) * h[:, None] * w[:, None]
     ratio = np.exp(np.log(aspect[0]) + np.log(aspect[1] / aspect[0]) * u[..., 1])
-    crops, room = np.rint(np.sqrt(np.stack([pixels / ratio, pixels * ratio], axis=2))), sizes[:, None]
+    crops = np.rint(np.sqrt(np.stack([pixels / ratio, pixels * ratio], axis=2)))
+    room = sizes[:, None]
     fits = ((crops >= 1) & (crops <= room)).all(axis=2)
     anchors = np.floor(u[..., [3, 2]] * (room - crops + 1))
 

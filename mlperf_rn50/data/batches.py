@@ -1,11 +1,11 @@
 """Training and evaluation batches on the device: choice of records, reading ahead, decoding and transfer to MXNet."""
 import io
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count, cycle, groupby, islice, repeat, zip_longest
+from time import monotonic
 from typing import Any, NamedTuple
 
 import imagesize
@@ -81,22 +81,22 @@ def _read_ahead(open_records: Callable[[], RecordFile], data: DataConfig, reques
 
     def read(request: Request) -> Inputs:
         """Return inputs, with the fraction of the thread's time that reading took as read_s; the rest is Python."""
-        start = time.monotonic()
+        start = monotonic()
         results = [cache.read(s) for s in request.samples]
-        read_s = time.monotonic() - start
+        read_s = monotonic() - start
         is_read = np.array([is_read for _, is_read in results])
         inputs = _fill([record for record, _ in results], request, data, records.describe)
         return replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
-                                   num_new_bytes=records.num_bytes(request.samples[request.is_new]),
-                                   read_s=read_s / max(time.monotonic() - start, 1e-9))
+                       num_new_bytes=records.num_bytes(request.samples[request.is_new]),
+                       read_s=read_s / max(monotonic() - start, 1e-9))
     pending: deque[Future[Inputs]] = deque()
     try:
         for request in requests:
             pending.append(pool.submit(read, request))
             if len(pending) > num_ready + data.read_threads:
-                start = time.monotonic()
+                start = monotonic()
                 inputs = pending.popleft().result()
-                yield replace(inputs, read_s=inputs.read_s * (time.monotonic() - start))
+                yield replace(inputs, read_s=inputs.read_s * (monotonic() - start))
     finally:
         # Do not wait, because an abandoned generator may be closed by one of these threads.
         pool.shutdown(wait=False, cancel_futures=True)
@@ -106,7 +106,7 @@ def _join(parts: list[Inputs]) -> Inputs:
     """Return the inputs of one pipeline run for several batches. Byte counts are those of the first."""
     names = ('labels', 'anchors', 'shapes', 'mirrors')
     return replace(parts[0], images=[image for part in parts for image in part.images],
-                               **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+                   **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def train_steps(shard: Shard, first_step: int) -> Iterator[tuple[int, int, int]]:
@@ -218,13 +218,13 @@ def _build_batches(open_records: Callable[[], RecordFile], inputs: Iterator[Inpu
 
     def source() -> Iterator[Inputs]:
         nonlocal read_s, source_s
-        start = time.monotonic()
+        start = monotonic()
         while parts := list(islice(inputs, num_joined)):
             inside.extend(parts)
             joined = _join(parts)
-            read_s, source_s = read_s + sum(p.read_s for p in parts), source_s + time.monotonic() - start
+            read_s, source_s = read_s + sum(p.read_s for p in parts), source_s + monotonic() - start
             yield joined
-            start = time.monotonic()
+            start = monotonic()
     pipe, left_over = pipeline.build_warm(source(), num_joined * size, config, is_training, device_id,
                                  is_warm=device_id is not None and config.train.num_warmup_steps > 0)
     context, is_kept = device_context(device_id), pipeline.keeps_outputs(pipe)
@@ -253,9 +253,9 @@ def _build_batches(open_records: Callable[[], RecordFile], inputs: Iterator[Inpu
         for valid in num_valid:
             decode_s = read_s = source_s = 0.0
             if not cut:
-                start = time.monotonic()
+                start = monotonic()
                 outputs = run()
-                decode_s = max(0.0, time.monotonic() - start - source_s)
+                decode_s = max(0.0, monotonic() - start - source_s)
                 images, labels = (pipeline.to_mxnet(output, is_kept, context) for output in outputs)
                 recent.append((images, labels))
                 cut.extend((images[i:i + size], labels[i:i + size]) for i in range(0, num_joined * size, size))

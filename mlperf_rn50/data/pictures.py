@@ -10,6 +10,7 @@ import mxnet as mx
 import numpy as np
 from nvidia.dali import backend as dali_backend
 from PIL import ExifTags, Image
+from PIL.Image import Transpose
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.pipeline import DecoderTest, build_pipeline, run_pipeline, whole_images
@@ -21,9 +22,9 @@ _NATIVE_FORMATS = ('JPEG', 'MPO', 'PNG', 'BMP', 'WEBP')
 _backend: Any = dali_backend  # DALI creates its content at run time, where type checkers cannot see it
 # Older releases of DALI ignore the EXIF orientation.
 _DALI_HAS_ORIENTATION = 'adjust_orientation' in _backend.GetSchema('decoders__Image').GetArgumentNames()
-_TURNS = dict(enumerate((Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.ROTATE_180, Image.Transpose.FLIP_TOP_BOTTOM,
-                         Image.Transpose.TRANSPOSE, Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE,
-                         Image.Transpose.ROTATE_90), start=2))  # by EXIF orientation
+_TURNS = dict(enumerate((Transpose.FLIP_LEFT_RIGHT, Transpose.ROTATE_180, Transpose.FLIP_TOP_BOTTOM,
+                         Transpose.TRANSPOSE, Transpose.ROTATE_270, Transpose.TRANSVERSE,
+                         Transpose.ROTATE_90), start=2))  # by EXIF orientation
 JPEG_QUALITY = 95
 
 
@@ -55,7 +56,7 @@ def encode_image(encoded: bytes, test: DecoderTest, resize_shorter: int | None =
         return buffer.getvalue()
 
 
-def _upright_rgb(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
+def _upright_rgb(image: Image.Image, turn: Transpose | None) -> Image.Image:
     """Return an image as upright 8-bit RGB. 16-bit grey is scaled to 8 bits, not truncated."""
     if image.mode == 'F' and np.asarray(image).max() <= 1:
         raise ValueError('got floating-point pixels of at most 1, expected 0 to 255')

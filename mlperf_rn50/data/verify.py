@@ -17,7 +17,7 @@ from tqdm.contrib.concurrent import thread_map
 
 from mlperf_rn50.data.records import CHECKSUMS, INDEX, MANIFEST_NAME, NAMES, RecordFile, load_manifest, parse_index
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import open_regular, replacing, write_atomically
+from mlperf_rn50.files import dump_json, open_regular, replacing, write_atomically
 from mlperf_rn50.text import some
 
 _BLOCK_BYTES = 1 << 24
@@ -69,7 +69,7 @@ def is_edited(manifest: dict) -> bool:
 
 def dump_manifest(folder: Path, manifest: dict) -> None:
     manifest['sha256'] = manifest_digest(manifest)
-    write_atomically(folder / MANIFEST_NAME, json.dumps(manifest, indent=1) + '\n')
+    dump_json(folder / MANIFEST_NAME, manifest, indent=1)
 
 
 def _sha256(path: Path) -> str:

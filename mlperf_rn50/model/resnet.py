@@ -211,25 +211,25 @@ class ResidualUnit(nn.HybridBlock):
 class ResNet(nn.HybridBlock):
     """ResNet v1.5, from images in the configured layout to float32 logits."""
 
-    def __init__(self, config: ModelConfig, num_classes: int, in_channels: int = 3, is_folded: bool = False,
-                 fusion: Fusion = PLAIN, image_size: int | None = None):
-        """in_channels: 4 if padded, else 3. image_size: side of all images, if 1x1 maps are to be rows; else None."""
+    def __init__(self, config: Config, is_folded: bool = False, fusion: Fusion = PLAIN, image_size: int | None = None):
+        """image_size: side of all images, if 1x1 maps are to be rows; else None."""
         super().__init__(prefix='')
-        config = replace(config, layout=config.layout or 'NCHW')
-        make, stem = _Layers(config, is_folded, fusion), Layer(7, 2, STAGE_CHANNELS[0], True)
+        model = replace(config.model, layout=config.model.layout or 'NCHW')
+        make, stem = _Layers(model, is_folded, fusion), Layer(7, 2, STAGE_CHANNELS[0], True)
         side = side_after(side_after(image_size or 0, stem.stride), 2)  # side of the first unit's input; 0: any
         with self.name_scope():
             self.features = nn.HybridSequential(prefix='')
             with self.features.name_scope():
-                self.features.add(make.conv('conv0', in_channels, stem, 0), *make.norm('bn0', stem),
-                                  nn.MaxPool2D(3, 2, 1, layout=config.layout),
+                num_channels = 4 if config.data.pad_to_4_channels else 3
+                self.features.add(make.conv('conv0', num_channels, stem, 0), *make.norm('bn0', stem),
+                                  nn.MaxPool2D(3, 2, 1, layout=model.layout),
                                   *([nn.HybridLambda(lambda F, x: F.transpose(x, _ROW))] if side == 1 else []))
-                for unit in units(depth_of(config)):
+                for unit in units(depth_of(model)):
                     self.features.add(ResidualUnit(unit, make, side))
                     side = side_after(side, unit.stride)
                 self.features.add(*([nn.HybridLambda(lambda F, x: F.transpose(F.reshape(x, (-3, -3))))]  # undoes _ROW
-                                    if side == 1 else [nn.GlobalAvgPool2D(layout=config.layout), nn.Flatten()]))
-            self.fc = nn.Dense(num_classes, in_units=units(depth_of(config))[-1].out_channels,
+                                    if side == 1 else [nn.GlobalAvgPool2D(layout=model.layout), nn.Flatten()]))
+            self.fc = nn.Dense(config.data.num_classes, in_units=units(depth_of(model))[-1].out_channels,
                                weight_initializer=mx.init.Normal(0.01), bias_initializer='zeros', prefix='fc1_')
 
     def hybrid_forward(self, F, x):
@@ -246,8 +246,7 @@ class FoldedResNet:
     def __init__(self, config: Config, context: mx.Context):
         config = for_evaluation(config)
         self._epsilon = config.model.bn_epsilon
-        self.net = ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3,
-                          is_folded=True, fusion=replace(PLAIN, pads_images=pads_images(config)),
+        self.net = ResNet(config, is_folded=True, fusion=replace(PLAIN, pads_images=pads_images(config)),
                           image_size=row_image_size(config))
         self.net.initialize(mx.init.Zero(), ctx=context)
         if config.train.precision == 'float16':

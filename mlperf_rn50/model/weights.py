@@ -4,7 +4,6 @@ weights/ in a run folder contains best.npz and best.json, and last.npz and last.
 The files are not trusted. They are read without pickle, and each .npz is checked against the SHA-256 in its .json.
 """
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -78,7 +77,7 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
     try:
         files.make_folder(folder)
         tree = {'format': FORMAT, **asdict(replace(description, sha256=write_arrays(path, arrays)))}
-        files.write_atomically(path.with_suffix('.json'), json.dumps(tree, indent=1) + '\n')
+        files.dump_json(path.with_suffix('.json'), tree, indent=1)
     except OSError as e:
         if e.errno in files.DISK_FAULTS:
             raise files.storage_error(path, e, 'the weights') from e

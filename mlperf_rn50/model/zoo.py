@@ -152,8 +152,7 @@ def build_for_sizes(config: Config, net: nn.HybridBlock) -> dict[int, nn.HybridB
 
 
 def _resnet(config: Config, image_size: int | None, is_plain: bool = False) -> ResNet:
-    return ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3,
-                  fusion=PLAIN if is_plain else fusion_of(config, find_processor()), image_size=image_size)
+    return ResNet(config, fusion=PLAIN if is_plain else fusion_of(config, find_processor()), image_size=image_size)
 
 
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:

@@ -1,5 +1,4 @@
 """Hardware and software of this host, from lscpu, lsblk, /sys/class and nvidia-smi (NVML)."""
-import json
 import os
 import platform
 import re
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mlperf_rn50
-from mlperf_rn50.files import write_atomically
+from mlperf_rn50.files import dump_json
 from mlperf_rn50.git import git
 from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.processor import find_processor
@@ -97,7 +96,7 @@ def dump_environment(path: Path, ranks_of_hosts: list[tuple[str, int]]) -> None:
              'host': host_facts(), 'num_nodes': len(ranks_of_hosts),
              'nodes': [{'hostname': name, 'num_ranks': num_ranks} for name, num_ranks in ranks_of_hosts],
              'variables': {k: v for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES)}}
-    write_atomically(path, json.dumps(facts, indent=1) + '\n')
+    dump_json(path, facts, indent=1)
 
 
 def package_versions() -> dict[str, str]:

@@ -8,20 +8,23 @@ from pathlib import Path
 from mlperf_rn50.system.cgroup import find_limits, read_small
 from mlperf_rn50.text import plural
 
-_PROC = Path('/proc')
+PROC = Path('/proc')
 _FAILED_ALLOCATION = re.compile(r'bad_alloc|Memory allocation failed|Failed to allocate CPU Memory|'
                                 r'Cannot allocate memory|failed to map segment|start new thread', re.IGNORECASE)
 
 
-def _numbers(path: Path) -> dict[str, int]:
-    """Parse lines 'name number' (memory.events, vmstat) and 'Name: number kB' (status, meminfo, in bytes)."""
+def read_numbers(path: Path) -> dict[str, int]:
+    """Return the numbers in lines 'name number' (memory.events, vmstat), 'name: number' (io) and 'Name: number kB'.
+
+    The latter (status, meminfo) are converted to bytes. Return {} for an unreadable file.
+    """
     lines = re.findall(r'^(\w+):?\s+(\d+)( kB)?$', read_small(path), re.MULTILINE)
     return {name: int(value) * (1024 if unit else 1) for name, value, unit in lines}
 
 
 def oom_kills(folder: Path) -> int | None:
     """Return the number of out-of-memory kills in a cgroup, or None if the kernel does not count them."""
-    return (_numbers(folder / 'memory.events') or _numbers(folder / 'memory.oom_control')).get('oom_kill')
+    return (read_numbers(folder / 'memory.events') or read_numbers(folder / 'memory.oom_control')).get('oom_kill')
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,10 @@ class MemorySample:
 
 def take_sample(pid: int, cgroup: Path | None, before: MemorySample = MemorySample()) -> MemorySample:
     """Sample a process. Values missing after its end come from the previous sample."""
-    sizes = _numbers(_PROC / str(pid) / 'status')
+    sizes = read_numbers(PROC / str(pid) / 'status')
     num_kills = oom_kills(cgroup) if cgroup else None
     if num_kills is None:
-        num_kills = _numbers(_PROC / 'vmstat').get('oom_kill', 0)
+        num_kills = read_numbers(PROC / 'vmstat').get('oom_kill', 0)
     return MemorySample(sizes.get('VmHWM', before.peak), sizes.get('VmPeak', before.peak_address_space), num_kills)
 
 
@@ -78,7 +81,7 @@ def soft_limit(kind: int) -> int | None:
 def explain_death(number: int, before: MemorySample, after: MemorySample, num_ranks: int) -> str:
     """Explain the end of a process by a signal. Return '' if memory was not the reason."""
     if number == signal.SIGKILL:
-        host_total = _numbers(_PROC / 'meminfo').get('MemTotal', 0)
+        host_total = read_numbers(PROC / 'meminfo').get('MemTotal', 0)
         return explain_kill(before, after, find_limits().memory_limit_bytes, host_total, num_ranks)
     used, limit = before.peak_address_space, soft_limit(resource.RLIMIT_AS)
     if number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS) and limit is not None and used >= 0.8 * limit:
@@ -94,11 +97,11 @@ def explain_error(error: BaseException) -> str:
     limit = soft_limit(resource.RLIMIT_AS)
     if limit is None and 'start new thread' in text:  # a limit on threads, not on memory
         return ''
-    used = _numbers(_PROC / 'self/status')
+    used = read_numbers(PROC / 'self/status')
     if limit is not None:
         # A process that cannot even read its status has used all of its address space.
         return _address_space_message('the address space of this process', limit, used.get('VmPeak', limit))
-    host = _numbers(_PROC / 'meminfo')
+    host = read_numbers(PROC / 'meminfo')
     return (f'out of memory: an allocation failed ({" ".join(text.split())[:120] or type(error).__name__}); this '
             f'process used {gigabytes(used.get("VmHWM", 0))}, the host has {gigabytes(host.get("MemAvailable", 0))} of '
             f'{gigabytes(host.get("MemTotal", 0))} left; lower train.local_batch_size, or start fewer ranks on a host')

@@ -217,18 +217,16 @@ class Optimizer:
                     *inputs, out=[t.weight for t in tensors], lrs=[lr * t.lr_factor for t in tensors],
                     wds=[t.decay for t in tensors], num_weights=len(tensors), **keys)
 
-    def _lars_rates(self, bucket: Bucket, lr: float, rescale: float) -> NDArray:
-        """Return the learning rate of every tensor: its lr, times eta |w| / (|g| + wd |w| + eps) for weights."""
+    def _update_with_rates(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
+        """Update by LARS, in groups of tensors, with learning rates that stay on the device.
+
+        The rate of a tensor is its lr, times eta |w| / (|g| + wd |w| + eps) for weights.
+        """
         n, rates = bucket.num_adapted, bucket.lr_factors * lr
         if n:
             sums = [_sums_of_squares(a) for a in ([t.weight for t in bucket.tensors[:n]], bucket.grads[:n])]
             nd.multi_lars(rates[:n], *sums, bucket.decays[:n], eta=self._config.lars_eta,
-                             eps=self._config.lars_epsilon, rescale_grad=rescale, out=rates[:n])
-        return rates
-
-    def _update_with_rates(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
-        """Update by LARS, in groups of tensors, with learning rates that stay on the device."""
-        rates = self._lars_rates(bucket, lr, rescale)
+                          eps=self._config.lars_epsilon, rescale_grad=rescale, out=rates[:n])
         self._applied.append((bucket, rates, lr))
         kind = f'multi_{"mp_" * bucket.is_mixed}sgd_mom_update'
         # NVIDIA's MXNet 1.8 has the same operators with a different prefix (lars_multi_sgd.cc).

@@ -17,7 +17,7 @@ import mxnet as mx
 from mlperf_rn50.config import Config, check_values, to_tree
 from mlperf_rn50.data.records import data_digest, find_split
 from mlperf_rn50.errors import DataError, RankLost, UserError
-from mlperf_rn50.files import writing
+from mlperf_rn50.files import make_folder, writing
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.fused import layout_warnings, with_layout
 from mlperf_rn50.runfolder.locks import FileLock
@@ -185,6 +185,6 @@ def open_telemetry(config: Config, comm: Comm, run: RunFolder) -> Telemetry:
     """Return this node's telemetry; it records only if configured, and only on the node's first rank."""
     if not config.run.telemetry or comm.local_rank:
         return Telemetry(None)
-    run.dir.mkdir(parents=True, exist_ok=True)  # the run folder may be on a local disk of each node
+    make_folder(run.dir)  # the run folder may be on a local disk of each node
     num_gpus = -(-comm.local_size // config.run.ranks_per_device) if config.train.device == 'gpu' else 0
     return Telemetry(run.telemetry(platform.node()), num_gpus)

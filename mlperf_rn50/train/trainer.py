@@ -245,7 +245,7 @@ class Trainer:
         """Return the CRC-32 of every array of a snapshot, by name; on a GPU, digests that need no copy to the host."""
         if self.context.device_type == 'gpu':
             return device_digests(self._live_arrays())
-        return {n: zlib.crc32(a.asnumpy().view(np.uint8).ravel()) for n, a in self._live_arrays().items()}
+        return {n: zlib.crc32(a.asnumpy()) for n, a in self._live_arrays().items()}
 
     def find_non_finite(self) -> str | None:
         """Return the name of the first array of a snapshot that contains a NaN or an infinity."""

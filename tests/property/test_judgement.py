@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from helpers import HISTORY, ROOT, call, git
+from helpers import ROOT, call, git
 
 from mlperf_rn50.analysis.sets.load import Rules, load_logs
 from mlperf_rn50.errors import UserError

@@ -66,7 +66,7 @@ def test_convolutions_match_the_network(name, image_size):
     config = Config(model=ModelConfig(name=name), data=DataConfig(image_size=image_size, num_classes=10))
     counts = convolutions(config)
     dense = 2 * 10 * (2048 if name == 'resnet50' else 512)
-    net = ResNet(config.model, 10, image_size=image_size)
+    net = ResNet(config, image_size=image_size)
     assert sum(c.flops(1) * n for c, n in counts.items()) + dense == count_flops(net, (3, image_size, image_size))
     assert sum(counts.values()) == {'resnet50': 53, 'resnet18': 20}[name]
     assert counts[Convolution(3, 64, image_size, 7, 2)] == 1

@@ -134,7 +134,7 @@ def test_explanation_of_out_of_memory_errors(error):
 
 
 def test_sample_of_a_dead_process_keeps_earlier_values(tmp_path, monkeypatch):
-    monkeypatch.setattr(oom, '_PROC', tmp_path)
+    monkeypatch.setattr(oom, 'PROC', tmp_path)
     status = 'Name:\tx\nVmPeak:\t 2000 kB\nVmHWM:\t 1000 kB\n'
     write_files(tmp_path, {'7/status': status, 'vmstat': 'pgfault 9\noom_kill 3\n'})
     sample = oom.take_sample(7, None)

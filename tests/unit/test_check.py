@@ -208,7 +208,8 @@ def test_unreadable_logs_do_not_stop_the_check_and_json_agrees(logs, tmp_path, m
     content = json.loads(as_json.stdout, parse_constant=pytest.fail)
     assert done.returncode == as_json.returncode == 1 and '\x1b' not in done.stdout + as_json.stdout
     found = {log['file']: log for log in content['logs']}
-    for name, reason in [('bad/result_0.txt', 'contains no MLPerf log line; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0'),
+    expected = 'contains no MLPerf log line; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0'
+    for name, reason in [('bad/result_0.txt', expected),
                          ('bad/result_1.txt', 'cannot read the log: got a named pipe, expected a file'),
                          ('bad/closed', 'the folder cannot be read: Permission denied')]:
         log = found[str(tmp_path / name)]

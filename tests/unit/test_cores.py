@@ -1,4 +1,5 @@
 """Use of the cores of a rank, from given counters of the kernel and from this process."""
+
 import os
 import threading
 
@@ -11,9 +12,15 @@ from mlperf_rn50.train.comm.cores import CoreMeter, count_others, longest_waits
 
 def test_busy_thread_that_waited_most_counts_for_its_kind():
     before = {'1': ('compute', 1.0, 1.0), '2': ('exchange', 0.0, 0.0)}
-    now = {'1': ('compute', 5.0, 2.0), '3': ('compute', 2.0, 3.0), '4': ('compute', 0.1, 1.0),
-           '2': ('exchange', 1.0, 9.0)}
-    assert longest_waits({'1': ('compute', 9.0, 9.0)}, {'1': ('compute', 2.0, 1.0)}) == {'compute': (2.0, 1.0)}
+    now = {
+        '1': ('compute', 5.0, 2.0),
+        '3': ('compute', 2.0, 3.0),
+        '4': ('compute', 0.1, 1.0),
+        '2': ('exchange', 1.0, 9.0),
+    }
+    assert longest_waits({'1': ('compute', 9.0, 9.0)}, {'1': ('compute', 2.0, 1.0)}) == {
+        'compute': (2.0, 1.0)
+    }
     assert longest_waits(before, now) == {'compute': (2.0, 3.0), 'exchange': (1.0, 9.0)}
 
 
@@ -22,8 +29,14 @@ def rank(cpus, cpu_s, machine='a', **others):
 
 
 def test_ranks_of_the_run_are_no_other_programs():
-    ranks = count_others([rank('0-1', 2, cores_s=9), rank('1-2', 3, cores_s=9), rank('0', 4, 'b', cores_s=9),
-                          rank('5', 7, cores_s=6.5)])
+    ranks = count_others(
+        [
+            rank('0-1', 2, cores_s=9),
+            rank('1-2', 3, cores_s=9),
+            rank('0', 4, 'b', cores_s=9),
+            rank('5', 7, cores_s=6.5),
+        ]
+    )
     assert [(r['others_s'], r['num_sharing']) for r in ranks] == [(4, 2), (4, 2), (5, 1), (0, 1)]
     assert 'machine' not in ranks[0]
 
@@ -33,7 +46,9 @@ def test_unknown_use_of_the_cores_remains_unknown():
 
 
 def test_counters_of_the_cores_of_a_rank(tmp_path, monkeypatch):
-    (tmp_path / 'stat').write_text('cpu 9 9 9 9 9 9 9 9\ncpu0 1 2 4 800 900 8 16 32 5 5\ncpu1 7 7 7 7 7 7 7 7 7 7\n')
+    (tmp_path / 'stat').write_text(
+        'cpu 9 9 9 9 9 9 9 9\ncpu0 1 2 4 800 900 8 16 32 5 5\ncpu1 7 7 7 7 7 7 7 7 7 7\n'
+    )
     monkeypatch.setattr(cores, '_STAT', tmp_path / 'stat')
     monkeypatch.setattr(cores, '_TICK_S', 1.0)
     assert cores.read_cores([0]) == (31, 32)

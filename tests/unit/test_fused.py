@@ -153,7 +153,7 @@ def test_plain_mxnet_is_channels_first_and_warns_of_channels_last():
 
 def make_net(fusion, name, **model) -> ResNet:
     mx.random.seed(3)
-    net = ResNet(ModelConfig(name=name, **model), 4, fusion=fusion)
+    net = ResNet(Config(model=ModelConfig(name=name, **model), data=DataConfig(num_classes=4)), fusion=fusion)
     net.initialize()
     return net
 
@@ -274,7 +274,7 @@ def test_evaluation_network_has_no_norm_in_either_layout():
         assert operators == {'null', 'Convolution', 'Activation', 'Pooling', 'elemwise_add', 'Flatten',
                              'FullyConnected', 'Cast'}
         assert not [n for n in folded.collect_params() if 'bn' in n]
-        for net in (folded, ResNet(config.model, 4, 4)):
+        for net in (folded, ResNet(config)):
             assert net(mx.sym.var('data')).infer_shape(data=(2, *image_shape(config)))[1] == [(2, 4)]
             flops.append(count_flops(net, image_shape(config)))
     assert len(set(flops)) == 1

@@ -122,9 +122,9 @@ def test_logs_of_other_benchmarks_are_skipped_and_counted(tmp_path):
 
 @pytest.mark.parametrize('lines, epochs', [
     (run_lines((0.3, 0.4, 0.5, 0.76)), [2]),
-    ([v05('run_start', 0), *(v05(key, 10 * k, value and {'epoch': k, 'value': 0.3 * k}) for k in (1, 2, 3) for key, value in
-      (('train_epoch', None), ('eval_start', None), ('eval_accuracy', k != 2), ('eval_stop', None)) if value is not False),
-      v05('run_stop', 40)], [3])])
+    ([v05('run_start', 0), *(line for k in (1, 2, 3) for line in (
+        v05('train_epoch', 10 * k, k), v05('eval_start', 10 * k + 5), *[v05('eval_accuracy', 10 * k + 6, {
+            'epoch': k, 'value': 0.3 * k})] * (k != 2), v05('eval_stop', 10 * k + 7))), v05('run_stop', 40)], [3])])
 def test_evaluation_without_accuracy_is_a_warning(tmp_path, lines, epochs):
     lost = [line for k, line in enumerate(lines) if not ('eval_accuracy' in line and '0.4' in line)]
     run_set, = load_run_sets([write_lines(tmp_path / 'result_0.txt', lost)])

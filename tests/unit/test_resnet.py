@@ -20,7 +20,8 @@ pytestmark = pytest.mark.usefixtures('thin_resnets')
 
 def net_of(num_classes=10, fusion=PLAIN, image_size=None, **model) -> ResNet:
     mx.random.seed(0)
-    net = ResNet(ModelConfig(**model), num_classes, fusion=fusion, image_size=image_size)
+    config = Config(model=ModelConfig(**model), data=DataConfig(num_classes=num_classes))
+    net = ResNet(config, fusion=fusion, image_size=image_size)
     net.initialize()
     return net
 

@@ -105,7 +105,8 @@ def test_resumed_runs_have_no_score_and_their_times_are_left_out_or_marked(tmp_p
     (5, {'period': 4, 'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76)}, [('resolution_low',)]),
     (5, {'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.5, 0.6, 0.76)}, []),
     (5, {'status': lambda k: 'success' if k > 1 else 'aborted'},
-     [('rule_broken', None, '', 'got 2 failed runs, expected at most one: result_0.txt (aborted), result_1.txt (aborted)'),
+     [('rule_broken', None, '',
+       'got 2 failed runs, expected at most one: result_0.txt (aborted), result_1.txt (aborted)'),
       ('runs_unconverged', None, 2, 5)])])
 def test_findings_of_weak_sets(tmp_path, num_runs, keys, expected):
     system = load_set(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys))

@@ -129,7 +129,8 @@ def test_folder_names_may_not_be_utf8(is_large, monkeypatch, tmp_path):
     monkeypatch.setattr(tables, 'LARGE_TREE', 1 if is_large else 8)
     name = os.fsdecode(b'caf\xe9')
     for org in ('a', name):
-        write_set(tmp_path / name / f'v0.7/{org}/results/{name}/resnet', 2, True, seed=lambda k, org=org: 10 * len(org) + k)
+        write_set(tmp_path / name / f'v0.7/{org}/results/{name}/resnet', 2, True,
+                  seed=lambda k, org=org: 10 * len(org) + k)
     out = tmp_path / name / 'out'
     done = call('report', tmp_path / name, '--format', 'json', '--out', out)
     assert (done.returncode, done.stderr.count('\n')) == (0, 1)

@@ -208,6 +208,13 @@ def test_exchange_is_named_before_other_programs_that_took_few_cores():
     assert (found.name, found.part, found.also and found.also.name) == ('exchange', 'host', 'busy')
 
 
+@pytest.mark.parametrize(('ms', 'also'), [({'update': 60, 'wait': 0}, 'batch'), ({'wait': 60}, None)])
+def test_small_batch_is_named_besides_other_programs_unless_these_slow_its_exchange(ms, also):
+    few = NetworkRecord(1, 1e9, 100_000_000, 8, 2e12)
+    found = limit_of(made_run(*on_cores(two(**ms), **BUSY), network=few, device='cpu'))
+    assert (found.name, found.also and found.also.name) == ('busy', also)
+
+
 def test_run_that_did_not_record_its_cores_says_nothing_about_them():
     old, new = (explain_time(made_run(*ranks, device='cpu')) for ranks in (two(), on_cores(two())))
     assert (old.values['verdict'], new.values['verdict']) == ('healthy', 'healthy')

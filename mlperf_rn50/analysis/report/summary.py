@@ -115,7 +115,7 @@ def _fastest(timed: Sequence[RunSet], names: _Names, goal: str) -> list[tuple]:
     if not timed:
         return []
     first, *others = timed
-    basis = f'MLPerf score{", rules not checked" * first.is_unchecked}'
+    basis = f'MLPerf score{", rules not checked" * first.judgement.is_unchecked}'
     if first.score_minutes is None:
         basis = f'mean of {len(first.scored)}{", refused" * bool(first.reasons)}{", resumed" * first.is_resumed}'
     before = [(names[s], ' ', _time(s), _near(first.time_s, s.time_s, first, s)) for s in others]

@@ -91,7 +91,7 @@ def set_findings(run_set: RunSet) -> list[Finding]:
     judged = run_set.judgement
     if judged.ruleset and judged.basis:
         doubt.append(make_finding('judged_by', None, ROUND_OF[judged.ruleset], judged.basis))
-    if run_set.is_unchecked:
+    if judged.is_unchecked:
         doubt.append(make_finding('rules_unchecked'))
     again = [make_finding('submitted_again', None, s.round, s.folder) for s in run_set.later]
     duplicates = [make_finding('duplicate', None, d.text, file=d.run.path) for d in run_set.duplicates]

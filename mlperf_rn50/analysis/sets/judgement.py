@@ -1,8 +1,8 @@
 """The one judgement of a run set: what is wrong with its logs, by themselves, together and by the rules of a round.
 
-`judge_set` serves every command that prints a verdict or a score: report, check, package, predict and watch. A violation
-means that the logs are refused, and have no score. An obstacle, such as a run that was resumed or is still running,
-keeps correct logs from being submitted. Only the official checkers read files.
+`judge_set` is for every command that prints a verdict or a score: report, check, package, predict and watch. Logs with
+a violation are refused and have no score. An obstacle, such as a resumed or a running run, keeps logs from being
+submitted. Only the official checkers read files.
 """
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -172,7 +172,10 @@ def judge_set(run_set: RunSet) -> RunSet:
     rules = list(_set_rules(run_set, division))
     general = [*([run_set.refusal] if run_set.refusal else []), *folded(errors), *(d.text for d in run_set.duplicates),
                *(rules if is_result else [])]
-    judgement = Judgement(ruleset, basis, not general, (), (*_obstacles(run_set), *([] if is_result else rules)), misses)
+    obstacles = (*_obstacles(run_set), *([] if is_result else rules))
+    is_unchecked = ruleset is None and any(log.rulesets for log in logs)
+    judgement = Judgement(ruleset, basis, is_sound=not general, is_unchecked=is_unchecked, obstacles=obstacles,
+                          misses=misses)
     violations = [*general, *_too_many(run_set, broken, misses)]
     if ruleset and len(broken) == 1 == allowed_misses(len(runs)):  # even a log that does not count is submitted
         violations += [f'{path.name}: {danger}' for path in broken if (danger := find_danger(path, ruleset))]

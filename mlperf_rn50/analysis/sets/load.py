@@ -95,7 +95,8 @@ def _follow_parent() -> None:
 def _load_folders(folders: Sequence[Sequence[Path]], rules: Rules | None) -> list[RunSet | list[OtherBenchmark]]:
     """Return the sets of folders of logs in the same order. Several processes read a large number of logs."""
     num_processes, all_rules = min(_num_processors(), _MAX_PROCESSES), [rules] * len(folders)
-    if sum(map(len, folders)) > _MANY and num_processes > 1 and threading.active_count() == 1:  # threads do not survive a fork
+    is_large = sum(map(len, folders)) > _MANY and num_processes > 1
+    if is_large and threading.active_count() == 1:  # threads do not survive a fork
         with (suppress(BrokenExecutor, OSError),  # a worker was killed or cannot be started
               ProcessPoolExecutor(num_processes, initializer=_follow_parent) as pool):
             return list(track(pool.map(load_folder, folders, all_rules), len(folders), 'read logs'))

@@ -92,11 +92,6 @@ class RunSet:
         """Reasons why the set is refused, the same for all commands."""
         return self.judgement.violations or ((self.refusal,) if self.refusal else ())
 
-    @property
-    def is_unchecked(self) -> bool:
-        """Whether the rules of a round should have been applied, but mlperf-logging is not installed."""
-        return self.judgement.ruleset is None and any(log.rulesets for log in self.logs)
-
     @cached_property
     def counted(self) -> tuple[Run, ...]:
         """Runs without duplicates."""
@@ -189,7 +184,7 @@ class RunSet:
 
     @cached_property
     def olympic_minutes(self) -> float | None:
-        """Mean time of the runs without the fastest and the slowest one, whether or not a rule is broken."""
+        """Score without regard to broken rules; None for a set with a resumed run."""
         if self.refusal or self.resumed or any(r.status == 'running' for r in self.runs):
             return None
         return score_minutes([r.time_to_train_s if r.status == 'converged' and r.path not in self.judgement.misses

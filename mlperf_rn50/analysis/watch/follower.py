@@ -80,8 +80,8 @@ class Follower:
         if state.status == STARTING and (state.quiet_s or 0.0) < QUIET_S:
             return state
         violations = self._judge(numbers if self._fixed is None else [number], now_s)
-        refused = f'refused: {printable("; ".join(violations))}'[:MAX_TEXT]
-        return replace(state, violations=violations, warnings=((refused,) * bool(violations) + state.warnings)[:MAX_ITEMS])
+        refused = [f'refused: {text("; ".join(violations))}'] if violations else []
+        return replace(state, violations=violations, warnings=(*refused, *state.warnings)[:MAX_ITEMS])
 
     def _judge(self, numbers: Sequence[int], now_s: float) -> tuple[str, ...]:
         """Return why logs are refused. They are judged again if a finished one changes, or another run begins."""

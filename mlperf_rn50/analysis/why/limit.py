@@ -192,8 +192,9 @@ def _large_parts(times: Times, is_thin: bool, lacking: float) -> list[Limit]:
         since = (record.epoch if since is None else since) if s > _LEAST_SHARE * _own_s(rank, *_OWN, 'wait') else None
     step_s = sum(s for name, s in parts.items() if name not in OUTSIDE)
     fixed_s = parts['update'] + parts['python'] + parts['exchange']
-    has_few = net is not None and net.local_batch_size < _FEW_IMAGES and not is_thin and (
-        fixed_s > (_LEAST_SHORT_FIXED if lacking else _LEAST_FIXED) * step_s and 2 * parts['python'] < fixed_s)
+    is_slowed = lacking > 0 and parts['exchange'] > parts['update']
+    has_few = net is not None and net.local_batch_size < _FEW_IMAGES and not is_thin and 2 * parts['python'] < fixed_s
+    has_few &= fixed_s > (_LEAST_SHORT_FIXED if is_slowed else _LEAST_FIXED) * step_s
     seconds = {'input': sum(parts[name] for name in INPUT), 'python': parts['python'], 'slow_rank': sum(excess_s),
                'checkpoints': parts['checkpoints'], 'evaluation': parts['evaluation'], 'batch': fixed_s * has_few,
                'exchange': parts['exchange']}

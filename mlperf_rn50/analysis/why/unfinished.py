@@ -1,4 +1,5 @@
 """First sentence about a run that has not trained to the end of its schedule."""
+
 from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.config import Config
 from mlperf_rn50.mllog.run import Run
@@ -8,7 +9,7 @@ from mlperf_rn50.text import duration
 
 
 def unfinished_sentence(run: WhyRun) -> str:
-    """Return how far a run is that runs, stopped or failed, or ended before its schedule; '' for other runs."""
+    """Return how far a run is that has not trained to the end of its schedule; '' for others."""
     log, config, last = run.log, run.config, run.last(TrainRecord)
     if not log or not config or log.status == 'converged':
         return ''
@@ -19,7 +20,8 @@ def unfinished_sentence(run: WhyRun) -> str:
     planned = config.train.max_epochs or schedule
     done = f'after {epoch:.3g} of {planned} epochs'
     if log.status == 'running':
-        return f'Running: {epoch:.3g} of at most {planned} epochs{_first_evaluation(log, config, last)}.'
+        first = _first_evaluation(log, config, last)
+        return f'Running: {epoch:.3g} of at most {planned} epochs{first}.'
     if log.status == 'interrupted':
         return f'Stopped {done}{_resume(run, log)}.'
     if log.status == 'failed':
@@ -30,7 +32,9 @@ def unfinished_sentence(run: WhyRun) -> str:
     standing = run.last(CourseRecord)
     if config.run.stop_when_behind and standing and standing.behind and evaluated < planned:
         return f'Ended {done}, because it was behind its reference runs.'
-    return f'Trained {planned} of the {schedule} epochs of its schedule.' if planned < schedule else ''
+    return (
+        f'Trained {planned} of the {schedule} epochs of its schedule.' if planned < schedule else ''
+    )
 
 
 def _first_evaluation(log: Run, config: Config, last: TrainRecord | None) -> str:
@@ -38,7 +42,9 @@ def _first_evaluation(log: Run, config: Config, last: TrainRecord | None) -> str
     if log.curve or not last or not last.epoch or not last.time_s or left < 0:
         return ''
     left_s = left * last.time_s / last.epoch
-    return f'; the first evaluation, with the times of its ranks, is due in about {duration(left_s)}'
+    return (
+        f'; the first evaluation, with the times of its ranks, is due in about {duration(left_s)}'
+    )
 
 
 def _resume(run: WhyRun, log: Run) -> str:

@@ -26,7 +26,7 @@ from mlperf_rn50.data.prepare.train_yaml import write_train_yaml
 from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, load_manifest, pack_record, parse_record
 from mlperf_rn50.data.verify import REPAIR, describe_records, dump_manifest, verify
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
-from mlperf_rn50.files import describe_disk, no_link, read_bytes, sync, write_atomically
+from mlperf_rn50.files import describe_disk, make_folder, no_link, read_bytes, sync, write_atomically
 from mlperf_rn50.runfolder.jsonl import decode
 from mlperf_rn50.text import plural, some
 
@@ -135,7 +135,7 @@ def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int 
     folder = out / '.parts' / hashlib.sha256(repr((PART_SIZE, resize_shorter, contents)).encode()).hexdigest()
     if folder.parent.exists() and not folder.exists():  # parts of a different input
         shutil.rmtree(folder.parent)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     encode = partial(encode_image, test=DecoderTest(), resize_shorter=resize_shorter)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # Pillow warns of a large image and rejects one of twice that size

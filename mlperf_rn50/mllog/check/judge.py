@@ -75,6 +75,7 @@ class Judgement:
     ruleset: str | None = None  # by whose rules the logs were judged; None if they were not
     basis: str = ''  # how the ruleset was chosen, unless it was given or is of the round in the name of a folder
     is_sound: bool = True  # whether no violation holds in every round
+    is_unchecked: bool = False  # whether rulesets were not applied because mlperf-logging is not installed
     violations: tuple[str, ...] = ()  # broken rules, and contradictions
     obstacles: tuple[str, ...] = ()  # reasons why logs without violations cannot be submitted
     misses: Mapping[Path, str] = field(default_factory=dict)  # reasons why runs count as not converged, by log

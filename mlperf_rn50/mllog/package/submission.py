@@ -138,7 +138,7 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
 
 def refusals_of(judgement: Judgement, runs: Sequence[Run]) -> list[str]:
     """Return the reasons why a judged set cannot be submitted; a set of other data can, in the open division."""
-    if judgement.ruleset is None and any(r.status != 'unreadable' for r in runs):
+    if judgement.is_unchecked:
         raise NotInstalled(NEEDED)
     return [*judgement.violations, *(text for text in judgement.obstacles if text not in {r.dataset for r in runs})]
 

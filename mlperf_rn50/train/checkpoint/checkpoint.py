@@ -165,10 +165,9 @@ def _load(path: Path) -> tuple[Progress, TrainerState]:
 
 def check_arrays(path: Path, arrays: Arrays, expected: dict[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError unless the names and shapes of the arrays are as expected."""
-    for name in sorted(set(expected) - set(arrays)):
-        raise CheckpointError(f'{path}: {name} is missing; this checkpoint is for a different model or optimizer')
-    for name in sorted(set(arrays) - set(expected)):
-        raise CheckpointError(f'{path}: {name} is unexpected; this checkpoint is for a different model or optimizer')
+    for kind, names in (('missing', expected.keys() - arrays), ('unexpected', arrays.keys() - expected)):
+        for name in sorted(names):
+            raise CheckpointError(f'{path}: {name} is {kind}; this checkpoint is for a different model or optimizer')
     for name, shape in expected.items():
         if arrays[name].shape != shape:
             raise CheckpointError(f'{path}: {name}: got shape {arrays[name].shape}, expected {shape}; '

@@ -1,8 +1,9 @@
-"""Use of a rank's cores: by its threads, by all programs, and threads that were ready to run but waited for a core.
+"""Use of a rank's cores, by its threads and by all programs, and waits of its threads for a core.
 
 A thread that polls, as those of MPI do, is always ready. So each kind of thread has its own values.
 Source: Linux Documentation/scheduler/sched-stats.rst (schedstat), proc(5) (/proc/stat, comm).
 """
+
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -17,7 +18,8 @@ from mlperf_rn50.text import grouped
 TASKS = Path('/proc/self/task')
 _STAT = Path('/proc/stat')
 _TICK_S = 1 / os.sysconf('SC_CLK_TCK')
-_Times = dict[str, tuple[str, float, float]]  # by thread: kind, seconds on a core, seconds of waiting for one
+# By thread: kind, seconds on a core, seconds of waiting for one.
+_Times = dict[str, tuple[str, float, float]]
 
 
 def thread_ids() -> list[str]:
@@ -32,36 +34,54 @@ def read_threads(exchanging: Collection[str]) -> _Times:
         words = read_small(TASKS / thread / 'schedstat').split()
         if len(words) == 3:
             name = read_small(TASKS / thread / 'comm')
-            kind = 'exchange' if thread in exchanging else 'input' if name.startswith('[DALI]') else 'compute'
+            kind = (
+                'exchange'
+                if thread in exchanging
+                else 'input'
+                if name.startswith('[DALI]')
+                else 'compute'
+            )
             times[thread] = kind, 1e-9 * int(words[0]), 1e-9 * int(words[1])
     return times
 
 
 def read_cores(cpus: Collection[int]) -> tuple[float, float] | None:
-    """Return the seconds in which any program used these cores, and those that the host of a virtual machine took."""
+    """Return the seconds in which any program used these cores, and in which they were stolen.
+
+    The host of a virtual machine steals them.
+    """
     rows = [line.split() for line in read_small(_STAT).splitlines()]
     own = [list(map(int, row[1:9])) for row in rows if row[0] in {f'cpu{cpu}' for cpu in cpus}]
     if len(own) < len(cpus):  # a container may number its cores differently
         return None
     # Columns: user, nice, system, idle, iowait, irq, softirq, steal
-    return _TICK_S * sum(sum(row[:3] + row[5:7]) for row in own), _TICK_S * sum(row[7] for row in own)
+    return _TICK_S * sum(sum(row[:3] + row[5:7]) for row in own), _TICK_S * sum(
+        row[7] for row in own
+    )
 
 
 def longest_waits(before: _Times, now: _Times) -> dict[str, tuple[float, float]]:
-    """Return, by kind of thread, the seconds on and of waiting for a core of the busy thread that waited most."""
+    """Return, by kind of thread, the seconds on a core and of waiting for one.
+
+    They are those of the thread that waited most, among the busy ones.
+    """
     spent: dict[str, list[tuple[float, float]]] = {}
     for thread, (kind, on_core_s, waited_s) in now.items():
         _, on_core_before_s, waited_before_s = before.get(thread, ('', 0.0, 0.0))
         if on_core_s < on_core_before_s:  # a new thread with the number of one that has ended
             on_core_before_s = waited_before_s = 0.0
-        spent.setdefault(kind, []).append((on_core_s - on_core_before_s, waited_s - waited_before_s))
+        spent.setdefault(kind, []).append(
+            (on_core_s - on_core_before_s, waited_s - waited_before_s)
+        )
     # Threads that wait for others between short pieces of work do not delay a step.
-    return {kind: max((t for t in times if 2 * sum(t) >= max(map(sum, times))), key=lambda t: t[1])
-            for kind, times in spent.items()}
+    return {
+        kind: max((t for t in times if 2 * sum(t) >= max(map(sum, times))), key=lambda t: t[1])
+        for kind, times in spent.items()
+    }
 
 
 class CoreMeter:
-    """Meter of the use of this rank's cores since its last reading; exchanging: threads that exchange gradients."""
+    """Meter of the use of this rank's cores; exchanging: threads that exchange gradients."""
 
     def __init__(self, exchanging: Collection[str] = ()):
         self._exchanging = exchanging
@@ -69,8 +89,14 @@ class CoreMeter:
 
     def start(self) -> None:
         cpus = os.sched_getaffinity(0)  # a user may change them during a run
-        self._before = (time.monotonic(), time.process_time(), throttled_s(), cpus, read_cores(cpus),
-                        read_threads(self._exchanging))
+        self._before = (
+            time.monotonic(),
+            time.process_time(),
+            throttled_s(),
+            cpus,
+            read_cores(cpus),
+            read_threads(self._exchanging),
+        )
 
     def take(self) -> dict[str, Any]:
         """Return the values of RankSteps since the last call or start()."""
@@ -78,18 +104,28 @@ class CoreMeter:
         self.start()
         *now, cpus_now, cores_now_s, threads_now = self._before
         wall_s, cpu_s, throttled = (max(0.0, b - a) for a, b in zip(before, now))
-        known = cpus == cpus_now and cores_s and cores_now_s and [
-            max(0.0, b - a) for a, b in zip(cores_s, cores_now_s)]
-        return {'cores': render_cpu_list(cpus_now), 'num_cores': len(cpus_now),
-                'wall_s': wall_s, 'cpu_s': cpu_s, 'throttled_s': throttled,
-                'num_threads': omp_threads(os.environ.get('OMP_NUM_THREADS', '')),
-                'ready_s': longest_waits(threads, threads_now), 'machine': read_small(BOOT_ID),
-                'load': os.getloadavg()[0],
-                **({'cores_s': known[0], 'steal_s': known[1]} if known else {})}
+        known = (
+            cpus == cpus_now
+            and cores_s
+            and cores_now_s
+            and [max(0.0, b - a) for a, b in zip(cores_s, cores_now_s)]
+        )
+        return {
+            'cores': render_cpu_list(cpus_now),
+            'num_cores': len(cpus_now),
+            'wall_s': wall_s,
+            'cpu_s': cpu_s,
+            'throttled_s': throttled,
+            'num_threads': omp_threads(os.environ.get('OMP_NUM_THREADS', '')),
+            'ready_s': longest_waits(threads, threads_now),
+            'machine': read_small(BOOT_ID),
+            'load': os.getloadavg()[0],
+            **({'cores_s': known[0], 'steal_s': known[1]} if known else {}),
+        }
 
 
 def count_others(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the values of all ranks with those that follow from the ranks that may use the same cores.
+    """Return the values of all ranks, with those that follow from ranks on the same cores.
 
     Hosts in containers may be one machine, so its boot is compared.
     """

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from mlperf_rn50.files import write_atomically
+from mlperf_rn50.files import make_folder, write_atomically
 from mlperf_rn50.runfolder import jsonl
 from mlperf_rn50.runfolder.records import Failure, StepSpans, note_failure
 from mlperf_rn50.system.launcher_env import launched_rank
@@ -67,7 +67,7 @@ def note_failed(folder: Path | None, reason: str, is_outside: bool) -> str:
 
 def record(folder: Path, state: RankState, pid: int, stacks: int, steps: Sequence[StepSpans] = ()) -> str:
     """Write state and last steps of a stalled rank, and its stacks from a pipe; return the path of the stacks."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(folder / f'rank_{state.rank}.json', jsonl.encode(state))
     write_atomically(folder / f'rank_{state.rank}_steps.jsonl', ''.join(f'{jsonl.encode(s)}\n' for s in steps))
     path = folder / f'rank_{state.rank}.txt'
