@@ -185,7 +185,8 @@ def test_plots_show_values_for_mouse_and_keyboard(open_page):
     assert tip.inner_text() == '1x1: 0.66 min'
     page.mouse.move(0, 0)
     assert tip.inner_text() == ''
-    figure.focus()
+    figure.focus()  # may scroll the page in the next frame, which hides a value
+    page.evaluate('new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))')
     page.keyboard.press('ArrowRight')
     first = tip.inner_text()
     page.keyboard.press('ArrowRight')
