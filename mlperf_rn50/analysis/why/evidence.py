@@ -18,7 +18,7 @@ _CHANGE_SIGMAS = 3.2  # of changes, which must also make 5 % of the images right
 _ROUNDING, _SLIGHT = 1e-6, 0.02
 # Usual ratios of the splits: 1.1 for random ones, 2.8 in fine detail if one was resized twice, 20 if one is blurred.
 _DETAILS = (('blur_or_noise', 'coarse detail', 2), ('blur_or_noise', 'fine detail', 3), ('colour', 'colour', 8))
-# Differences of the splits that need no network, and changes after which more images are right.
+# Differences of the splits, and changes of images, that explain others.
 _SPLITS = {'blur_or_noise', 'colour', 'classes_missing'}
 _CHANGES = {'channel_order', 'orientation', 'normalisation', 'value_range'}
 
@@ -277,7 +277,8 @@ def judge_predictions(train: Images, augmented: Images, validation: Images, afte
     yield evaluation
     for change in changes:  # the statistics of BatchNorm lag behind the weights early in any run
         yield from when_trained(is_early and change.name == 'batch_norm', iter([change]))
-    is_weak = is_early or sound_train.top1 <= sound_train.least_top1
+    least = sound_train.least_top1
+    is_weak = is_early or sound_train.top1 <= min(1.5 * least, (1 + least) / 2)
     yield from when_trained(is_weak and not any(c.strength > 1 for c in causes), iter(causes))
     similar, fitting = judge_neighbours(train, validation)
     yield from similar
@@ -290,8 +291,7 @@ def judge_predictions(train: Images, augmented: Images, validation: Images, afte
 def settle(found: Sequence[Cause]) -> list[Cause]:
     """Return figures; those that a more certain cause explains are not accused."""
     accused = {c.name for c in found if c.strength > 1}
-    # Splits whose detail differs by 1.2 or 1.8 are not alike, although this is too little to be a cause.
-    is_unlike = any(c.name == 'blur_or_noise' and c.strength > 0.6 for c in found)
+    is_unlike = any(c.name == 'blur_or_noise' and c.strength > 0.6 for c in found)  # ratios of 1.2 or 1.8
     explained = {'overfitting'} if is_unlike or accused - {'overfitting', 'augmentation'} else set()
     if accused & (_SPLITS | _CHANGES):
         explained.add('images_differ')
