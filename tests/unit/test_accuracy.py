@@ -72,6 +72,10 @@ def test_batch_with_few_steps_or_few_images_per_rank(tmp_path, batch, num_ranks)
     assert 'batch' in accused(tmp_path, changed(schedule={'base_lr': batch / 3200}), batch, num_ranks)
 
 
+def test_half_of_the_lowest_learning_rate_is_usual(tmp_path):
+    assert accused(tmp_path, changed(schedule={'base_lr': 0.01})) == set()
+
+
 def test_run_that_ends_in_its_warmup_is_not_judged_by_its_learning_rate(tmp_path):
     config = changed(schedule={'decay_epochs': 90, 'warmup_epochs': 20}, train={'max_epochs': 5})
     assert accused(tmp_path, config) == {'epochs'}
@@ -122,7 +126,7 @@ def test_answer_names_at_most_two_causes_and_what_to_change(tmp_path):
     found = answer(tmp_path, changed(schedule={'base_lr': 30.0, 'warmup_epochs': 9}, model={'bn_momentum': 0.999}))
     assert [c['cause'] for c in found.values['causes']] == ['learning_rate', 'batch_norm']
     assert found.sentence.startswith(
-        'Top-1 40.00 %, target 74.90 %: learning rate (per 256 images at momentum 0.9: 120, expected at least 0.04 and '
+        'Top-1 40.00 %, target 74.90 %: learning rate (per 256 images at momentum 0.9: 120, expected at least 0.03 and '
         'at most 1.6) or batch norm (')
     assert found.next_step == 'change schedule.base_lr, or change model.bn_momentum'
     row = dict(zip(found.head, found.evidence[0]))
