@@ -8,7 +8,7 @@ import numpy as np
 
 from mlperf_rn50.analysis.why import evidence
 from mlperf_rn50.analysis.why.accuracy import Cause, weigh
-from mlperf_rn50.analysis.why.evidence import Images
+from mlperf_rn50.analysis.why.labels import SIGMAS, Images
 from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.data.batches import Batch, eval_batches, train_batches
 from mlperf_rn50.data.options import DataConfig
@@ -33,7 +33,7 @@ def judge_order(read: Mapping[int, int], shard: Shard, seed: int, records: Recor
     """Compare the order of labels, and the bytes read by epoch, with what seed and number of ranks determine."""
     orders, num = [epoch_order(shard, seed, epoch) for epoch in range(3)], len(labels)
     same, usual = (np.diff(labels[orders[0]]) == 0).sum(), num * ((np.bincount(labels) / num) ** 2).sum()
-    most = usual + evidence.SIGMAS * (same + usual) ** 0.5
+    most = usual + SIGMAS * (same + usual) ** 0.5
     yield weigh('shuffle', f'images of {num:,} that follow one of their class', same, most=most, strength=5.0)
     for epoch, expected in enumerate(map(records.num_bytes, orders), 1):
         got, is_stored = read.get(epoch, expected), records.num_bytes(np.resize(np.arange(num), shard.num_positions))

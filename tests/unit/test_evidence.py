@@ -6,7 +6,7 @@ import pytest
 
 from mlperf_rn50.analysis.why import evidence
 from mlperf_rn50.analysis.why.accuracy import Cause, weigh
-from mlperf_rn50.analysis.why.evidence import Images
+from mlperf_rn50.analysis.why.labels import Images, judge_labels, judge_noise
 
 NUM = 10
 LABELS = np.arange(400) % NUM
@@ -45,13 +45,13 @@ def weak_logits(random, labels, right):
 
 
 def found_in(labels, logits):
-    causes, now = evidence.judge_labels(labels, logits)
+    causes, now = judge_labels(labels, logits)
     return accused(causes), now
 
 
 @pytest.mark.parametrize('shift', [1, 9, 4])
 def test_labels_that_are_shifted(shift):
-    (cause, other), now = evidence.judge_labels(LABELS, logits_of((LABELS + shift) % NUM))
+    (cause, other), now = judge_labels(LABELS, logits_of((LABELS + shift) % NUM))
     assert (cause.name, cause.strength > 1, other.strength) == ('labels_shifted', True, 0)
     assert f'{shift if shift < 6 else shift - NUM:+d}' in cause.figure
     np.testing.assert_array_equal(now, (LABELS + shift) % NUM)
@@ -61,7 +61,7 @@ def test_labels_that_are_shifted(shift):
     (SWAP, '3 for 8, 8 for 3'), (CYCLE, '3 for 4, 4 for 5, 5 for 3'),
     (np.array([8, 0, 7, 1, 3, 6, 2, 4, 5, 9]), '0 for 8, 1 for 0, 2 for 7, 3 for 1, 4 for 3, 5 for 6 and 3 more')])
 def test_classes_that_are_exchanged(permutation, text):
-    (shifted, cause), now = evidence.judge_labels(LABELS, logits_of(permutation[LABELS]))
+    (shifted, cause), now = judge_labels(LABELS, logits_of(permutation[LABELS]))
     assert (cause.name, cause.strength > 1, cause.measured) == ('labels_swapped', True, text)
     assert shifted.strength <= 1
     np.testing.assert_array_equal(now, permutation[LABELS])
@@ -99,7 +99,7 @@ def test_predictions_that_no_permutation_explains(taken):
 def test_many_classes_with_an_image_each_are_no_exchange():
     labels, random = np.arange(200), np.random.default_rng(0)
     assert found_in(labels, random.standard_normal((200, 200)))[0] == []
-    causes, _ = evidence.judge_labels(labels, 8 * np.eye(200)[(labels + 1) % 200])
+    causes, _ = judge_labels(labels, 8 * np.eye(200)[(labels + 1) % 200])
     assert accused(causes) == ['labels_shifted']
 
 
@@ -108,7 +108,7 @@ def test_wrong_labels_are_any_class(share):
     random = np.random.default_rng(1)
     labels, logits = predictions(random, 0.9)
     wrong = np.where(random.random(len(labels)) < share, random.integers(0, NUM, len(labels)), labels)
-    cause, = evidence.judge_noise('training', Images(None, wrong, logits))
+    cause, = judge_noise('training', Images(None, wrong, logits))
     assert cause.name == 'label_noise' and cause.strength > 1
     assert float(cause.measured.split()[0]) / 100 == pytest.approx(share, rel=0.4)
 
@@ -117,7 +117,7 @@ def test_wrong_labels_are_any_class(share):
 def test_labels_that_are_all_wrong(seed):
     random = np.random.default_rng(seed)
     labels, logits = predictions(random, 0.9)
-    cause, = evidence.judge_noise('validation', Images(None, random.permutation(labels), logits))
+    cause, = judge_noise('validation', Images(None, random.permutation(labels), logits))
     assert cause.strength > 1 and float(cause.measured.split()[0]) <= 100
 
 
@@ -134,7 +134,7 @@ def test_labels_that_fit_similar_images_are_not_wrong():
 def test_weak_network_has_no_wrong_labels(right):
     for seed in SEEDS:
         labels, logits = predictions(np.random.default_rng(seed), right)
-        assert accused(evidence.judge_noise('training', Images(None, labels, logits))) == []
+        assert accused(judge_noise('training', Images(None, labels, logits))) == []
 
 
 def pictures(random, labels, spread=0.5):
@@ -356,8 +356,8 @@ def test_printed_bounds_decide():
     random = np.random.default_rng(7)
     labels, logits = predictions(random, 0.6)
     rows = [weigh('a', 'f', x, 0.2, 0.25) for x in (0.25, 0.250004, 0.2501, 0.2, 0.19)]
-    rows += evidence.judge_noise('training', Images(None, random.permutation(labels), logits))
-    rows += evidence.judge_labels((labels + 1) % NUM, logits)[0][:1]
+    rows += judge_noise('training', Images(None, random.permutation(labels), logits))
+    rows += judge_labels((labels + 1) % NUM, logits)[0][:1]
     rows += evidence.judge_gaps(part(400), part(100), part(200))
     assert len({c.verdict for c in rows}) == 2
     for c in rows:
