@@ -142,8 +142,8 @@ def _resumed(names: _Names) -> Iterator[tuple]:
     found = [(names[s], f' ({len(s.resumed):,} of {plural(len(s.counted), "run")})') for s in names if s.resumed]
     parts = [r.elapsed.text for s in names for r in s.resumed if r.elapsed]
     if found:
-        yield ('Resumed: ', *_listed(found), f'; {parts[0]}' * (len(parts) == 1),
-               '. A system with a resumed run has no MLPerf score.')
+        only = [f'; {text}' for text in parts if len(parts) == 1]
+        yield ('Resumed: ', *_listed(found), *only, '. A system with a resumed run has no MLPerf score.')
 
 
 def _counts(names: _Names) -> tuple:
