@@ -61,6 +61,8 @@ def run(argv: Sequence[str]) -> int:
     except UserError:
         if not accuracy and not course:  # otherwise the run has not yet recorded times
             raise
+    if accuracy and course.rstrip('.').lower() in accuracy.sentence.lower():  # already stated as a cause
+        course = ''
     width = width_of(sys.stdout)
     found = {'course': course, **(answer_object(answer) if answer else {}),
              'accuracy': accuracy and answer_object(accuracy)}
