@@ -10,7 +10,7 @@ FOLDER = ROOT.parent / 'shared/history'
 def system_of(folder, **values):
     run = {'file': f'{folder}/result_0.txt', 'status': 'converged', 'time_to_train_s': 90.0,
            'evaluations': [{'epoch': 4}]}
-    return {'folders': [str(folder)], 'runs': [run], 'refusal': None, 'violations': [], 'num_nodes': 2,
+    return {'folders': [str(folder)], 'runs': [run], 'refusal': None, 'violations': [], 'findings': [], 'num_nodes': 2,
             'num_accelerators': 8, 'score_minutes': None, **values}
 
 

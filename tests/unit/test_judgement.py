@@ -4,12 +4,12 @@ import shutil
 import sys
 
 import pytest
-from helpers import ROOT, call
+from helpers import call, shipped_logs
 from lines import complete, mllog, run_lines, v05, write_lines, write_set
 
 from mlperf_rn50.analysis.sets.load import load_run_sets
 
-DIGITS = ROOT / 'logs/digits_five'  # five real runs
+DIGITS = shipped_logs() / 'digits_five'  # five real runs
 
 
 def edit(path, change):
