@@ -64,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
     paths = [path for folder in given for path in find_run_folders(folder)]
     states, price = _states([Follower(p) for p in paths], options), options.price_per_node_hour
     if options.once or paths != given:  # a tree may have runs that were killed and never end
-        runs = next(states)
+        runs = _of_resnet(next(states))
         _print_once(runs, price, options.format)
         return _exit_code(runs)
     try:
@@ -73,6 +73,18 @@ def run(argv: Sequence[str]) -> int:
         return _exit_code(_print_lines(states, options.every))
     except KeyboardInterrupt:  # the normal way to end watch
         return EXIT_OK
+
+
+def _of_resnet(runs: Sequence[LiveRun]) -> list[LiveRun]:
+    """Return the runs without those of other benchmarks, which are counted. Raise UserError if there are no others."""
+    from mlperf_rn50.text import plural
+    others = [r for r in runs if r.other_benchmark]
+    if others and len(others) == len(runs):
+        raise UserError(others[0].note)
+    if others:
+        names = ', '.join(dict.fromkeys(r.other_benchmark for r in others))
+        print(f'mlperf-rn50: skipped {plural(len(others), "log")} of other benchmarks: {names}', file=sys.stderr)
+    return [r for r in runs if not r.other_benchmark]
 
 
 def _exit_code(runs: Sequence[LiveRun]) -> int:

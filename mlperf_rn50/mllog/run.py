@@ -122,6 +122,12 @@ class Run:
         return tuple((e.epoch, e.accuracy) for e in self.evaluations)
 
     @property
+    def other_dataset(self) -> str | None:
+        """Name of the data set, None for ImageNet, of which some systems omit a few images of an epoch."""
+        is_near = not self.dataset and abs((self.train_samples or 0) - IMAGENET_TRAIN) < 0.01 * IMAGENET_TRAIN
+        return None if self.is_imagenet or is_near else self.dataset or 'an unnamed data set'
+
+    @property
     def final_accuracy(self) -> float | None:
         return self.evaluations[-1].accuracy if self.evaluations else None
 

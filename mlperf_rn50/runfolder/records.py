@@ -137,6 +137,7 @@ class ResumedRecord(Struct, tag_field='event', tag='resumed', omit_defaults=True
     global_batch_size: Count | None = None
     lr_scale: Number | None = None
     time_s: Number | None = None
+    epoch: Epochs | None = None  # trained so far
     elapsed_parts: dict[Name, Number] = {}  # of time_s, in seconds: fields of mllog.elapsed.ElapsedParts
     changed: dict[str, Any] = {}  # values [before, now] of each changed configuration key
 

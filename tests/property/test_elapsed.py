@@ -67,6 +67,15 @@ def test_sign_of_life_after_the_last_line_is_training_lost(tmp_path):
     assert run.elapsed == pytest.approx((22.0, 28.0, 0.0, 60.0))
 
 
+@pytest.mark.parametrize('stopped_s', [1e6, 3.0, 'soon'])
+def test_sign_of_life_outside_the_gap_is_ignored_with_a_warning(tmp_path, stopped_s):
+    *lines, _ = run_lines((0.1, 0.2))
+    resumed = mllog('run_resumed', 100, 5, epoch_num=2, clock_s=12.0, stopped_s=stopped_s)
+    run = read_run(write_lines(tmp_path / 'result_0.txt', [*lines, resumed, mllog('run_stop', 110, status='aborted')]))
+    assert run.elapsed == pytest.approx((22.0, 10.0, 0.0, 78.0))
+    assert 'resume_stop_odd' in [f.kind for f in run.findings]
+
+
 @pytest.mark.parametrize('keys, kind', [
     ({}, 'resume_without_clock'), ({'clock_s': 1.0}, 'resume_clock_low'), ({'clock_s': 200.0}, 'resume_clock_high')])
 def test_time_to_train_is_known_although_the_parts_are_not(tmp_path, keys, kind):

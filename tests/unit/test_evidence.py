@@ -250,7 +250,7 @@ def test_weights_that_only_decayed():
 
 
 @pytest.mark.parametrize('train, augmented, validation, expected', [
-    (0.99, 0.98, 0.9, []), (1.0, 1.0, 0.5, ['overfitting']), (0.9, 0.4, 0.85, ['augmentation']),
+    (0.99, 0.98, 0.9, []), (1.0, 1.0, 0.5, ['overfitting']), (0.8, 0.8, 0.5, []), (0.9, 0.4, 0.85, ['augmentation']),
     (0.3, 0.9, 0.3, ['augmentation']), (0.6, 0.6, 0.8, []), (1.0, 1.0, 0.1, [])])
 def test_gaps_between_accuracies(train, augmented, validation, expected):
     assert accused(evidence.judge_gaps(*(part(round(400 * x)) for x in (train, augmented, validation)))) == expected

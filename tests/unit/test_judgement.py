@@ -117,7 +117,40 @@ def test_logs_of_other_benchmarks_are_skipped_and_counted(tmp_path):
             assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1)
             assert "got a log of the benchmark 'bert', expected resnet" in done.stderr
     assert text in call('predict', tmp_path).stdout
+    watch = call('watch', tmp_path, '--once')
+    assert watch.returncode == 0 and 'skipped 1 log of other benchmarks: bert' in watch.stderr  # the newest of a folder
+    assert call('watch', tmp_path / 'v0.7/us/results/box/bert', '--once').returncode == 2
     assert json.loads(call('check', tmp_path, '--format', 'json').stdout)['num_other_benchmarks'] == 3
+
+
+def resumed(lines, *later):
+    """Return the lines of a run that was interrupted at 12 s and resumed at 60 s."""
+    cut = [line for line in lines if 'run_stop' not in line and '"epoch_num": 2' not in line]
+    return [*cut, mllog('run_stop', 12, status='aborted', reason='interrupted'),
+            mllog('run_resumed', 60, 1, epoch_num=2, clock_s=11.5), *later]
+
+
+def test_run_that_was_killed_after_a_resume_is_refused(tmp_path):
+    lines = complete(run_lines(division='open'))
+    done = call('check', write_lines(tmp_path / 'result_0.txt', resumed(lines, mllog('epoch_start', 61, epoch_num=2))))
+    assert done.returncode == 1 and 'no_run_stop' not in done.stdout and 'no run_stop' in done.stdout
+
+
+@pytest.mark.parametrize('change', [
+    lambda line: line.replace('"key": "run_resumed"', '"key": "run_resumed')[:-1],  # torn
+    lambda line: ':::MLL 1600000060.000 run_resumed: {"value": 1, "metadata": {"epoch_num": 2}}'])
+def test_resume_on_a_torn_line_or_in_another_format_is_a_resume(tmp_path, change):
+    lines = resumed(complete(run_lines(division='open')))
+    path = write_lines(tmp_path / 'result_0.txt', [change(line) if 'run_resumed' in line else line for line in lines])
+    run_set, = load_run_sets([path])
+    assert len(run_set.resumed) == 1 and 'resumed' in run_set.judgement.obstacles
+
+
+@pytest.mark.parametrize('num_images, is_refused', [(50_000, True), (1_277_952, False)])
+def test_closed_division_refuses_unnamed_data_that_is_not_nearly_imagenet(tmp_path, num_images, is_refused):
+    folder = write_set(tmp_path / 'v0.7/us/results/box/resnet', is_complete=True, train_samples=num_images,
+                       epoch_s=lambda k: 10.123 + k)
+    assert ('requires ImageNet' in call('check', folder).stdout) == is_refused
 
 
 @pytest.mark.parametrize('lines, epochs', [

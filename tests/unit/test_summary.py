@@ -57,7 +57,7 @@ def test_epochs_of_a_sentence_are_those_of_the_table_or_of_named_runs(tmp_path):
     write_set(tmp_path / '2x4', nodes=2, ranks=8, epoch_s=4.0, seed=lambda k: 9 + k)
     study = study_of(tmp_path)
     first, fastest, *_ = texts_of([study])
-    assert '(2.0 instead of 2.3 of the scored runs)' in first and ' and 2.0 epochs, before' in fastest
+    assert '(2.0 instead of 2.3 in the scored runs)' in first and ' and 2.0 epochs, before' in fastest
     table, = tables_of(study)[:1]
     assert [row[table.head.index('epochs')].text for row in table.rows] == ['2.4', '2.0']
     assert 'Statistics compares the epochs of the scored runs.' in table.note

@@ -77,14 +77,20 @@ def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
     best, *others = sorted(compared, key=lambda c: -(c.efficiency or 0.0))
     return [
         (f'On {widest.run_set.num_nodes:,} nodes, ', names[widest.run_set], ' takes ', _time(widest.run_set),
-         f' minutes{" (resumed)" * widest.run_set.is_resumed}, ', _speedup(widest), ' times as fast as ',
-         names[widest.baseline], f' on {plural(widest.baseline.num_nodes or 0, "node")}: efficiency ',
+         f' minutes{_mark(widest.run_set)}, ', _speedup(widest), ' times as fast as ',
+         names[widest.baseline],
+         f' on {plural(widest.baseline.num_nodes or 0, "node")}{_mark(widest.baseline)}: efficiency ',
          _efficiency(widest), *_factors(widest), '.'),
         *[(f'From {base:,} to {nodes:,} nodes, the series of ', names[best.run_set], ' becomes ', _speedup(best),
            ' times as fast (efficiency ', _efficiency(best), '), ', *_listed([
                ('that of ', names[c.run_set], ' ', _speedup(c), ' times (', _efficiency(c), ')', _near(
                    best.efficiency, c.efficiency, best.run_set, best.baseline, c.run_set, c.baseline))
                for c in others]), '.')] * bool(others)]
+
+
+def _mark(run_set: RunSet) -> str:
+    """Return the mark of times and ratios of resumed runs."""
+    return ' (resumed)' * run_set.is_resumed
 
 
 def _speedup(c: Comparison) -> Cell:
@@ -94,7 +100,7 @@ def _speedup(c: Comparison) -> Cell:
 def _factors(c: Comparison) -> Iterator[Cell | str]:
     """Yield the factors of an efficiency, the largest loss first."""
     unit, refs = 'accelerator' if c.run_set.num_accelerators else 'rank', training_refs(c.run_set, c.baseline)
-    scope = ' of the scored runs' * has_other_epochs(c.run_set, c.baseline)
+    scope = ' in the scored runs' * has_other_epochs(c.run_set, c.baseline)
     epochs = (' (', _epochs(c.run_set), ' instead of ', _epochs(c.baseline), scope, ')') if c.epoch_ratio != 1 else ()
     factors = ((c.hardware_efficiency, f'images/s per {unit}', ()), (c.epoch_ratio, 'epochs', epochs),
                (c.rest, 'rest', ()))
@@ -118,7 +124,7 @@ def _fastest(timed: Sequence[RunSet], names: _Names, goal: str) -> list[tuple]:
     basis = f'MLPerf score{", rules not checked" * first.judgement.is_unchecked}'
     if first.score_minutes is None:
         basis = f'mean of {len(first.scored)}{", refused" * bool(first.reasons)}{", resumed" * first.is_resumed}'
-    before = [(names[s], ' ', _time(s), _near(first.time_s, s.time_s, first, s)) for s in others]
+    before = [(names[s], ' ', _time(s), _mark(s), _near(first.time_s, s.time_s, first, s)) for s in others]
     scope = ' of the three scored runs' * has_other_epochs(first)
     return [(names[first], f' is the fastest of {len(timed):,} systems{goal}: ' if others else ' takes ', _time(first),
              f' minutes ({basis}) and ', _epochs(first), ' epochs', scope, ', before ' * bool(others), *_listed(before),
@@ -131,7 +137,8 @@ def _prices(studies: Sequence[Study], timed: Sequence[RunSet], names: _Names, go
     if costs:
         cheapest, fastest = min(costs, key=lambda s: costs[s]), min(costs, key=lambda s: s.time_s or 0.0)
         low, fast = ((names[s], ', ', Cell(money(costs[s]), costs[s], time_refs(s)),
-                      f' ({plural(s.num_nodes or 0, "node")} of {_units(s, s.num_nodes or 1)}, ', _time(s), ' minutes)')
+                      f' ({plural(s.num_nodes or 0, "node")} of {_units(s, s.num_nodes or 1)}, ', _time(s),
+                      f' minutes{_mark(s)})')
                      for s in (cheapest, fastest))
         end = ('; the fastest is ', *fast) if cheapest is not fastest else (', which is also the fastest',)
         yield f'At {studies[0].price_per_node_hour:,g} per node-hour, a run{goal} costs least on ', *low, *end, '.'
@@ -142,7 +149,7 @@ def _resumed(names: _Names) -> Iterator[tuple]:
     found = [(names[s], f' ({len(s.resumed):,} of {plural(len(s.counted), "run")})') for s in names if s.resumed]
     parts = [r.elapsed.text for s in names for r in s.resumed if r.elapsed]
     if found:
-        only = [f'; {text}' for text in parts if len(parts) == 1]
+        only = [f'; {text}' for text in parts if sum(len(s.resumed) for s in names) == 1]
         yield ('Resumed: ', *_listed(found), *only, '. A system with a resumed run has no MLPerf score.')
 
 

@@ -52,9 +52,10 @@ def _weaknesses(run_set: RunSet) -> Iterator[Finding]:
     if num_running:
         yield make_finding('runs_unfinished', None, num_running, len(runs))
     elif run_set.resumed:
-        left_out = len(run_set.converged) - len(run_set.timed)
-        yield make_finding('runs_resumed', None, len(run_set.resumed), len(runs), (
-            f'; the times and epochs of {left_out} are left out' if left_out else ''))
+        verb = 'was' if len(run_set.resumed) == 1 else 'were'
+        count = f'{len(run_set.resumed)} of {plural(len(runs), "run")} {verb} resumed'
+        is_left_out = len(run_set.timed) < len(run_set.converged)
+        yield make_finding('runs_resumed', None, count, '; means leave resumed runs out' * is_left_out)
     elif len(runs) != RUNS_OF_A_SCORE:
         yield make_finding('runs_not_five', None, plural(len(runs), 'run'), RUNS_OF_A_SCORE,
                            '; the spread of a single run is unknown' if len(runs) == 1 else '')

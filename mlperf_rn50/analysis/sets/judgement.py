@@ -117,7 +117,7 @@ def _set_rules(run_set: RunSet, division: str | None) -> Iterator[str]:
     divisions = {division} if division else {str(r.division) for r in run_set.runs if r.status != 'unreadable'}
     if len(divisions) > 1:
         yield f'got the divisions {", ".join(sorted(divisions))}, expected one'
-    if keys.CLOSED in divisions and any(r.dataset and not r.is_imagenet for r in run_set.runs):
+    if keys.CLOSED in divisions and any(r.other_dataset for r in run_set.runs):
         yield 'the closed division requires ImageNet, but these logs are of a different data set'
     seeds = [r.seed for r in run_set.runs if r.seed is not None]
     if len(set(seeds)) < len(seeds):
@@ -132,16 +132,19 @@ def _misses(run_set: RunSet, broken: Mapping[Path, tuple[str, ...]]) -> dict[Pat
             for r in run_set.runs if r.path in broken or r.status not in ('converged', 'running')}
 
 
-def _too_many(run_set: RunSet, broken: Mapping[Path, tuple[str, ...]], misses: Mapping[Path, str]) -> Iterator[str]:
-    """Yield the reasons why more logs than allowed break the rules or belong to runs that did not converge."""
+def _too_many(run_set: RunSet, broken: Mapping[Path, tuple[str, ...]], misses: Mapping[Path, str],
+              stated: Mapping[Path, Sequence[str]]) -> Iterator[str]:
+    """Yield the reasons why more logs than allowed break the rules or belong to runs that did not converge.
+
+    stated: violations by log that are stated anyway.
+    """
     allowed = allowed_misses(len(run_set.runs))
     failed = [r for r in run_set.runs if r.path in misses and r.status != 'converged']
     if allowed and len(failed) > allowed:
         named = ', '.join(f'{r.path.name} ({r.status})' for r in failed)
         yield f'got {len(failed)} failed runs, expected at most one: {named}'
     if len(misses if allowed else broken) > allowed:
-        known = {r.path: r.errors for r in run_set.runs}  # these are stated anyway
-        yield from folded({r.path: [text for text in broken.get(r.path, ()) if text not in known[r.path]]
+        yield from folded({r.path: [text for text in broken.get(r.path, ()) if text not in stated[r.path]]
                            for r in run_set.runs})
         yield from (f'{r.path.name}: did not converge ({r.status})' for r in failed if allowed
                     and len(failed) == allowed and r.path not in broken)
@@ -150,7 +153,7 @@ def _too_many(run_set: RunSet, broken: Mapping[Path, tuple[str, ...]], misses: M
 def _obstacles(run_set: RunSet) -> Iterator[str]:
     """Yield the reasons why a set that breaks no rule cannot be submitted."""
     runs = run_set.runs
-    yield from sorted({r.dataset for r in runs if r.dataset and not r.is_imagenet})
+    yield from sorted({r.other_dataset for r in runs if r.other_dataset})
     yield from ['resumed'] * any(r.num_resumes for r in runs)
     states = {r.status for r in runs} - {'converged'}
     yield from sorted(states if len(runs) != RUNS_OF_A_SCORE else states & {'running'})
@@ -174,9 +177,11 @@ def judge_set(run_set: RunSet) -> RunSet:
                *(rules if is_result else [])]
     obstacles = (*_obstacles(run_set), *([] if is_result else rules))
     is_unchecked = ruleset is None and any(log.rulesets for log in logs)
-    judgement = Judgement(ruleset, basis, is_sound=not general, is_unchecked=is_unchecked, obstacles=obstacles,
+    num_failed = sum(r.status not in ('converged', 'running') for r in runs)
+    is_sound = not general and not (is_result and num_failed > allowed_misses(len(runs)))
+    judgement = Judgement(ruleset, basis, is_sound=is_sound, is_unchecked=is_unchecked, obstacles=obstacles,
                           misses=misses)
-    violations = [*general, *_too_many(run_set, broken, misses)]
+    violations = [*general, *_too_many(run_set, broken, misses, errors)]
     if ruleset and len(broken) == 1 == allowed_misses(len(runs)):  # even a log that does not count is submitted
         violations += [f'{path.name}: {danger}' for path in broken if (danger := find_danger(path, ruleset))]
     points = check_rcp(replace(run_set, judgement=judgement)) if ruleset and (

@@ -54,9 +54,9 @@ def score_minutes(times_s: Sequence[float | None]) -> float | None:
 
 
 def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
-    """Return a property: the first known value, converged runs first; None if the runs of a refused set differ."""
+    """Return a property: the first known value, timed runs first; None if the runs of a refused set differ."""
     def first(run_set: 'RunSet') -> _T | None:
-        known = [v for r in (*run_set.converged, *run_set.runs) if (v := r.fact(name)) is not None]
+        known = [v for r in (*run_set.timed, *run_set.runs) if (v := r.fact(name)) is not None]
         return None if not known or run_set.refusal and any(v != known[0] for v in known) else known[0]
     return cached_property(first)
 

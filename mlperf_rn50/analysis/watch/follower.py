@@ -24,7 +24,7 @@ from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
 from mlperf_rn50.mllog.read.resolve import QUIET_S, age_s
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import read_energy
@@ -76,6 +76,9 @@ class Follower:
         if number is None or number not in numbers:
             return replace(state, note='not started yet: no log in the folder; waiting',
                            attempts=_attempts(self.folder, None))
+        others = [log for n in numbers if isinstance(log := self._read(n, now_s), OtherBenchmark)]
+        if len(others) == len(numbers):
+            return replace(state, note=text(str(others[0])), other_benchmark=others[0].benchmark)
         state = self._look_at(number, state, now_s)
         if state.status == STARTING and (state.quiet_s or 0.0) < QUIET_S:
             return state
@@ -162,7 +165,8 @@ def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: 
         LiveEvaluation(e.epoch, e.accuracy, e.time_s) for e in run.evaluations)
     newest = evaluations[-1] if evaluations else LiveEvaluation(0, 0.0, None)
     epoch, epoch_s = max(last.epoch, newest.epoch), history.epoch_s
-    seen_s = max(last.time_s or 0.0, newest.time_s or 0.0)
+    logged_s = (run.last_s or 0.0) - (run.start_s or run.last_s or 0.0)
+    seen_s = max(last.time_s or 0.0, newest.time_s or 0.0, logged_s)
     since_s = (metrics_age_s or 0.0) if is_running and seen_s else 0.0
 
     def left_s(until: float | None) -> float | None:

@@ -66,7 +66,7 @@ class MetricsHistory:
         self.num_resumes += 1
         self.resumed = record
         if self.last.step and self.last.epoch:
-            epoch = record.step * self.last.epoch / self.last.step
+            epoch = record.step * self.last.epoch / self.last.step if record.epoch is None else record.epoch
             self.evaluations = {e: v for e, v in self.evaluations.items() if e <= epoch + 1e-6}
             self.standings = {e: v for e, v in self.standings.items() if e <= epoch + 1e-6}
             self.last = records.TrainRecord(record.step, epoch, record.time_s)

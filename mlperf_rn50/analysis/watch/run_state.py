@@ -98,6 +98,7 @@ class LiveRun:
 
     status: str = WAITING
     has_end: bool = False  # whether the log has run_stop; a failed run without run_stop was killed
+    other_benchmark: str = ''  # benchmark of a log that is not of a ResNet training run
     note: str = ''  # reason for WAITING or STARTING
     num_resumes: int = 0
     elapsed_parts: ElapsedParts | None = None  # of a resumed run, up to the last line of its log

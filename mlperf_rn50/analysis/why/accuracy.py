@@ -184,7 +184,7 @@ def explain_accuracy(run: WhyRun, probed: list[Cause] | None = None, weights: st
     if not config or not log or not log.global_batch_size:
         return None
     has_missed = log.status in ('aborted', 'failed') or bool(standing and standing.behind and log.status != 'converged')
-    if not has_missed and probed is None:
+    if probed is None and not (has_missed and log.evaluations):
         return None
     found, notes = list(probed or ()), [standing.text if standing else '', weights]
     if has_missed:

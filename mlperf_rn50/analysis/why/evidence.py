@@ -15,6 +15,7 @@ from mlperf_rn50.text import percent
 _CHANGE_SIGMAS = 3.2  # of changes, which must also make 5 % of the images right
 # Distances between directions of weights: by rounding alone, and a fifth of that after a short run on digits.
 _ROUNDING, _SLIGHT = 1e-6, 0.02
+_FITTED = 0.9  # Top-1 on training images from which a network may know them by heart
 # Usual ratios of the splits: 1.1 for random ones, 2.8 in fine detail if one was resized twice, 20 if one is blurred.
 _DETAILS = (('blur_or_noise', 'coarse detail', 2), ('blur_or_noise', 'fine detail', 3), ('colour', 'colour', 8))
 # Differences of the splits, and changes of images, that explain others.
@@ -94,9 +95,10 @@ def judge_gaps(train: Images, augmented: Images, validation: Images) -> Iterator
     a, b, c = (part.top1 for part in (train, augmented, validation))
     error = SIGMAS * (0.5 / min(len(part.labels) for part in (train, augmented, validation))) ** 0.5
     gap, fall = max(0.25, error), max(0.15, error)
+    least = max(0.0, a - fall) if a >= _FITTED else 0.0
     yield weigh('augmentation', f'Top-1 on augmented training images, {percent(a)} on others', b, max(0.0, a - gap),
                 min(1.0, a + gap), strength=min(2.5, abs(a - b) / gap))
-    yield weigh('overfitting', f'Top-1 on validation images, {percent(a)} on training images', c, max(0.0, a - fall),
+    yield weigh('overfitting', f'Top-1 on validation images, {percent(a)} on training images', c, least,
                 strength=min(2.0, (a - c) / fall) * (c > validation.least_top1))
 
 

@@ -140,7 +140,8 @@ def refusals_of(judgement: Judgement, runs: Sequence[Run]) -> list[str]:
     """Return the reasons why a judged set cannot be submitted; a set of other data can, in the open division."""
     if judgement.is_unchecked:
         raise NotInstalled(NEEDED)
-    return [*judgement.violations, *(text for text in judgement.obstacles if text not in {r.dataset for r in runs})]
+    data = {r.other_dataset for r in runs}
+    return [*judgement.violations, *(text for text in judgement.obstacles if text not in data)]
 
 
 def _summary(runs: Sequence[Run], judgement: Judgement) -> CheckResult:

@@ -177,9 +177,12 @@ class RawLog:
         fault = elapsed.clock_fault(self.resumes, clock_s, covered_s, resumed_s)
         if fault:
             self.flag(fault, mark.line, clock_s, covered_s, resumed_s)
+        stated = event.metadata.get('stopped_s')
+        stopped_s = number(stated, last_s - elapsed.SKEW_S, resumed_s + elapsed.SKEW_S)
+        if stated is not None and stopped_s is None:
+            self.flag('resume_stop_odd', mark.line, stated, last_s, resumed_s)
         resume = elapsed.make_resume(
-            self.resumes, None if fault else clock_s, resumed_s=resumed_s,
-            stopped_s=max(last_s, number(event.metadata.get('stopped_s'), 0, 1e9) or 0.0),
+            self.resumes, None if fault else clock_s, resumed_s=resumed_s, stopped_s=max(last_s, stopped_s or 0.0),
             is_pause=stop is not None and stop[1].metadata.get('reason') != 'failed')
         self.resumes.append(resume)
         if resume.checkpoint_s is not None:
@@ -262,7 +265,7 @@ class RawLog:
     def _epoch(self, event: LogEvent) -> int | None:
         """Return the epoch of an event, or None; in v0.5, an event without a number is of the current epoch."""
         epoch = epoch_of(event, *map(self.value, _SIZES))
-        return self._epoch_now if epoch is None and self.format == 'MLPv0.5.0' else epoch
+        return (self._epoch_now or None) if epoch is None and self.format == 'MLPv0.5.0' else epoch
 
     def _add_accuracy(self, mark: LinePosition, epoch: int | None, event: LogEvent) -> None:
         value = event.value.get('value') if isinstance(event.value, dict) else event.value

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import numbered_lines, walk
-from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent, decode_events
 from mlperf_rn50.mllog.findings import Findings
 from mlperf_rn50.mllog.read.description import find_description
-from mlperf_rn50.mllog.read.raw_log import RawLog
+from mlperf_rn50.mllog.read.raw_log import LinePosition, RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
 from mlperf_rn50.mllog.run import Run
 
@@ -66,11 +66,14 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
     """Return the run in a log at now_s since 1970 (None: now). Raise UserError unless the log is of one ResNet run."""
     logs: dict[LineFormat, RawLog] = {}
     torn, last_line, undecoded = Findings(), 0, ''
+    torn_resumes: list[tuple[LinePosition, LogEvent]] = []
     for last_line, event in read_events(path):
         if isinstance(event, ValueError):
             reason, text = event.args
             undecoded = undecoded or f'line {last_line}: {reason[:200]}'
-            vital = re.search(r'run_st\w*|eval_acc\w*', text)  # time and status depend on each such line
+            vital = re.search(r'run_st\w*|run_res\w*|eval_acc\w*', text)  # time and status depend on each such line
+            if vital and vital[0] == events.RUN_RESUMED:
+                torn_resumes.append((LinePosition(0.0, last_line), LogEvent('MLLOG', events.RUN_RESUMED, 0.0)))
             torn.flag('event_torn' if vital else 'line_torn', last_line, reason, vital and vital[0][:40])
             continue
         benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
@@ -101,4 +104,6 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)
     best.findings.include(torn)
+    # A resume may be logged in one format only, or on a torn line.
+    best.resumed = max((torn_resumes, *(log.resumed for log in logs.values())), key=len)
     return RunResolver(path, best, find_description(path), last_line, time.time() if now_s is None else now_s).run()

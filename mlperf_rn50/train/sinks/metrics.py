@@ -30,6 +30,7 @@ class Metrics:
                     dump_environment(self._run.env, list(event.hosts))
             case events.Resumed():
                 write(records.ResumedRecord(event.step, time_s=event.elapsed_s, elapsed_parts=render_parts(event.parts),
+                                            epoch=event.step / event.plan.steps_per_epoch,
                                             **render_ranks(event.plan, event.num_hosts), **render_changes(event)))
             case events.StepDone(is_reported=True):
                 write(records.TrainRecord(event.step, event.epoch, event.time_s, event.mean_loss, event.learning_rate,
