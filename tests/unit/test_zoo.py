@@ -4,7 +4,7 @@ import math
 import mxnet as mx
 import pytest
 
-from mlperf_rn50.analysis.predict.network import num_parameters
+from mlperf_rn50.analysis.predict.anchors import num_parameters
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
