@@ -21,7 +21,7 @@ def config_of(name, num_classes=1000, image_size=None, **data):
 
 def graph_of(config):
     """Return a network without allocated weights, and its symbol."""
-    net = (ResNet if config.model.name.startswith('resnet') else Classifier)(config.model, config.data.num_classes)
+    net = ResNet(config) if config.model.is_resnet else Classifier(config.model, config.data.num_classes)
     return net, net(mx.sym.var('data'))
 
 

@@ -36,7 +36,7 @@ class WallClock:
 def boot_clock() -> tuple[str, float]:
     """Return the id of this boot of the host, '' if unknown, and the seconds since then, time of suspension included.
 
-    All processes of a boot read the same clock, which nobody can set.
+    All processes of a boot read the same clock, which cannot be set.
     """
     return read_small(BOOT_ID), time.clock_gettime(time.CLOCK_BOOTTIME)
 
