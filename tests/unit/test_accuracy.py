@@ -55,6 +55,7 @@ def test_usual_course_accuses_nothing(tmp_path):
     ('epochs', {'train': {'max_epochs': 2}, 'schedule': {'decay_epochs': 2}}),
     ('weight_decay', {'optimizer': {'weight_decay': 0.1}}),
     ('crop', {'data': {'resize_shorter': 300}}),
+    ('crop', {'data': {'crop': 'random_resized', 'min_area': 0.02, 'max_area': 0.06}}),
     ('batch_norm', {'model': {'bn_momentum': 0.999}})])
 def test_mistake_in_the_configuration(tmp_path, cause, sections):
     assert accused(tmp_path, changed(**sections)) == {cause}

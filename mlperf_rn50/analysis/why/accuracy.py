@@ -127,6 +127,8 @@ def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Ite
     yield weigh('label_smoothing', 'part of the probability for other classes', t.label_smoothing, most=0.4)
     zoom = d.resize_shorter / (d.eval_size or d.image_size)  # 1.14 in recipes for ImageNet, 1 in those for small images
     yield weigh('crop', 'side of an image relative to its evaluated part', zoom, most=1.3)
+    if config.data.crop == 'random_resized':
+        yield weigh('crop', 'area of the largest training crop relative to the image', config.data.max_area, 0.5)
     num_skipped = sum(r.now < r.before for r in run.all(LossScaleRecord))
     yield weigh('loss_scale', 'steps that overflowed and were skipped', num_skipped, most=10 + num_steps // 100)
 
