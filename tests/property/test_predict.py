@@ -33,7 +33,7 @@ def bases(draw):
     nodes, per_node, local = draw(st.integers(1, 8)), draw(st.integers(1, 16)), draw(st.integers(1, 4096))
     return Base('any', 'any', nodes, nodes * per_node, draw(st.booleans()), nodes * per_node * local, draw(SECONDS),
                 draw(st.none() | st.just(0.0) | SECONDS),
-                draw(st.floats(-1e6, 1e6)), draw(st.integers(1, 10**9)), draw(st.sampled_from([None, 'digits'])))
+                draw(st.floats(0, 1e6)), draw(st.integers(1, 10**9)), draw(st.sampled_from([None, 'digits'])))
 
 
 @st.composite

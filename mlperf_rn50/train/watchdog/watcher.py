@@ -92,7 +92,6 @@ class Watcher:
     def wait(self) -> int:
         """Watch the rank until it ends; return the exit code for the launcher."""
         catch(self._on_signal)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         while True:
             signal.sigtimedwait([signal.SIGCHLD], _POLL_S)
             self._check_engine()  # first, because Open MPI ends a rank whose daemon has ended
@@ -233,12 +232,14 @@ def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, floa
     heartbeat, parent = Heartbeat(), os.getppid()
     stacks_reader, stacks_writer = os.pipe()
     reader, writer = os.pipe()
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # those that arrive now wait for the watcher's handlers
+    # Those that arrive now wait for the watcher's handlers, and SIGCHLD for its loop.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [*STOP_SIGNALS, signal.SIGCHLD])
     pid = os.fork()
     if pid:
         os.close(reader)  # the writer stays open until this process ends
         os.close(stacks_writer)
         return Watcher(pid, heartbeat, limits_s, folder, can_stop, stacks_reader, parent).wait()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     os.close(writer)
     os.close(stacks_reader)
     _prepare_rank(heartbeat, reader, stacks_writer, folder)
