@@ -37,7 +37,8 @@ def base_of(run_set: RunSet) -> Base | None:
         noise, epoch_s, outside_s = -outside_s / epochs / epoch_s, epoch_s + outside_s / epochs, 0.0
     return Base(run_set.name, run_set.source, run_set.num_nodes, run_set.num_units, bool(run_set.num_accelerators),
                 batch, epoch_s * batch / samples, evaluation_s, max(outside_s, 0.0), samples,
-                run_set.other_dataset, run_set, generation_of(run_set.accelerator), noise=noise) if epoch_s > 0 else None
+                run_set.other_dataset, run_set, generation_of(run_set.accelerator),
+                noise=noise) if epoch_s > 0 else None
 
 
 def num_parameters(network: str, num_classes: int) -> int:
