@@ -72,7 +72,8 @@ def train_epoch(monkeypatch, stops_at, period_steps=0, period_s=0.0, overflows_a
         plan=make_plan(config, 1), progress=progress, trainer=MadeUpTrainer(stops_at, overflows_at), train_data=None,
         emit=handled.append, handled=handled, comm=Comm(),
         times=MadeUpTimes(requested_at), writer=SimpleNamespace(check=lambda: None),
-        heartbeat=SimpleNamespace(is_stop_requested=False), now_s=lambda: float(progress.step))
+        heartbeat=SimpleNamespace(is_stop_requested=False), now_s=lambda: float(progress.step),
+        trained_s=lambda: float(progress.step))
     run.requests = partial(loop.TrainingRun.requests, run)
     saved: list[tuple[int, int]] = []
 
@@ -125,7 +126,7 @@ def test_clock_stops_when_the_target_is_detected_and_checks_still_decide(monkeyp
         monkeypatch.setattr(loop, name, function)
     config = Config(data=DataConfig(num_train=80, num_val=10), train=TrainConfig(local_batch_size=8))
     run: Any = Mock(plan=make_plan(config, 1), progress=Mock(step=0, best_top1=0.0, images_per_s=1.0),
-                    emit=handled.append, now_s=lambda: float(next(clock_s)))
+                    emit=handled.append, now_s=lambda: float(next(clock_s)), resumes=())
     run.trainer = MagicMock()
     run.comm.rank = 0
     run.comparison.compare.side_effect = lambda *_: handled.append(run.now_s())

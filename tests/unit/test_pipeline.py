@@ -94,7 +94,7 @@ def test_wait_for_a_batch_is_split_into_files_dali_and_python(numbered, monkeypa
             return function(*arguments)
         return call
     lazy = SimpleNamespace(submit=lambda *call: SimpleNamespace(result=partial(*call)), shutdown=lambda **_: None)
-    monkeypatch.setattr(batches, 'time', clock)
+    monkeypatch.setattr(batches, 'monotonic', clock.monotonic)
     monkeypatch.setattr(batches, 'ThreadPoolExecutor', lambda *_: lazy)
     monkeypatch.setattr(batches, '_fill', slow(batches._fill, 1))
     monkeypatch.setattr(RecordFile, 'read', slow(RecordFile.read, 0.5))
