@@ -98,12 +98,15 @@ def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[s
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """Return the text of a file. Raise ValueError above max_bytes or if it is not UTF-8, and OSError as open() does."""
+    """Return the text of a file without a byte order mark.
+
+    Raise ValueError above max_bytes or if it is not UTF-8, and OSError as open() does.
+    """
     with open_regular(path) as f:
         content = f.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f'is larger than {max_bytes} bytes')
-    return content.decode()
+    return content.decode('utf-8-sig')
 
 
 def read_bytes(path: Path) -> bytes:

@@ -1,5 +1,7 @@
 """Formatting of counts, lists, times, shares and amounts for messages and tables. Pure."""
+import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 _T = TypeVar('_T')
@@ -11,10 +13,17 @@ def plural(count: int, name: str) -> str:
     return f'{count:,} {name}{"" if count == 1 else "s"}'
 
 
+def apart(names: Sequence[object]) -> list[str]:
+    """Return names as text. Those that look alike, because only their Unicode normalisation differs, have escapes."""
+    alike = grouped(map(str, names), partial(unicodedata.normalize, 'NFC'))
+    escaped = {name: ascii(name)[1:-1] for same in alike.values() if len({*same}) > 1 for name in same}
+    return [escaped.get(str(name), str(name)) for name in names]
+
+
 def some(names: Sequence[object], most: int) -> str:
-    """Return the first names, followed by the number of omitted ones."""
+    """Return the first names, shown apart, followed by the number of omitted ones."""
     more = f' and {len(names) - most} more' if len(names) > most else ''
-    return ', '.join(map(str, names[:most])) + more
+    return ', '.join(apart(names[:most])) + more
 
 
 def thin(values: Sequence[_T], most: int) -> Sequence[_T]:

@@ -127,14 +127,16 @@ def existing_index(rec_path: Path) -> Path:
 
 
 def map_index(path: Path, size: int) -> np.ndarray:
-    """Map an index into memory and check it against the size of its .rec, without reading the whole index."""
+    """Map an index into memory and check it against the size of its .rec, if it is sorted without reading all of it."""
+    def fits(entries: np.ndarray) -> bool:
+        return entries[0].min() == 0 and entries.sum(axis=0).max() == size
     try:
         with open_regular(path) as f:
             index = map_array(f, np.int64)
     except (OSError, ValueError) as e:
         raise DataError(f'{path}: not an index ({getattr(e, "strerror", e)}); remove it to use the .idx') from e
     is_index = index.ndim == 2 and index.shape[0] == 2 and index.shape[1] > 0
-    if not is_index or index[0, 0] != 0 or index[:, -1].sum() != size:
+    if not is_index or not (fits(index[:, [0, -1]]) or fits(index)):
         raise DataError(f'{path}: does not match its .rec of {size} bytes; remove it to use the .idx')
     return index
 
@@ -274,7 +276,8 @@ def data_digest(data: DataConfig) -> str:
     """Return a SHA-256 of the classes and file digests in a prepared folder's manifest, or '' for synthetic images."""
     if data.synthetic:
         return ''
-    manifest, keys = load_manifest(Path(data.dir), data.dataset), ('num_images', 'rec_bytes', 'rec_sha256', 'idx_sha256')
+    manifest = load_manifest(Path(data.dir), data.dataset)
+    keys = ('num_images', 'rec_bytes', 'rec_sha256', 'idx_sha256')
     content = [manifest['classes'], [[split.get(k) for k in keys] for _, split in sorted(manifest['splits'].items())]]
     return hashlib.sha256(repr(content).encode()).hexdigest()
 

@@ -243,19 +243,90 @@ def test_imagenet_from_tars(imagenet_tars, tmp_path):
 def test_compressed_imagenet_tar_is_refused(imagenet_tars, name):
     path = imagenet_tars / name
     path.write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(DataError, match=rf'{name}: not a readable, uncompressed tar .*; decompress it or'):
+    with pytest.raises(DataError, match=rf'{name}: not a readable, uncompressed tar .*; decompress it, pack'):
         prepare_imagenet(imagenet_tars, '--allow-partial')
+
+
+def headers(*members: tuple) -> bytes:
+    """Return members of a tar from names and types; a file contains x."""
+    def packed(name, kind=tarfile.REGTYPE):
+        info = tarfile.TarInfo(name)
+        info.type, info.size = kind, int(kind in (tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME))
+        return info.tobuf(tarfile.GNU_FORMAT) + (b'x' * info.size).ljust(512 * info.size, b'\0')
+    return b''.join(packed(*member) for member in members)
+
+
+COMPANIONS = headers(('./._n01440764.tar',), ('._x.JPEG',), ('__MACOSX/n01_0.JPEG',), ('LICENSE.txt',), ('README',),
+                     ('more', tarfile.DIRTYPE))
+
+
+def test_entries_of_tars_that_are_no_images_are_not_used(imagenet_tars, capsys):
+    long = 'x' * 120  # stored in a member before that of the image
+    inner = {f'{s}.tar': COMPANIONS + tar_of({f'./{s}/{long}{i}.JPEG': picture(i) for i in range(2)})
+             for s in ('n01', 'n02', 'n03')}
+    for name, files in (('train', inner), ('val', {f'v{i}.JPEG': picture(i) for i in range(3)})):
+        (imagenet_tars / f'ILSVRC2012_img_{name}.tar').write_bytes(COMPANIONS + tar_of(files))
+    assert prepare_imagenet(imagenet_tars, '--allow-partial') == 0
+    stored = contents(imagenet_tars.parent / 'out', 'train')
+    assert stored == [(label, picture(i)) for label in range(3) for i in range(2)]
+    assert capsys.readouterr().out.startswith(
+        f'{imagenet_tars}/ILSVRC2012_img_train.tar: not used: hidden (12), .txt (4), without ending (4)\n'
+        f'{imagenet_tars}/ILSVRC2012_img_val.tar: not used: hidden (3), .txt (1), without ending (1)\n')
+
+
+@pytest.mark.parametrize('damage, message', [
+    (lambda tar: tar.rstrip(b'\0'), 'end of data|it is cut'), (lambda tar: tar[:3000], 'end of data|it is cut'),
+    (lambda tar: tar[:2048], 'it is cut'), (lambda tar: tar[:2048] + bytes(512) + tar[2560:], 'a hole at byte 2048'),
+    (lambda tar: tar[:2048] + b'\xff' * 512 + tar[2560:], 'a hole at byte 2048'),
+    (lambda tar: bytes(len(tar)), 'got nothing, expected files'), (lambda tar: tar + tar, 'a hole at byte 4096'),
+    (lambda tar: tar + bytes(1 << 20), 'a hole at byte 4096'), (gzip.compress, 'decompress it'),
+    (lambda tar: headers(('x.JPEG', tarfile.LNKTYPE)) + tar, 'x.JPEG is a link'),
+    (lambda tar: headers(('x.JPEG', tarfile.SYMTYPE)) + tar, 'x.JPEG is a link'),
+    (lambda tar: headers(('a/i1.JPEG',)) + tar, 'i1.JPEG is a link, has holes, or is there twice'),
+    (lambda tar: headers(*[('x', tarfile.GNUTYPE_LONGNAME)] * 2000) + tar, 'recursion'),
+    (lambda tar: headers(('a.txt',)) + tar_of({}), 'got .txt, expected files such as .jpg'),
+    (lambda tar: tar_of({}), 'got nothing, expected files')])
+@pytest.mark.parametrize('is_class', [True, False])
+def test_tar_that_would_lose_images_is_refused(imagenet_tars, is_class, damage, message):
+    tar = damage(tar_of({f'i{i}.JPEG': bytes([i + 1]) * 1500 for i in range(2)}))
+    name = f'ILSVRC2012_img_{"train" if is_class else "val"}.tar'
+    (imagenet_tars / name).write_bytes(tar_of({'n01.tar': tar, 'n02.tar': tar}) if is_class else tar)
+    where = f'imagenet: {imagenet_tars}/{name}: {"n01.tar: " * is_class}'
+    with pytest.raises(DataError, match=f'^{where}.*({message})') as e:
+        prepare_imagenet(imagenet_tars, '--allow-partial')
+    assert '\n' not in str(e.value) and not (imagenet_tars.parent / 'out').exists()
+
+
+def test_hole_between_nested_tars_is_refused(imagenet_tars):
+    path = imagenet_tars / 'ILSVRC2012_img_train.tar'
+    content = path.read_bytes()
+    starts = [i for i in range(0, len(content), 512) if content[i:i + 7] in (b'n01.tar', b'n02.tar', b'n03.tar')]
+    for start in starts:
+        path.write_bytes(content[:start] + bytes(512) + content[start + 512:])
+        with pytest.raises(DataError, match=rf'img_train.tar: not a readable.* a hole at byte {start}\)'):
+            prepare_imagenet(imagenet_tars, '--allow-partial')
 
 
 @pytest.mark.parametrize('text, message', [
     ('1\n2\n3\n', 'got .1., expected a synset such as n01 .the class numbers of the development kit'),
     ('n01\nn02\n', 'got 2 lines, expected 3'),
     ('ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000002.JPEG n02\nx n03\n', "got 'no line'"),
+    ('n01\nILSVRC2012_val_00000002.JPEG n02\nn03\n', 'got the line .ILSVRC2012_val_00000002.JPEG n02., expected'),
+    ('n01\nn02\nn0\n', "00000003.JPEG: got 'n0'"), ('n01\nn02\n\0\0\n', 'got .*expected a synset'),
+    ('n01 a b\n' * 3, 'got the line .n01 a b., expected "synset" on each line')
 ])
 def test_wrong_ground_truth_is_refused(imagenet_tars, text, message):
     (imagenet_tars / 'truth.txt').write_text(text)
     with pytest.raises(DataError, match=message):
         prepare_imagenet(imagenet_tars, '--allow-partial')
+
+
+@pytest.mark.parametrize('text', ['n02\r\nn01\r\nn03', '\ufeffn02\n\nn01\nn03\n', '\ufeff' + ''.join(
+    f'ILSVRC2012_val_0000000{i}.JPEG n0{c}\n' for i, c in ((3, 3), (1, 2), (2, 1)))])
+def test_ground_truth_of_other_editors_is_read(imagenet_tars, text):
+    (imagenet_tars / 'truth.txt').write_text(text, newline='')
+    assert prepare_imagenet(imagenet_tars, '--allow-partial') == 0
+    assert [label for label, _ in contents(imagenet_tars.parent / 'out', 'validation')] == [1, 0, 2]
 
 
 def test_imagenet_from_folders_or_a_missing_source(pictures, tmp_path):
