@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers import call
 from numbered import encoded
-from PIL import Image
+from PIL import Image, ImageFile
 
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.cli.prepare import make_parser
@@ -203,6 +203,32 @@ def test_damaged_images_are_listed_and_refused_unless_skipped(pictures, tmp_path
     assert len(contents(tmp_path / 'out', 'train')) == 5
 
 
+@pytest.mark.parametrize('size, options, message', [
+    ((10_000, 9_000), (), 'got 90,000,000 pixels, expected up to 89,478,485; resize it, as with --resize-shorter'),
+    ((1, 30_000), ('--resize-shorter', '256'), 'got 1,966,080,000 pixels, expected up to 89,478,485; resize it')])
+def test_small_file_of_a_huge_image_is_refused_undecoded(pictures, tmp_path, monkeypatch, size, options, message):
+    (pictures / 'train/n01/n01_1.JPEG').write_bytes(encoded('PNG', Image.new('1', size)))
+    load, loaded = ImageFile.ImageFile.load, []
+    monkeypatch.setattr(ImageFile.ImageFile, 'load', lambda image: (loaded.append(image.size), load(image))[1])
+    with pytest.raises(DataError, match='1 image cannot be decoded: train/n01/n01_1.JPEG .*' + message):
+        prepare('folder', '--source', pictures, '--out', tmp_path / 'out', *options)
+    assert loaded and size not in loaded
+
+
+def test_huge_image_is_stored_in_another_size(pictures, tmp_path):
+    (pictures / 'train/n01/n01_1.JPEG').write_bytes(encoded('PNG', Image.new('1', (10_000, 9_000))))
+    assert prepare('folder', '--source', pictures, '--out', tmp_path / 'out', '--resize-shorter', '9') == 0
+    assert (10, 9) in {Image.open(io.BytesIO(image)).size for _, image in contents(tmp_path / 'out', 'train')}
+
+
+@pytest.mark.parametrize('option, value', [
+    (option, value) for option in ('--resize-shorter', '--workers') for value in ('0', '-1', '100000', 'x', '9.5')])
+def test_number_out_of_range_is_refused(pictures, tmp_path, option, value):
+    done = call('prepare', 'folder', '--source', pictures, '--out', tmp_path / 'out', option, value)
+    assert (done.returncode, done.stderr.count('\n')) == (2, 1)
+    assert f'{option}: got {value}, expected a whole number from 1 to ' in done.stderr
+
+
 def tar_of(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode='w') as tar:
@@ -375,6 +401,26 @@ def test_missing_batch_is_named(tmp_path):
     write_files(tmp_path, files)
     with pytest.raises(DataError, match='data_batch_4.*use cifar-10-binary.tar.gz'):
         cifar10(tmp_path)
+
+
+@pytest.mark.parametrize('form, name, change, message', [
+    (as_binary, 'data_batch_3.bin', lambda c: c[:2 * 3073], "other numbers of images.*'data_batch_3': .2, 2."),
+    (as_binary, 'test_batch.bin', lambda c: c[:5000], 'ValueError'),
+    (as_binary, 'test_batch.bin', lambda c: b'', 'other numbers'),
+    (as_binary, 'data_batch_1.bin', lambda c: b'\xff' + c[1:], 'not from 0 to 9'),
+    (as_png, 'train_lables.json', lambda c: c[:20], 'JSONDecodeError'),
+    (as_png, 'data_batch_2.png', lambda c: c[:300], ''),
+    (as_png, 'train_lables.json', lambda c: json.dumps([1] * 18).encode(), "'data_batch_5': .4, 2."),
+    (as_png, 'test_lables.json', lambda c: b'[0, 1, 2, "x"]', 'not from 0'),
+    (as_png, 'test_lables.json', bytes, 'JSON'),
+    (as_png, 'test_lables.json', lambda c: b'{"a": 1}', ''), (as_png, 'test_batch.png', bytes, 'Error')])
+def test_cifar10_that_ends_early_is_refused(tmp_path, form, name, change, message):
+    source = write_files(tmp_path / 'source', form())
+    content = (source / name).read_bytes()
+    (source / name).write_bytes(bytes(len(content)) if change is bytes else change(content))
+    with pytest.raises(DataError, match=f'cifar10: {source}: .*{message}.*; use cifar-10-binary') as e:
+        cifar10(source)
+    assert '\n' not in str(e.value)
 
 
 @pytest.mark.parametrize('dataset', ['cifar10', 'imagenet'])
