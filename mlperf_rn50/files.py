@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import stat
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -116,7 +117,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def numbered_lines(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) for each line of a regular file, cut off after `limit` bytes. Raise OSError as open()."""
+    """Yield (number, line) for each line of a regular file, cut off after `limit` bytes. Raise OSError as open().
+
+    A byte order mark is omitted.
+    """
     with open_regular(path) as f:
         for number in itertools.count(1):
             line = part = f.readline(limit)
@@ -124,7 +128,7 @@ def numbered_lines(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[in
                 return
             while part and not part.endswith(b'\n'):
                 part = f.readline(limit)
-            yield number, line
+            yield number, line if number > 1 else line.removeprefix(BOM_UTF8)
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -55,16 +55,13 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray
 
 def _read_header(f: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Return shape, order and type of the array in a file of `size` bytes. Raise ValueError unless it fits exactly."""
+    form = np.lib.format
     try:
-        version = np.lib.format.read_magic(f)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f'got .npy version {version}, expected 1.0 or 2.0')
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}[form.read_magic(f)]
         shape, is_fortran, dtype = read(f)
-    except ValueError as e:
-        raise ValueError(' '.join(str(e).split())[:200]) from e
     except Exception as e:  # NumPy raises many types for damaged headers
-        raise ValueError(f'damaged header: {type(e).__name__}') from e
+        reason = ' '.join(str(e).split())[:200]
+        raise ValueError(f'not the header of a .npy 1.0 or 2.0 ({type(e).__name__}: {reason})') from e
     if dtype.kind not in 'fiub' or dtype.fields:
         raise ValueError(f'got {str(dtype)[:40]}, expected numbers')
     num_bytes = math.prod(shape) * dtype.itemsize

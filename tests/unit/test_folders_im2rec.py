@@ -114,6 +114,8 @@ REST = 'bytes after it are in no record of the index'
     ('my_train.idx', lambda lines: lines[1:], 'my_train.idx: the offsets do not match'),
     ('my_train.lst', lambda lines: lines[:-1], 'my_train.lst: got no line for number 8, which is in my_train.rec'),
     ('my_train.lst', lambda lines: [*lines[:-1], b'8\t0.0'], r"my_train.lst: got the line \['8', '0.0'\], expected a"),
+    ('my_train.lst', lambda lines: [], 'my_train.lst: got no line for number 1, which is in my_train.rec'),
+    ('my_train.lst', lambda lines: [b'9' * 5000 + b'\t0\tx', *lines], 'my_train.lst: got the line '),
     ('my_train.lst', lambda lines: [*lines[:-1], bytes(9)], r"my_train.lst: got the line \['.x00")])
 def test_damaged_or_cut_index_or_list_is_refused(source, tmp_path, name, change, message):
     lines = (source / name).read_bytes().splitlines()
@@ -234,5 +236,6 @@ def test_prepared_records_have_the_names_of_their_files(tmp_path):
     out = tmp_path / 'out'
     done = call('prepare', 'folder', '--source', tmp_path, '--out', out, '--skip-corrupt')
     assert done.returncode == 0, done.stderr
+    assert RecordFile(out / 'train.rec').describe(2) == f'{out}/train.rec, record 2'
     assert [RecordFile(out / 'train.rec').describe(i) for i in range(2)] == [
         f'{out}/train.rec, record {i}, from train/x/{name}.jpg' for i, name in enumerate('ab')]

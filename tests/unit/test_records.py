@@ -148,8 +148,17 @@ def test_manifest_and_configuration_must_agree(tmp_path):
         find_split(replace(data, num_train=4), 'train')()
     with pytest.raises(DataError, match='got imagenet, expected numbered from'):
         find_split(replace(data, dataset='imagenet'), 'train')()
-    with pytest.raises(DataError, match='no such file; create the data with: mlperf-rn50 prepare'):
-        find_split(replace(data, dir=str(tmp_path / 'none')), 'train')()
+
+
+@pytest.mark.parametrize('dataset, command', [
+    ('cifar10', 'cifar10'), ('digits', 'digits'), ('imagenet', 'imagenet --source DIR'),
+    ('flowers', 'folder --source DIR')])
+def test_command_that_creates_missing_data_is_complete(tmp_path, dataset, command):
+    data = DataConfig(dir=f'{tmp_path}/my data', dataset=dataset)
+    for read in (lambda: find_split(data, 'train'), lambda: data_digest(data)):
+        with pytest.raises(DataError) as e:
+            read()
+        assert str(e.value).endswith(f": mlperf-rn50 prepare {command} --out '{tmp_path}/my data'")
 
 
 @pytest.mark.parametrize('label', [-float('inf'), 1.5])

@@ -75,13 +75,12 @@ def unused(place: Path, others: Counter[str]) -> list[str]:
 
 def contents(folder: Path) -> str:
     """Describe a folder for a refusal: its folders, images, and other files by ending, also those in its folders."""
+    def shown(name: str) -> str:
+        *used, rest = scan(folder / name)
+        return f'{name}/ with {some(_entries(rest), 5)}' if rest and not any(used) else f'{name}/'
     folders, images, others = scan(folder)
-    inside = {name: scan(folder / name) for name in folders[:5]}
-    found = [f'{name}/ with {contents(folder / name)}' if not a and not b and c else f'{name}/'
-             for name, (a, b, c) in inside.items()]
-    found += [f'{len(folders) - 5} more folders'] * (len(folders) > 5)
-    found += [f'{plural(len(images), "image")} such as {Path(i.path).name}' for i in images[:1]]
-    return some([*found, *_entries(others)], 20) or 'nothing'
+    found = [f'{plural(len(images), "image")} such as {Path(i.path).name}' for i in images[:1]] + _entries(others)
+    return some([*map(shown, folders[:5]), *folders[5:], *found], 5 + len(found)) or 'nothing'
 
 
 def read_classes(root: Path) -> tuple[dict[str, list[Sample]], list[str]]:
@@ -166,9 +165,9 @@ def _listed(path: Path) -> dict[int, str]:
     """Return the names of the images in an .lst by their numbers; none if it is missing."""
     lines = os.fsdecode(read_bytes(path)).removeprefix('\ufeff').split('\n') if path.exists() else []
     rows = [check_name(line).split('\t') for line in map(str.strip, lines) if line]
-    if wrong := [row for row in rows if len(row) < 3 or not row[0].isdecimal()]:
-        raise DataError(f'--source: {path}: got the line {wrong[0]}, expected a number, labels and a name; run im2rec '
-                        'again, or remove this file')
+    if wrong := [row for row in rows if len(row) < 3 or not (row[0].isdecimal() and len(row[0]) < 20)]:
+        raise DataError(f'--source: {path}: got the line {wrong[0]!s:.60}, expected a number, labels and a name; run '
+                        'im2rec again, or remove this file')
     return {int(row[0]): row[-1] for row in rows}
 
 
@@ -189,7 +188,7 @@ def _record_samples(rec: Path) -> tuple[list[Sample], list[str]]:
             name = names.get(record.sample_id, where)
             samples.append(Sample(record.label, name, None, str(rec), start, length, is_record=True))
             found.add(record.sample_id)
-    if names and (unlisted := found - names.keys()):
+    if lst.exists() and (unlisted := found - names.keys()):
         raise DataError(f'--source: {lst}: got no line for number {min(unlisted)}, which is in {rec.name}, expected '
                         'one per image; restore the lines, or remove this file')
     lost = len(names.keys() - found)
