@@ -1,5 +1,6 @@
 """Formatting of counts, lists, times, shares and amounts for messages and tables. Pure."""
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -15,9 +16,9 @@ def plural(count: int, name: str) -> str:
 
 def apart(names: Sequence[object]) -> list[str]:
     """Return names as text. Those that look alike, because only their Unicode normalisation differs, have escapes."""
-    alike = grouped(map(str, names), partial(unicodedata.normalize, 'NFC'))
-    escaped = {name: ascii(name)[1:-1] for same in alike.values() if len({*same}) > 1 for name in same}
-    return [escaped.get(str(name), str(name)) for name in names]
+    look = partial(unicodedata.normalize, 'NFC')
+    counts = Counter(map(look, {*map(str, names)}))
+    return [ascii(name)[1:-1] if counts[look(name)] > 1 else name for name in map(str, names)]
 
 
 def some(names: Sequence[object], most: int) -> str:

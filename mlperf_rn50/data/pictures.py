@@ -43,36 +43,30 @@ def encode_image(encoded: bytes, test: DecoderTest, resize_shorter: int | None =
     An image whose shorter side is not resize_shorter (pixels; None: any) is resized and becomes a JPEG. May raise any
     exception, because Pillow's decoders raise many types; ValueError if the result would have more than max_pixels.
     """
-    with Image.open(io.BytesIO(encoded)) as image:
+    buffer = io.BytesIO()
+    with (Image.open(io.BytesIO(encoded)) as image,
+          _large if image.width * image.height > _LARGE_PIXELS else nullcontext()):
         if image.format == 'EPS':  # Pillow would run Ghostscript
             raise ValueError('got EPS, expected pixels')
         scale = (resize_shorter or min(image.size)) / min(image.size)
         if (num_pixels := round(image.width * image.height * scale**2)) > max_pixels:
             raise ValueError(f'got {num_pixels:,} pixels, expected up to {max_pixels:,}; resize it, as with '
                              '--resize-shorter 512')
-        with _large if image.width * image.height > _LARGE_PIXELS else nullcontext():
-            return _converted(image, encoded, test, resize_shorter)
-
-
-def _converted(image: Image.Image, encoded: bytes, test: DecoderTest, resize_shorter: int | None) -> bytes:
-    """Return an opened image as encode_image does."""
-    buffer = io.BytesIO()
-    image.load()
-    turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    if resize_shorter not in (None, min(image.size)):
-        rgb = _upright_rgb(image, turn)
-        scale = resize_shorter / min(rgb.size)
-        width, height = (max(resize_shorter, round(side * scale)) for side in rgb.size)
-        rgb.resize((width, height), Image.Resampling.BICUBIC).save(buffer, 'JPEG', quality=JPEG_QUALITY)
+        image.load()
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+        if resize_shorter not in (None, min(image.size)):
+            rgb = _upright_rgb(image, turn)
+            width, height = (max(resize_shorter, round(side * scale)) for side in rgb.size)
+            rgb.resize((width, height), Image.Resampling.BICUBIC).save(buffer, 'JPEG', quality=JPEG_QUALITY)
+            return buffer.getvalue()
+        # The reader of sizes for training crops knows the orientation of JPEGs only.
+        is_upright = turn is None or image.format in ('JPEG', 'MPO') and _DALI_HAS_ORIENTATION
+        has_size = sorted(imagesize.get(io.BytesIO(encoded))) == sorted(image.size)
+        if (image.format in _NATIVE_FORMATS and is_upright and has_size
+                and test.passes(np.frombuffer(encoded, np.uint8))):
+            return encoded
+        _upright_rgb(image, turn).save(buffer, 'PNG')
         return buffer.getvalue()
-    # The reader of sizes for training crops knows the orientation of JPEGs only.
-    is_upright = turn is None or image.format in ('JPEG', 'MPO') and _DALI_HAS_ORIENTATION
-    has_size = sorted(imagesize.get(io.BytesIO(encoded))) == sorted(image.size)
-    if (image.format in _NATIVE_FORMATS and is_upright and has_size
-            and test.passes(np.frombuffer(encoded, np.uint8))):
-        return encoded
-    _upright_rgb(image, turn).save(buffer, 'PNG')
-    return buffer.getvalue()
 
 
 def _upright_rgb(image: Image.Image, turn: Transpose | None) -> Image.Image:

@@ -113,10 +113,9 @@ REST = 'bytes after it are in no record of the index'
     ('my_train.idx', lambda lines: [*lines, lines[2]], 'my_train.idx: the offsets do not match'),
     ('my_train.idx', lambda lines: lines[1:], 'my_train.idx: the offsets do not match'),
     ('my_train.lst', lambda lines: lines[:-1], 'my_train.lst: got no line for number 8, which is in my_train.rec'),
-    ('my_train.lst', lambda lines: [*lines[:-1], b'8\t0.0'], r"my_train.lst: got the line \['8', '0.0'\], expected a"),
+    ('my_train.lst', lambda lines: [*lines[:-1], b'8\t0.0'], 'my_train.lst: got no line for number 8, '),
     ('my_train.lst', lambda lines: [], 'my_train.lst: got no line for number 1, which is in my_train.rec'),
-    ('my_train.lst', lambda lines: [b'9' * 5000 + b'\t0\tx', *lines], 'my_train.lst: got the line '),
-    ('my_train.lst', lambda lines: [*lines[:-1], bytes(9)], r"my_train.lst: got the line \['.x00")])
+    ('my_train.lst', lambda lines: [*lines[:-1], bytes(9), b'9' * 5000 + b'\t0\tx'], 'no line for number 8, ')])
 def test_damaged_or_cut_index_or_list_is_refused(source, tmp_path, name, change, message):
     lines = (source / name).read_bytes().splitlines()
     (source / name).write_bytes(b''.join(line + b'\n' for line in change(lines)))
@@ -138,9 +137,9 @@ def test_records_that_differ_from_their_index_are_refused(source, tmp_path, chan
 
 @pytest.mark.parametrize('names, message', [
     ([f'my_{k}_{split}.rec' for k in range(2) for split in ('train', 'val')],
-     r'got my_0_train.rec, my_1_train.rec, parts of im2rec --chunks.*: cat my_\[0-9\]\*_train.rec >FOLDER/train.rec'),
-    ([f'train_{k}.rec' for k in range(12)], r'train_10.rec.* and 7 more, parts of .* cat train_\[0-9\]\*.rec >'),
-    (['train_0.rec', 'val_0.rec'], 'got train_0.rec, val_0.rec, expected train.rec and val.rec')])
+     r'got \S+my_0_train.rec and \S+my_1_train.rec, expected one for train; join all parts .those of im2rec'),
+    ([f'train_{k}.rec' for k in range(12)], 'train_10.rec.* and 7 more, expected train.rec and .*; join all parts'),
+    (['train_0.rec', 'val_0.rec'], 'got train_0.rec, val_0.rec, expected train.rec and val.rec, .*; join all parts')])
 def test_records_in_parts_are_refused_with_all_of_them(tmp_path, names, message):
     (tmp_path / 'parts').mkdir()
     for name in names:

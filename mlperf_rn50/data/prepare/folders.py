@@ -12,10 +12,11 @@ from mlperf_rn50.data.prepare.samples import Dataset, Sample, check_name
 from mlperf_rn50.data.records import parse_index, parse_record
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import open_regular, read_bytes
-from mlperf_rn50.text import apart, grouped, plural, some
+from mlperf_rn50.text import apart, plural, some
 
 ENDINGS = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.webp', '.gif', '.tif', '.tiff', '.ppm', '.pgm', '.pbm',
            '.pnm', '.jp2', '.avif')
+_JOIN = 'join all parts (those of im2rec --chunks with cat, then create the .idx with rec2idx.py of MXNet)'
 # Folders of storage systems and programs; hidden ones begin with a dot.
 _SYSTEM = {'@eadir', '@recycle', '@tmp', '#recycle', '#snapshot', '$recycle.bin', '__macosx', '__pycache__',
            'lost+found', 'system volume information'}
@@ -59,7 +60,7 @@ def by_role(paths: list[Path]) -> dict[str, Path]:
              for role, names in _ROLES.items()}
     for role, named in found.items():
         if len(named) > 1:
-            raise DataError(f'--source: got {" and ".join(apart(named))}, expected one for {role}; join them, or move '
+            raise DataError(f'--source: got {" and ".join(apart(named))}, expected one for {role}; {_JOIN}, or move '
                             'those of other data sets')
     return {role: named[0] for role, named in found.items() if named}
 
@@ -80,7 +81,7 @@ def contents(folder: Path) -> str:
         return f'{name}/ with {some(_entries(rest), 5)}' if rest and not any(used) else f'{name}/'
     folders, images, others = scan(folder)
     found = [f'{plural(len(images), "image")} such as {Path(i.path).name}' for i in images[:1]] + _entries(others)
-    return some([*map(shown, folders[:5]), *folders[5:], *found], 5 + len(found)) or 'nothing'
+    return some([*map(shown, folders[:5]), *found, *folders[5:]], 5 + len(found)) or 'nothing'
 
 
 def read_classes(root: Path) -> tuple[dict[str, list[Sample]], list[str]]:
@@ -151,9 +152,9 @@ def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
         (train_images, notes), (val_images, more) = read_classes(train), read_classes(val)
         notes += more
         if single := sorted({*train_images} ^ {*val_images}):
-            places = [f'class {shown} is only in {train if name in train_images else val}'
-                      for name, shown in zip(single, apart(single))]
-            raise DataError(f'--source: {some(places, 4)}, expected it in both splits; add, rename or remove it')
+            raise DataError(f'--source: class {apart(single)[0]} is only in '
+                            f'{train if single[0] in train_images else val}, expected it in both splits; add, rename '
+                            'or remove it')
     if train:
         rest = Counter(f'{f}/' for f in folders if source / f not in (train, val))
         notes += unused(source, rest + others + Counter({'images': len(loose)}))
@@ -164,11 +165,8 @@ def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
 def _listed(path: Path) -> dict[int, str]:
     """Return the names of the images in an .lst by their numbers; none if it is missing."""
     lines = os.fsdecode(read_bytes(path)).removeprefix('\ufeff').split('\n') if path.exists() else []
-    rows = [check_name(line).split('\t') for line in map(str.strip, lines) if line]
-    if wrong := [row for row in rows if len(row) < 3 or not (row[0].isdecimal() and len(row[0]) < 20)]:
-        raise DataError(f'--source: {path}: got the line {wrong[0]!s:.60}, expected a number, labels and a name; run '
-                        'im2rec again, or remove this file')
-    return {int(row[0]): row[-1] for row in rows}
+    rows = [check_name(line).strip().split('\t') for line in lines]
+    return {int(row[0]): row[-1] for row in rows if len(row) > 2 and re.fullmatch(r'\d{1,19}', row[0])}
 
 
 def _record_samples(rec: Path) -> tuple[list[Sample], list[str]]:
@@ -198,19 +196,14 @@ def _record_samples(rec: Path) -> tuple[list[Sample], list[str]]:
 def im2rec(source: Path, name: str) -> Dataset:
     """Return the images in the .rec files of im2rec, which stay where they are. Classes are named by their labels."""
     files = sorted(path for path in source.glob('*.rec') if not is_hidden(path.name))
-    for stem, parts in grouped(files, lambda path: re.sub(r'_\d+(?=_|$)', '_[0-9]*', path.stem)).items():
-        if len(parts) > 1:
-            raise DataError(f'--source: {source}: got {some([p.name for p in parts], 5)}, parts of im2rec --chunks, '
-                            f'expected one .rec for each split; join all of a split: cat {stem}.rec >FOLDER/train.rec, '
-                            'and create its .idx with rec2idx.py of MXNet')
     found = by_role(files)
     train, val = found.get('train'), found.get('validation') or found.get('test')
     if not (train and val):
         raise DataError(f'--source: {source}: got {some([p.name for p in files], 5) or contents(source)}, expected '
-                        'train.rec and val.rec, each with its .idx')
+                        f'train.rec and val.rec, each with its .idx; {_JOIN}')
     recs = {'train': train, 'validation': val}
     read = {split: _record_samples(rec) for split, rec in recs.items()}
-    samples = {split: found for split, (found, _) in read.items()}
+    samples = {split: images for split, (images, _) in read.items()}
     known = {*range(len({s.label for s in samples['train']}))}
     for split, rec in recs.items():
         if strange := {s.label for s in samples[split]} - known:
