@@ -14,7 +14,6 @@ from mlperf_rn50.text import apart, some
 
 COUNTS = (1_281_167, 50_000, 1000)  # numbers of training images, validation images and classes
 _MAX_TEXT_BYTES = 1 << 28
-_MAX_PADDING = 22 * tarfile.BLOCKSIZE  # zeros at the end of a tar: two blocks, in a group of up to 20 blocks
 
 
 def _members(file: BinaryIO, place: str, part: tuple[int, int],
@@ -45,9 +44,12 @@ def _members(file: BinaryIO, place: str, part: tuple[int, int],
                     name = check_name(f'{Path(file.name).name}/{parts[-1]}')
                     samples[parts[-1]] = Sample(-1, name, None, file.name, member.offset_data, member.size)
         # Readers of tars take a block of zeros, a damaged header and the end of the file as the end of the archive.
+        # It has two blocks of zeros, and more up to a multiple of 20 blocks or of another number (tar -b 128).
+        size, block = part[1] - part[0], tarfile.BLOCKSIZE
+        most = 2 * block + max(20 * block, min(size & -size, 1 << 20))
         file.seek(tar.offset)
-        rest = file.read(max(0, min(part[1] - tar.offset, _MAX_PADDING + 1)))
-        if not tarfile.BLOCKSIZE <= len(rest) <= _MAX_PADDING or rest.strip(b'\0'):
+        rest = file.read(max(0, min(part[1] - tar.offset, most + 1)))
+        if not block <= len(rest) <= most or rest.strip(b'\0'):
             raise tarfile.TarError(f'it is cut or has a hole at byte {tar.offset - part[0]}')
     except TAR_ERRORS as e:
         raise DataError(f'imagenet: {place}: not a readable, uncompressed tar ({" ".join(str(e).split())}); decompress '
