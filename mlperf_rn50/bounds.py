@@ -15,6 +15,7 @@ class Bounds:
     holds: Callable[[float], bool]
 
 
+MAX_SIDE = 8192  # of images for a network, in pixels; one has 805 MB in float32
 FINITE = Bounds('a finite number', lambda v: True)
 ABOVE_0 = Bounds('a number above 0', lambda v: v > 0)
 EPOCHS = Bounds('a number above 0, up to 100,000', lambda v: 0 < v <= 100_000)
@@ -24,6 +25,8 @@ FRACTION = Bounds('a fraction from 0 to 1', lambda v: 0 <= v <= 1)
 FRACTION_ABOVE_0 = Bounds('a fraction above 0, up to 1', lambda v: 0 < v <= 1)
 FRACTION_BELOW_1 = Bounds('a fraction from 0 to below 1', lambda v: 0 <= v < 1)
 UP_TO_65535 = Bounds('0 to 65,535', lambda v: 0 <= v <= 65_535)  # width or height of the largest JPEG, in pixels
+SIDE = Bounds('1 to 8,192', lambda v: 1 <= v <= MAX_SIDE)
+MARGIN = Bounds('0 to 8,192', lambda v: 0 <= v <= MAX_SIDE)
 INT32_FROM_0 = Bounds('0 to 2,147,483,647', lambda v: 0 <= v < 2**31)
 ACCURACY = Bounds('a fraction such as 0.749, not a percentage', lambda v: 0 < v <= 1)
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import stat
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -98,12 +99,15 @@ def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[s
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """Return the text of a file. Raise ValueError above max_bytes or if it is not UTF-8, and OSError as open() does."""
+    """Return the text of a file without a byte order mark.
+
+    Raise ValueError above max_bytes or if it is not UTF-8, and OSError as open() does.
+    """
     with open_regular(path) as f:
         content = f.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f'is larger than {max_bytes} bytes')
-    return content.decode()
+    return content.decode('utf-8-sig')
 
 
 def read_bytes(path: Path) -> bytes:
@@ -113,7 +117,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def numbered_lines(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) for each line of a regular file, cut off after `limit` bytes. Raise OSError as open()."""
+    """Yield (number, line) for each line of a regular file, cut off after `limit` bytes. Raise OSError as open().
+
+    A byte order mark is omitted.
+    """
     with open_regular(path) as f:
         for number in itertools.count(1):
             line = part = f.readline(limit)
@@ -121,7 +128,7 @@ def numbered_lines(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[in
                 return
             while part and not part.endswith(b'\n'):
                 part = f.readline(limit)
-            yield number, line
+            yield number, line if number > 1 else line.removeprefix(BOM_UTF8)
 
 
 def parse_json(text: str | bytes) -> Any:

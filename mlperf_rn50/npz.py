@@ -1,7 +1,9 @@
-"""Reader of untrusted .npz files. It accepts only numbers and never reads more than the file size."""
+"""Reader of untrusted .npy and .npz files. It accepts only numbers and never reads more than the file size."""
 import io
 import math
+import os
 import zipfile
+from typing import IO, BinaryIO
 
 import numpy as np
 
@@ -33,18 +35,36 @@ def find_non_finite(arrays: Arrays) -> str | None:
     return next((n for n, a in arrays.items() if a.dtype.kind == 'f' and not np.isfinite(a).all()), None)
 
 
+def map_array(file: BinaryIO, dtype: type[np.generic]) -> np.ndarray:
+    """Map an open .npy of numbers of this type into memory. Raise ValueError for other content, and for cut content."""
+    shape, is_fortran, found = _read_header(file, os.fstat(file.fileno()).st_size)
+    if found != dtype:
+        raise ValueError(f'got {found}, expected {np.dtype(dtype)}')
+    return np.memmap(file, found, 'r', file.tell(), shape, 'F' if is_fortran else 'C')
+
+
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     """Return the array of a member. Raise ValueError unless its header describes numbers of exactly its size."""
-    name = member.filename
     with archive.open(member) as f:
-        version = np.lib.format.read_magic(f)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f'{name}: got .npy version {version}, expected 1.0 or 2.0')
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, is_fortran, dtype = read_header(f)
-        if dtype.kind not in 'fiub' or dtype.fields:
-            raise ValueError(f'{name}: got {str(dtype)[:40]}, expected numbers')
-        num_bytes = math.prod(shape) * dtype.itemsize
-        if min(shape, default=0) < 0 or num_bytes != member.file_size - f.tell():
-            raise ValueError(f'{name}: got {member.file_size - f.tell()} bytes, expected {num_bytes} from its header')
+        try:
+            shape, is_fortran, dtype = _read_header(f, member.file_size)
+        except ValueError as e:
+            raise ValueError(f'{member.filename}: {e}') from e
         return np.frombuffer(f.read(), dtype).reshape(shape, order='F' if is_fortran else 'C')
+
+
+def _read_header(f: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return shape, order and type of the array in a file of `size` bytes. Raise ValueError unless it fits exactly."""
+    form = np.lib.format
+    try:
+        read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}[form.read_magic(f)]
+        shape, is_fortran, dtype = read(f)
+    except Exception as e:  # NumPy raises many types for damaged headers
+        reason = ' '.join(str(e).split())[:200]
+        raise ValueError(f'not the header of a .npy 1.0 or 2.0 ({type(e).__name__}: {reason})') from e
+    if dtype.kind not in 'fiub' or dtype.fields:
+        raise ValueError(f'got {str(dtype)[:40]}, expected numbers')
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or num_bytes != size - f.tell():
+        raise ValueError(f'got {size - f.tell()} bytes, expected {num_bytes} from its header')
+    return shape, is_fortran, dtype

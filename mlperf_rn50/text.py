@@ -1,5 +1,8 @@
 """Formatting of counts, lists, times, shares and amounts for messages and tables. Pure."""
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 _T = TypeVar('_T')
@@ -11,10 +14,17 @@ def plural(count: int, name: str) -> str:
     return f'{count:,} {name}{"" if count == 1 else "s"}'
 
 
+def apart(names: Sequence[object]) -> list[str]:
+    """Return names as text. Those that look alike, because only their Unicode normalisation differs, have escapes."""
+    look = partial(unicodedata.normalize, 'NFC')
+    counts = Counter(map(look, {*map(str, names)}))
+    return [ascii(name)[1:-1] if counts[look(name)] > 1 else name for name in map(str, names)]
+
+
 def some(names: Sequence[object], most: int) -> str:
-    """Return the first names, followed by the number of omitted ones."""
+    """Return the first names, shown apart, followed by the number of omitted ones."""
     more = f' and {len(names) - most} more' if len(names) > most else ''
-    return ', '.join(map(str, names[:most])) + more
+    return ', '.join(apart(names[:most])) + more
 
 
 def thin(values: Sequence[_T], most: int) -> Sequence[_T]:

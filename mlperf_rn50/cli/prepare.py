@@ -14,7 +14,8 @@ folder and im2rec also write a first configuration, train.yaml, and print the co
 from collections.abc import Sequence
 from functools import partial
 
-from mlperf_rn50.cli.parsers import command_parser, positive
+from mlperf_rn50.bounds import MAX_SIDE
+from mlperf_rn50.cli.parsers import command_parser, count, positive
 from mlperf_rn50.parser import Parser
 
 
@@ -37,9 +38,9 @@ def make_parser() -> Parser:
         help='folder: fraction of each class to take for validation, selected by a hash of the file names; the source '
              'then has a folder per class, or train/ without val/')
     add('--name', help='folder, im2rec: name of the data set, shown next to accuracies (default: name of the source)')
-    add('--resize-shorter', type=int, metavar='PIXELS',
+    add('--resize-shorter', type=count(MAX_SIDE), metavar='PIXELS',
         help='new length of the shorter side; resized images are encoded again (default: unchanged files)')
-    add('--workers', type=int, metavar='N', help='number of threads (default: number of cores)')
+    add('--workers', type=count(1024), metavar='N', help='number of threads (default: number of cores)')
     add('--skip-corrupt', action='store_true', help='skip damaged images and list them')
     add('--allow-partial', action='store_true', help='imagenet: accept a different number of images or classes')
     return parser

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from mlperf_rn50.cli import launch
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_RESUMABLE, ConfigError, UserError
+from mlperf_rn50.files import read_text
 from mlperf_rn50.launch.arguments import announce, count
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.sweep_layouts import SweepLayout, parse_layouts, parse_lr_table, plan_layouts
@@ -87,8 +88,8 @@ def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
     """Return the batch size and learning rate of each layout; those of the configuration are for the first one."""
     train, schedule = config.train, config.schedule
     try:
-        table = parse_lr_table(Path(o.lr_table).read_text()) if o.lr_table else None
-    except (OSError, UnicodeDecodeError) as e:
+        table = parse_lr_table(read_text(Path(o.lr_table), 1 << 20)) if o.lr_table else None
+    except (OSError, ValueError) as e:
         raise ConfigError(f'--lr-table: {o.lr_table}: {getattr(e, "strerror", None) or "not a text file"}') from e
     return plan_layouts(parse_layouts(o.layouts),
                         train.local_batch_size or train.global_batch_size or 0, train.local_batch_size is not None,

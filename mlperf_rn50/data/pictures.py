@@ -1,6 +1,9 @@
 """Conversion of images to what DALI decodes, and to network inputs by the evaluation pipeline."""
 import io
+import math
+import threading
 import warnings
+from contextlib import nullcontext
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -26,23 +29,33 @@ _TURNS = dict(enumerate((Transpose.FLIP_LEFT_RIGHT, Transpose.ROTATE_180, Transp
                          Transpose.TRANSPOSE, Transpose.ROTATE_270, Transpose.TRANSVERSE,
                          Transpose.ROTATE_90), start=2))  # by EXIF orientation
 JPEG_QUALITY = 95
+# Each epoch decodes every stored image. This is the number from which Pillow warns of a decompression bomb; published
+# recipes preallocate 5,980 x 6,430 pixels for the largest images of ImageNet.
+MAX_STORED_PIXELS = 89_478_485
+_LARGE_PIXELS = 1 << 24
+_large = threading.Lock()  # held while a large image is decoded, so that memory does not grow with the threads
 
 
-def encode_image(encoded: bytes, test: DecoderTest, resize_shorter: int | None = None) -> bytes:
+def encode_image(encoded: bytes, test: DecoderTest, resize_shorter: int | None = None,
+                 max_pixels: float = math.inf) -> bytes:
     """Return an image unchanged if training can decode it, otherwise its first frame as PNG.
 
     An image whose shorter side is not resize_shorter (pixels; None: any) is resized and becomes a JPEG. May raise any
-    exception, because Pillow's decoders raise many types.
+    exception, because Pillow's decoders raise many types; ValueError if the result would have more than max_pixels.
     """
     buffer = io.BytesIO()
-    with Image.open(io.BytesIO(encoded)) as image:
+    with (Image.open(io.BytesIO(encoded)) as image,
+          _large if image.width * image.height > _LARGE_PIXELS else nullcontext()):
         if image.format == 'EPS':  # Pillow would run Ghostscript
             raise ValueError('got EPS, expected pixels')
+        scale = (resize_shorter or min(image.size)) / min(image.size)
+        if (num_pixels := round(image.width * image.height * scale**2)) > max_pixels:
+            raise ValueError(f'got {num_pixels:,} pixels, expected up to {max_pixels:,}; resize it, as with '
+                             '--resize-shorter 512')
         image.load()
-        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
         if resize_shorter not in (None, min(image.size)):
             rgb = _upright_rgb(image, turn)
-            scale = resize_shorter / min(rgb.size)
             width, height = (max(resize_shorter, round(side * scale)) for side in rgb.size)
             rgb.resize((width, height), Image.Resampling.BICUBIC).save(buffer, 'JPEG', quality=JPEG_QUALITY)
             return buffer.getvalue()

@@ -5,9 +5,12 @@ Sources: dmlc-core recordio.h (framing) and mxnet.recordio.IRHeader (the 24-byte
 """
 import hashlib
 import os
+import re
+import shlex
 import struct
 import threading
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,9 +21,11 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from mlperf_rn50.data.options import MANIFEST_NAME, MAX_MANIFEST_BYTES, DataConfig
+from mlperf_rn50.data.options import IMAGENET, MANIFEST_NAME, MAX_MANIFEST_BYTES, DataConfig
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import open_regular, parse_json, read_text, regular_file
+from mlperf_rn50.files import open_regular, parse_json, read_bytes, read_text, regular_file
+from mlperf_rn50.npz import map_array
+from mlperf_rn50.text import printable
 
 MANIFEST_FORMAT = 1
 # Endings of the files beside a .rec, with one entry per record in the order of the index.
@@ -31,6 +36,7 @@ MAGIC = struct.pack('<I', 0xCED7230A)
 _FRAME = struct.Struct('<4sI')
 _HEADER = struct.Struct('<IfQQ')
 _LENGTH_BITS = 29
+_INDEX_LINE = re.compile(rb'(?m)^[ \t]*\d+[ \t]+\d+\s*(?:\n|\Z)')
 _CHECK_PERIOD = 4  # one in so many reads is compared with its checksum; all would take 1.16 % of the decoding time
 
 
@@ -65,6 +71,8 @@ class Record:
 def pack_record(label: int, sample_id: int, image: bytes) -> bytes:
     """Return the record of an image with its framing, as written by MXIndexedRecordIO."""
     payload = _HEADER.pack(0, label, sample_id, 0) + image
+    if len(payload) >> _LENGTH_BITS:
+        raise ValueError(f'got {len(payload)} bytes, expected less than {1 << _LENGTH_BITS}, the limit of RecordIO')
     # The magic number is not stored at multiples of 4 bytes, because it separates the parts of a record there.
     places = 4 * np.flatnonzero(np.frombuffer(payload, 'S4', len(payload) // 4) == MAGIC)
     parts = [payload[start:stop] for start, stop in zip([0, *places + 4], [*places, len(payload)])]
@@ -75,20 +83,24 @@ def pack_record(label: int, sample_id: int, image: bytes) -> bytes:
 
 def _payload(frames: bytes, where: str) -> bytes:
     """Return a record without its framing. A record that contains the magic number is stored in several parts."""
-    parts, offset = [], 0
-    while True:
+    parts, offset, is_whole = list[bytes](), 0, False
+    while not is_whole:
         if offset + _FRAME.size > len(frames):
             raise DataError(f'{where}: the record is truncated; prepare the data again')
         magic, word = _FRAME.unpack_from(frames, offset)
         kind, length = word >> _LENGTH_BITS, word & ((1 << _LENGTH_BITS) - 1)
         offset += _FRAME.size
-        if magic != MAGIC or offset + length > len(frames):
+        # A whole record is of kind 0; the parts of one are of the kinds 1, 2 and 3: first, middle and last.
+        if magic != MAGIC or kind not in ((2, 3) if parts else (0, 1)) or offset + (length + 3 & ~3) > len(frames):
             raise DataError(f'{where}: not a RecordIO record, because the file is damaged or its .idx '
                             'belongs to a different .rec; prepare the data again')
         parts.append(frames[offset:offset + length])
-        offset += (length + 3) & ~3
-        if kind in (0, 3):  # a whole record (0), or the last part of one (3)
-            return MAGIC.join(parts)
+        offset += length + 3 & ~3
+        is_whole = kind in (0, 3)
+    if offset < len(frames):
+        raise DataError(f'{where}: {len(frames) - offset} bytes after it are in no record of the index, because the '
+                        'index is damaged or cut, or belongs to a different .rec; create the index again')
+    return MAGIC.join(parts)
 
 
 def parse_record(frames: bytes, where: str) -> Record:
@@ -114,16 +126,17 @@ def existing_index(rec_path: Path) -> Path:
     return mapped if mapped.exists() else rec_path.with_suffix('.idx')
 
 
-def _map_index(path: Path, size: int) -> np.ndarray:
-    """Map an index into memory and check it against the size of its .rec, without reading the whole index."""
+def map_index(path: Path, size: int) -> np.ndarray:
+    """Map an index into memory and check it against the size of its .rec, if it is sorted without reading all of it."""
+    def fits(entries: np.ndarray) -> bool:
+        return entries[0].min() == 0 and entries.sum(axis=0).max() == size
     try:
-        open_regular(path).close()  # refuses a named pipe, on which NumPy would block
-        index = np.lib.format.open_memmap(path, mode='r')
-    except Exception as e:  # NumPy raises many types for a truncated or overwritten header
-        reason = getattr(e, 'strerror', None) or type(e).__name__
-        raise DataError(f'{path}: not an index ({reason}); remove it to use the .idx') from e
-    is_index = index.dtype == np.int64 and index.ndim == 2 and index.shape[0] == 2 and index.shape[1] > 0
-    if not is_index or index[0, 0] != 0 or index[:, -1].sum() != size:
+        with open_regular(path) as f:
+            index = map_array(f, np.int64)
+    except (OSError, ValueError) as e:
+        raise DataError(f'{path}: not an index ({getattr(e, "strerror", e)}); remove it to use the .idx') from e
+    is_index = index.ndim == 2 and index.shape[0] == 2 and index.shape[1] > 0
+    if not is_index or not (fits(index[:, [0, -1]]) or fits(index)):
         raise DataError(f'{path}: does not match its .rec of {size} bytes; remove it to use the .idx')
     return index
 
@@ -131,18 +144,37 @@ def _map_index(path: Path, size: int) -> np.ndarray:
 def parse_index(path: Path, size: int) -> np.ndarray:
     """Parse the text index (.idx) of a .rec of `size` bytes. Return an array like that in INDEX."""
     try:
-        with open_regular(path) as f:
-            numbers = np.fromfile(f, dtype=np.int64, sep=' ')
+        text = read_bytes(path).removeprefix(BOM_UTF8)
     except OSError as e:
-        raise DataError(f'{path}: {e.strerror}; create it with: mlperf-rn50 prepare') from e
-    if not numbers.size or numbers.size % 2:
-        raise DataError(f'{path}: got {numbers.size} numbers, expected two per image; prepare the data again')
-    starts = numbers[1::2]
+        raise DataError(f'{path}: {e.strerror}; create it with rec2idx.py of MXNet, or prepare the data again') from e
+    rest = _INDEX_LINE.sub(b'', text)
+    if rest or not text:
+        line = rest.partition(b'\n')[0][:40].decode('latin-1')
+        raise DataError(f'{path}: got the line {line!r}, expected two numbers per image; create it again with '
+                        'rec2idx.py of MXNet, or prepare the data again')
+    starts = np.fromstring(text, np.int64, sep=' ')[1::2]
     ordered = np.sort(starts)
     if ordered[0] != 0 or ordered[-1] >= size or np.any(ordered[1:] == ordered[:-1]):
-        raise DataError(f'{path}: the offsets do not match the .rec of {size} bytes; prepare the data again')
+        raise DataError(f'{path}: the offsets do not match the .rec of {size} bytes; create the .idx again with '
+                        'rec2idx.py of MXNet, or prepare the data again')
     ends = np.append(ordered[1:], size)
     return np.stack([starts, ends[np.searchsorted(ordered, starts)] - starts])
+
+
+def load_checksums(rec_path: Path, num_records: int) -> np.ndarray | None:
+    """Return the CRC-32 of each record, or None if a .rec has no checksums, as in older folders."""
+    path = rec_path.with_suffix(CHECKSUMS)
+    try:
+        with open_regular(path) as f:
+            found = np.array(map_array(f, np.uint32))
+        if found.shape != (num_records,):
+            raise ValueError(f'got the shape {found.shape}, expected {num_records} numbers')
+        return found
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as e:
+        raise DataError(f'{path}: not the checksums of the records ({getattr(e, "strerror", e)}); copy the file again, '
+                        'or prepare the data again') from e
 
 
 class RecordFile:
@@ -154,13 +186,11 @@ class RecordFile:
         try:
             self._file = open_regular(rec_path)
         except OSError as e:
-            raise DataError(f'{e.filename}: {e.strerror}; create it with: mlperf-rn50 prepare') from e
+            raise DataError(f'{e.filename}: {e.strerror}; copy it again, or prepare the data again') from e
         self._size = os.fstat(self._file.fileno()).st_size
         index = existing_index(rec_path)
-        self._starts, self._lengths = (parse_index if index.suffix == '.idx' else _map_index)(index, self._size)
-        self._checksums, self._num_reads = np.array([]), count()  # older folders have no checksums
-        with suppress(OSError, ValueError), open_regular(rec_path.with_suffix(CHECKSUMS)) as f:
-            self._checksums = np.load(f, allow_pickle=False)
+        self._starts, self._lengths = (parse_index if index.suffix == '.idx' else map_index)(index, self._size)
+        self.checksums, self._num_reads = load_checksums(rec_path, len(self)), count()
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -173,15 +203,17 @@ class RecordFile:
             raise DataError(f'{where}: got an index entry of {length} bytes at {start}, expected it within the '
                             f'{self._size} bytes of the file; prepare the data again')
         frames = os.pread(file, length, start)
-        if len(self._checksums) == len(self) and not next(self._num_reads) % _CHECK_PERIOD \
-                and zlib.crc32(frames) != self._checksums[position]:
+        if self.checksums is not None and not next(self._num_reads) % _CHECK_PERIOD \
+                and zlib.crc32(frames) != self.checksums[position]:
             raise DataError(f'{where}: does not match its checksum; copy the file again, or prepare the data again')
         return parse_record(frames, where)
 
     def describe(self, position: int) -> str:
         """Return the file and number of a record for messages, with the source of its image if it is known."""
-        with suppress(OSError), open(self.path.with_suffix(NAMES), errors='replace', opener=regular_file) as f:
-            return f'{self.path}, record {position}, from {next(islice(f, position, None), "").strip()}'
+        names = self.path.with_suffix(NAMES)
+        with suppress(OSError), open(names, errors='replace', newline='\n', opener=regular_file) as f:
+            if name := printable(next(islice(f, position, None), '').strip()):
+                return f'{self.path}, record {position}, from {name}'
         return f'{self.path}, record {position}'
 
     def place(self, position: int) -> tuple[int, int, int]:
@@ -217,15 +249,22 @@ class RecordCache:
         return record, True
 
 
-def load_manifest(folder: Path) -> dict:
-    """Return the validated manifest of a prepared folder."""
+def _create(folder: Path, dataset: str) -> str:
+    """Return the command that prepares a data set in a folder."""
+    source = '' if dataset in ('digits', 'cifar10') else ' --source DIR'
+    kind = dataset if dataset in ('digits', 'cifar10', IMAGENET) else 'folder'
+    return f'mlperf-rn50 prepare {kind}{source} --out {shlex.quote(str(folder))}'
+
+
+def load_manifest(folder: Path, dataset: str = '') -> dict:
+    """Return the validated manifest of a prepared folder. dataset: expected one, for a message."""
     path = folder / MANIFEST_NAME
     try:
         manifest = parse_json(read_text(path, MAX_MANIFEST_BYTES))
         msgspec.convert(manifest, _Manifest)
         return manifest
     except FileNotFoundError as e:
-        raise DataError(f'{path}: no such file; create the data with: mlperf-rn50 prepare') from e
+        raise DataError(f'{path}: no such file; create the data with: {_create(folder, dataset)}') from e
     except OSError as e:
         raise DataError(f'{path}: {e.strerror}; prepare the data again') from e
     except (ValueError, MemoryError) as e:
@@ -237,7 +276,8 @@ def data_digest(data: DataConfig) -> str:
     """Return a SHA-256 of the classes and file digests in a prepared folder's manifest, or '' for synthetic images."""
     if data.synthetic:
         return ''
-    manifest, keys = load_manifest(Path(data.dir)), ('num_images', 'rec_bytes', 'rec_sha256', 'idx_sha256')
+    manifest = load_manifest(Path(data.dir), data.dataset)
+    keys = ('num_images', 'rec_bytes', 'rec_sha256', 'idx_sha256')
     content = [manifest['classes'], [[split.get(k) for k in keys] for _, split in sorted(manifest['splits'].items())]]
     return hashlib.sha256(repr(content).encode()).hexdigest()
 
@@ -265,16 +305,19 @@ def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
     The check opens neither the .rec nor its index, because MLPerf allows no access to data before run_start.
     """
     folder = Path(data.dir)
-    manifest = load_manifest(folder)
-    num_images, num_bytes = (manifest['splits'][split][key] for key in ('num_images', 'rec_bytes'))
+    manifest = load_manifest(folder, data.dataset)
+    entry = manifest['splits'][split]
+    num_images, num_bytes = entry['num_images'], entry['rec_bytes']
     _check_value(data, 'dataset', manifest['dataset'])
     _check_value(data, 'num_classes', len(manifest['classes']))
     _check_value(data, 'num_train' if split == 'train' else 'num_val', num_images)
     path = folder / f'{split}.rec'
+    paths = [path, existing_index(path), *[path.with_suffix(CHECKSUMS)] * ('crc_sha256' in entry)]
     try:
-        size, _ = (p.stat().st_size for p in (path, existing_index(path)))
+        size = [p.stat().st_size for p in paths][0]
     except OSError as e:
-        raise DataError(f'{e.filename}: {e.strerror}; create it with: mlperf-rn50 prepare') from e
+        raise DataError(f'{e.filename}: {e.strerror}; copy it again, or create it with: '
+                        f'{_create(folder, data.dataset)}') from e
     if path.is_file() and size != num_bytes:  # RecordFile refuses named pipes and folders
         raise DataError(f'{path}: got {size} bytes, expected {num_bytes} as in {MANIFEST_NAME}; prepare the data again')
 

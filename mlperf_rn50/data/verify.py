@@ -15,7 +15,17 @@ from pathlib import Path
 import numpy as np
 from tqdm.contrib.concurrent import thread_map
 
-from mlperf_rn50.data.records import CHECKSUMS, INDEX, MANIFEST_NAME, NAMES, RecordFile, load_manifest, parse_index
+from mlperf_rn50.data.records import (
+    CHECKSUMS,
+    INDEX,
+    MANIFEST_NAME,
+    NAMES,
+    RecordFile,
+    load_checksums,
+    load_manifest,
+    map_index,
+    parse_index,
+)
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import dump_json, open_regular, replacing, write_atomically
 from mlperf_rn50.text import some
@@ -37,21 +47,19 @@ def checksum(file: int, start: int, length: int) -> int | None:
 def _described(rec_path: Path) -> dict[str, Path]:
     """Return the files that describe the records of a .rec, by the manifest keys of their SHA-256."""
     return {'index_sha256': rec_path.with_suffix(INDEX), 'idx_sha256': rec_path.with_suffix('.idx'),
-            'crc_sha256': rec_path.with_suffix(CHECKSUMS)}
+            'crc_sha256': rec_path.with_suffix(CHECKSUMS), 'names_sha256': rec_path.with_suffix(NAMES)}
 
 
 def check_sample(records: RecordFile, entry: dict, num_records: int, seed: int) -> int:
     """Check a split's last record and some random ones. Return their number. Raise DataError if one does not match."""
-    path, checksums = records.path.with_suffix(CHECKSUMS), None
     if 'crc_sha256' in entry:  # missing in older folders
-        if problem := _file_problem(path, entry['crc_sha256']):
+        if problem := _file_problem(records.path.with_suffix(CHECKSUMS), entry['crc_sha256']):
             raise DataError(f'{problem}; {REPAIR}')
-        checksums = np.load(path)
     last = len(records) - 1
     drawn = np.random.default_rng(seed).permutation(last)[:num_records - 1]
     for position in [*map(int, drawn), last]:
         records.read(position)
-        if checksums is not None and checksum(*records.place(position)) != checksums[position]:
+        if records.checksums is not None and checksum(*records.place(position)) != records.checksums[position]:
             raise DataError(f'{records.path}, record {position}: does not match its checksum; {REPAIR}')
     return len(drawn) + 1
 
@@ -100,9 +108,9 @@ def describe_records(rec_path: Path, names: list[str], checksums: list[int]) -> 
             **{key: _sha256(path) for key, path in _described(rec_path).items()}}
 
 
-def _verify_records(rec_path: Path, index: np.ndarray, num_workers: int) -> tuple[bool, str]:
+def _verify_records(rec_path: Path, index: np.ndarray, checksums: np.ndarray, num_workers: int) -> tuple[bool, str]:
     """Return whether the records of a .rec are intact, and a line to print."""
-    checksums, ordered = np.load(rec_path.with_suffix(CHECKSUMS)), np.argsort(index[0])
+    ordered = np.argsort(index[0])
     with open_regular(rec_path) as f:
         def check_block(block: np.ndarray) -> list[int]:
             return [int(p) for p in block if checksum(f.fileno(), int(index[0, p]), int(index[1, p])) != checksums[p]]
@@ -123,10 +131,12 @@ def _verify_split(rec_path: Path, entry: dict, num_workers: int) -> Iterator[tup
     yield from ((False, problem) for problem in problems.values() if problem)
     if size != entry['rec_bytes']:
         yield False, f'{rec_path}: got {size:,} bytes, expected {entry["rec_bytes"]:,}'
-    if 'crc_sha256' in whole and len(whole) > 1:
-        index = (np.load(paths['index_sha256']) if 'index_sha256' in whole else
-                 parse_index(paths['idx_sha256'], entry['rec_bytes']))
-        yield _verify_records(rec_path, index, num_workers)
+    has_checksums, has_map = 'crc_sha256' in whole, 'index_sha256' in whole
+    if has_checksums and (has_map or 'idx_sha256' in whole):
+        read, path = (map_index, paths['index_sha256']) if has_map else (parse_index, paths['idx_sha256'])
+        index = read(path, entry['rec_bytes'])
+        if (checksums := load_checksums(rec_path, index.shape[1])) is not None:
+            yield _verify_records(rec_path, index, checksums, num_workers)
     else:
         problem = _file_problem(rec_path, entry['rec_sha256'])
         yield not problem, problem or f'{rec_path}: matches its SHA-256 (no usable record checksums)'

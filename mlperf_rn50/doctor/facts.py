@@ -66,7 +66,7 @@ def _data_facts(config: Config, rank: int) -> dict:
     """Describe the data set that this rank reads, and check some of its records, different ones on each rank."""
     folder = Path(config.data.dir)
     try:
-        manifest = load_manifest(folder)
+        manifest = load_manifest(folder, config.data.dataset)
         if is_edited(manifest):
             raise DataError(f'{folder / MANIFEST_NAME}: does not match its own SHA-256')
         num_probed = 0

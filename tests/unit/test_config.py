@@ -137,7 +137,10 @@ def test_errors_in_a_file(tmp_path, text, message):
           ('data.sizes', '[160, 192]', '160 192', '[]'), ('data.eval_size', '160', '160', 'null'),
           ('data.eval_flip', 'true', 'true', 'false'), ('train.ema', '0.99', '0.99', 'null'),
           ('optimizer.last_layer_lr_factor', '0.1', '0.1', '1'))],
-    ([*BATCH, '--data.sizes', '[0]'], 'data.sizes: got 0, expected a number above 0'),
+    ([*BATCH, '--data.sizes', '[0]'], 'data.sizes: got 0, expected 1 to 8,192'),
+    *[([*BATCH, f'--data.{key}', value], f'data.{key}: got {value}, expected 1 to 8,192') for key in (
+        'image_size', 'eval_size', 'resize_shorter') for value in ('-1', '0', '8193', '4000000000')],
+    ([*BATCH, '--data.crop_padding', '8193'], 'data.crop_padding: got 8193, expected 0 to 8,192'),
     ([*BATCH, '--data.eval_size', '300'], 'data.resize_shorter: got 256, expected at least eval_size=300'),
     ([*BATCH, '--train.ema', '1'], 'train.ema: got 1.0, expected a fraction from 0 to below 1'),
     ([*BATCH, '--data.sizes', '[160, 224]', '--model.name', 'vgg16'],

@@ -1,6 +1,8 @@
 """Conversion of images: what is stored is what DALI decodes, with the pixels that Pillow shows."""
 import io
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -28,6 +30,22 @@ def turned(kind, orientation=6, **keys) -> bytes:
 
 def shown(content) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(content)).convert('RGB'), np.int32)
+
+
+def test_large_images_are_decoded_one_at_a_time(monkeypatch):
+    active, most = [], []
+
+    class Slow(DecoderTest):
+        def passes(self, _):
+            active.append(1)
+            most.append(len(active))
+            time.sleep(0.01)
+            active.pop()
+            return True
+    monkeypatch.setattr(pictures, '_LARGE_PIXELS', 1)
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(encode_image, [encoded('PNG')] * 8, [Slow()] * 8)) == {encoded('PNG')}
+    assert most == [1] * 8
 
 
 @pytest.mark.parametrize('content', [

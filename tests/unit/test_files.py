@@ -101,6 +101,13 @@ def test_invalid_content_decodes_to_none(content):
     assert decode(content, Step) is None
 
 
+def test_byte_order_mark_is_omitted(tmp_path):
+    path = tmp_path / 'text'
+    path.write_bytes(b'\xef\xbb\xbfa\n\xef\xbb\xbfb\n')
+    assert files.read_text(path, 99) == 'a\n\ufeffb\n'
+    assert list(files.numbered_lines(path)) == [(1, b'a\n'), (2, b'\xef\xbb\xbfb\n')]
+
+
 def test_lines_keep_their_numbers_and_torn_lines_are_skipped(tmp_path):
     path = tmp_path / 'steps.jsonl'
     path.write_text('{"step": 1}\nnoise\n{"other": 2}\n{"step": 3, "loss": 0.5}\n{"step": 4}')

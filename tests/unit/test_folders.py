@@ -2,12 +2,13 @@
 import hashlib
 import os
 import random
+import re
 
 import pytest
 from helpers import call, deny
 from numbered import encoded
 
-from mlperf_rn50.data.prepare.folders import folder
+from mlperf_rn50.data.prepare.folders import folder, im2rec
 from mlperf_rn50.data.prepare.imagenet import imagenet
 from mlperf_rn50.data.records import load_manifest
 from mlperf_rn50.errors import DataError
@@ -31,6 +32,10 @@ def source(tmp_path):
     """Folder of two classes, with two images for training and one for validation each."""
     return fill(tmp_path / 'source', *(f'{f}/{c}/{f[0]}{i}.jpg' for f, n in (('train', 2), ('val', 1)) for c in 'ab'
                                        for i in range(n)))
+
+
+def partial_imagenet(source, name):
+    return imagenet(source, None, True)
 
 
 def refusal(source, **keys) -> str:
@@ -60,10 +65,10 @@ def test_splits_have_their_usual_names_and_are_stated(tmp_path, names, used):
 def test_two_folders_for_one_split_are_refused(source, names):
     fill(source, *(f'{n}/a/x.jpg' for n in names))
     message = refusal(source)
-    assert f'{source}/' in message and 'expected one for ' in message and 'move the others' in message
+    assert f'{source}/' in message and 'expected one for ' in message and 'or move those of other data sets' in message
 
 
-@pytest.mark.parametrize('make', [folder, lambda source, name: imagenet(source, None, True)])
+@pytest.mark.parametrize('make', [folder, partial_imagenet])
 def test_folders_of_systems_and_hidden_files_shift_no_label(source, make):
     fill(source, *(f'{split}/{place}{name}/x.jpg' for split in ('train', 'val') for place in ('', 'a/') for name in (
         '.ipynb_checkpoints', '@eaDir', '__MACOSX', 'lost+found', '$RECYCLE.BIN')), 'train/b/._t0.jpg', '@eaDir/t.jpg')
@@ -81,8 +86,8 @@ def test_files_that_are_not_read_are_stated_by_ending(source):
 
 @pytest.mark.parametrize('paths, message', [
     (['train/c/'], 'train/c: got nothing, expected images (.jpg '),
-    (['train/c/1.heic', 'train/c/2.heic'], 'train/c: got .heic, expected images'),
-    (['train/c/images/1.jpg'], 'train/c: got folders in classes, expected images'),
+    (['train/c/1.heic', 'train/c/2.heic'], 'train/c: got .heic (2), expected images'),
+    (['train/c/images/1.jpg'], 'train/c: got images/, expected images'),
     (['val/c/'], 'val/c: got nothing'),
     (['val/c/1.jpg'], 'class c is only in {source}/val, expected it in both splits'),
     (['train/c/1.jpg'], 'class c is only in {source}/train, expected it in both splits')])
@@ -94,11 +99,36 @@ def test_class_without_images_is_refused(source, paths, message):
 @pytest.mark.parametrize('paths, message', [
     (['a/1.jpg', 'b/1.jpg'], 'got a/, b/, expected train/ and val/ with a folder per class; to split class folders, '
      'add --validation 0.1'),
-    (['train/a/1.jpg'], 'got train/, expected train/ and val/'), (['x.jpg'], 'got no folder, expected train/ and val/'),
+    (['train/a/1.jpg'], 'got train/, expected train/ and val/'),
+    (['x.jpg'], 'got 1 image such as x.jpg, expected train/ and val/'),
     (['train.rec'], 'for .rec files, use prepare im2rec'),
-    (['train/1.jpg', 'val/1.jpg'], 'got 1 images and no folder')])
+    (['train/1.jpg', 'val/1.jpg'], 'got 1 image such as 1.jpg, expected a folder per class; put')])
 def test_folder_without_splits_is_refused(tmp_path, paths, message):
     assert message in refusal(fill(tmp_path / 'source', *paths))
+
+
+@pytest.mark.parametrize('make, paths, message', [
+    (folder, ['train/shard-000000.tar', 'train/shard-000001.tar', 'val/x.tar'],
+     '/train: got .tar (2), expected a folder per class; put'),
+    (folder, ['train/n01440764.tar', 'val/a/1.jpg'], 'got .tar (1), expected a folder per class; unpack each archive'),
+    (folder, ['train/n01440764_1_n01440764.JPEG', 'val/a/1.jpg'], 'got 1 image such as n01440764_1_n01440764.JPEG, '),
+    (folder, ['data/t-0.parquet', 'data/v-0.parquet', 'README.md'], 'got data/ with .parquet (2), .md (1), expected'),
+    (partial_imagenet, ['ILSVRC2012_img_train.tar.gz'], 'got .gz (1), expected ILSVRC2012_img_train.tar'),
+    (partial_imagenet, ['train/a/1.jpg'], 'got train/, expected ILSVRC2012_img_val.tar or val/'),
+    (im2rec, ['train/a/1.jpg', 'x.csv'], 'got train/, .csv (1), expected train.rec')])
+def test_refusal_names_what_is_there(tmp_path, make, paths, message):
+    with pytest.raises(DataError, match=re.escape(message)):
+        make(fill(tmp_path, *paths), 'x')
+
+
+def test_names_that_look_alike_are_shown_apart(source):
+    fill(source, 'train/caf\xe9/1.jpg', 'val/cafe\u0301/1.jpg')
+    for make in (folder, partial_imagenet):
+        with pytest.raises(DataError, match=r'cafe\\u0301') as e:
+            make(source, 'x')
+        assert str(e.value).isascii()
+    fill(source, 'train/cafe\u0301/1.jpg', 'val/caf\xe9/1.jpg')
+    assert folder(source, 'x').notes[0] == f'{source}/train: 6 images of 4 classes: a, b, cafe\\u0301, caf\\xe9'
 
 
 # --- files that cannot be read ---------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Records of im2rec that are used where they are, and the sources of records in messages."""
 import os
+import re
 
 import numpy as np
 import pytest
@@ -97,6 +98,76 @@ def test_records_that_training_cannot_use_are_refused(source, tmp_path, change, 
     assert {p: p.read_bytes() for p in source.iterdir()} == before
 
 
+REST = 'bytes after it are in no record of the index'
+
+
+@pytest.mark.parametrize('name, change, message', [
+    ('my_train.idx', lambda lines: [*lines[:3], b'damaged line', *lines[4:]], "got the line 'damaged line', "),
+    ('my_train.idx', lambda lines: [*lines[:3], b'4.5\t9', *lines[4:]], "got the line '4.5"),
+    ('my_train.idx', lambda lines: [*lines[:3], bytes(20), *lines[4:]], "got the line '.x00.x00"),
+    ('my_train.idx', lambda lines: [*lines[:3], b'4', b'8 8 8', *lines[4:]], "got the line '4'"),
+    ('my_train.idx', lambda lines: [], "my_train.idx: got the line ''"),
+    ('my_train.idx', lambda lines: lines[:4], f'record 3: .* {REST}'),
+    ('my_train.idx', lambda lines: lines[:3] + lines[4:], f'record 2: .* {REST}'),
+    ('my_train.idx', lambda lines: [*lines[:-1], lines[-1][:-2]], 'my_train.rec, record [0-5]: '),
+    ('my_train.idx', lambda lines: [*lines, lines[2]], 'my_train.idx: the offsets do not match'),
+    ('my_train.idx', lambda lines: lines[1:], 'my_train.idx: the offsets do not match'),
+    ('my_train.lst', lambda lines: lines[:-1], 'my_train.lst: got no line for number 8, which is in my_train.rec'),
+    ('my_train.lst', lambda lines: [*lines[:-1], b'8\t0.0'], 'my_train.lst: got no line for number 8, '),
+    ('my_train.lst', lambda lines: [], 'my_train.lst: got no line for number 1, which is in my_train.rec'),
+    ('my_train.lst', lambda lines: [*lines[:-1], bytes(9), b'9' * 5000 + b'\t0\tx'], 'no line for number 8, ')])
+def test_damaged_or_cut_index_or_list_is_refused(source, tmp_path, name, change, message):
+    lines = (source / name).read_bytes().splitlines()
+    (source / name).write_bytes(b''.join(line + b'\n' for line in change(lines)))
+    refuse(source, tmp_path, message)
+
+
+@pytest.mark.parametrize('change, message', [
+    (lambda rec: rec + bytes(64), f'my_val.rec, record 2: 64 {REST}'), (lambda rec: rec + b'x', f'record 2: 1 {REST}'),
+    (lambda rec: rec + rec, f'record 2: .* {REST}'), (lambda rec: rec[:-4], 'record 2: not a RecordIO record'),
+    (lambda rec: rec[:-1], 'record 2: not a RecordIO record'),
+    (lambda rec: b'', 'my_val.idx: the offsets do not match'),
+    (lambda rec: rec[:len(rec) // 3], 'my_val.idx: the offsets do not match'),
+    (lambda rec: bytes(len(rec)), 'record 0: not a RecordIO record')])
+def test_records_that_differ_from_their_index_are_refused(source, tmp_path, change, message):
+    path = source / 'my_val.rec'
+    path.write_bytes(change(path.read_bytes()))
+    refuse(source, tmp_path, message)
+
+
+@pytest.mark.parametrize('names, message', [
+    ([f'my_{k}_{split}.rec' for k in range(2) for split in ('train', 'val')],
+     r'got \S+my_0_train.rec and \S+my_1_train.rec, expected one for train; join all parts .those of im2rec'),
+    ([f'train_{k}.rec' for k in range(12)], 'train_10.rec.* and 7 more, expected train.rec and .*; join all parts'),
+    (['train_0.rec', 'val_0.rec'], 'got train_0.rec, val_0.rec, expected train.rec and val.rec, .*; join all parts')])
+def test_records_in_parts_are_refused_with_all_of_them(tmp_path, names, message):
+    (tmp_path / 'parts').mkdir()
+    for name in names:
+        (tmp_path / 'parts' / name).touch()
+    refuse(tmp_path / 'parts', tmp_path, message)
+
+
+def refuse(source, tmp_path, message):
+    done = adopt(source, tmp_path / 'out')
+    assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1), done.stderr
+    assert re.search(message, done.stderr), done.stderr
+    assert not (tmp_path / 'out').exists()
+
+
+def test_indexes_and_lists_of_other_editors_are_read(source, tmp_path):
+    for name in ('my_train.idx', 'my_val.idx', 'my_train.lst'):
+        lines = (source / name).read_bytes().splitlines()
+        (source / name).write_bytes(b'\xef\xbb\xbf' + b'\r\n'.join(lines[::-1] if 'idx' in name else lines))
+    with open(source / 'my_train.lst', 'ab') as f:
+        f.write(b'\r\n99\t1.0\tclass/99.png')
+    (source / '._my_train.rec').write_bytes(b'companion of macOS')
+    done = adopt(source, tmp_path / 'out')
+    assert done.returncode == 0, done.stderr
+    assert f'{source}/my_train.lst: 1 of its 7 images are not in my_train.rec\n' in done.stdout
+    assert (tmp_path / 'out/train.names.txt').read_text().split() == [f'class/{k}.png' for k in (8, 4, 9, 1, 3, 7)]
+    assert verify(tmp_path / 'out', 1)[1] == []
+
+
 # --- records in messages ---------------------------------------------------------------------------
 
 @pytest.fixture
@@ -164,5 +235,6 @@ def test_prepared_records_have_the_names_of_their_files(tmp_path):
     out = tmp_path / 'out'
     done = call('prepare', 'folder', '--source', tmp_path, '--out', out, '--skip-corrupt')
     assert done.returncode == 0, done.stderr
+    assert RecordFile(out / 'train.rec').describe(2) == f'{out}/train.rec, record 2'
     assert [RecordFile(out / 'train.rec').describe(i) for i in range(2)] == [
         f'{out}/train.rec, record {i}, from train/x/{name}.jpg' for i, name in enumerate('ab')]

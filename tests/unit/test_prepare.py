@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers import call
 from numbered import encoded
-from PIL import Image
+from PIL import Image, ImageFile
 
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.cli.prepare import make_parser
@@ -203,6 +203,32 @@ def test_damaged_images_are_listed_and_refused_unless_skipped(pictures, tmp_path
     assert len(contents(tmp_path / 'out', 'train')) == 5
 
 
+@pytest.mark.parametrize('size, options, message', [
+    ((10_000, 9_000), (), 'got 90,000,000 pixels, expected up to 89,478,485; resize it, as with --resize-shorter'),
+    ((1, 30_000), ('--resize-shorter', '256'), 'got 1,966,080,000 pixels, expected up to 89,478,485; resize it')])
+def test_small_file_of_a_huge_image_is_refused_undecoded(pictures, tmp_path, monkeypatch, size, options, message):
+    (pictures / 'train/n01/n01_1.JPEG').write_bytes(encoded('PNG', Image.new('1', size)))
+    load, loaded = ImageFile.ImageFile.load, []
+    monkeypatch.setattr(ImageFile.ImageFile, 'load', lambda image: (loaded.append(image.size), load(image))[1])
+    with pytest.raises(DataError, match='1 image cannot be decoded: train/n01/n01_1.JPEG .*' + message):
+        prepare('folder', '--source', pictures, '--out', tmp_path / 'out', *options)
+    assert loaded and size not in loaded
+
+
+def test_huge_image_is_stored_in_another_size(pictures, tmp_path):
+    (pictures / 'train/n01/n01_1.JPEG').write_bytes(encoded('PNG', Image.new('1', (10_000, 9_000))))
+    assert prepare('folder', '--source', pictures, '--out', tmp_path / 'out', '--resize-shorter', '9') == 0
+    assert (10, 9) in {Image.open(io.BytesIO(image)).size for _, image in contents(tmp_path / 'out', 'train')}
+
+
+@pytest.mark.parametrize('option, value', [
+    (option, value) for option in ('--resize-shorter', '--workers') for value in ('0', '-1', '100000', 'x', '9.5')])
+def test_number_out_of_range_is_refused(pictures, tmp_path, option, value):
+    done = call('prepare', 'folder', '--source', pictures, '--out', tmp_path / 'out', option, value)
+    assert (done.returncode, done.stderr.count('\n')) == (2, 1)
+    assert f'{option}: got {value}, expected a whole number from 1 to ' in done.stderr
+
+
 def tar_of(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode='w') as tar:
@@ -243,19 +269,93 @@ def test_imagenet_from_tars(imagenet_tars, tmp_path):
 def test_compressed_imagenet_tar_is_refused(imagenet_tars, name):
     path = imagenet_tars / name
     path.write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(DataError, match=rf'{name}: not a readable, uncompressed tar .*; decompress it or'):
+    with pytest.raises(DataError, match=rf'{name}: not a readable, uncompressed tar .*; decompress it, pack'):
         prepare_imagenet(imagenet_tars, '--allow-partial')
+
+
+def headers(*members: tuple) -> bytes:
+    """Return members of a tar from names and types; a file contains x."""
+    def packed(name, kind=tarfile.REGTYPE):
+        info = tarfile.TarInfo(name)
+        info.type, info.size = kind, int(kind in (tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME))
+        return info.tobuf(tarfile.GNU_FORMAT) + (b'x' * info.size).ljust(512 * info.size, b'\0')
+    return b''.join(packed(*member) for member in members)
+
+
+COMPANIONS = headers(('./._n01440764.tar',), ('._x.JPEG',), ('__MACOSX/n01_0.JPEG',), ('LICENSE.txt',), ('README',),
+                     ('more', tarfile.DIRTYPE))
+
+
+def test_entries_of_tars_that_are_no_images_are_not_used(imagenet_tars, capsys):
+    long = 'x' * 120  # stored in a member before that of the image
+    inner = {f'{s}.tar': COMPANIONS + tar_of({f'./{s}/{long}{i}.JPEG': picture(i) for i in range(2)})
+             for s in ('n01', 'n02', 'n03')}
+    for name, files in (('train', inner), ('val', {f'v{i}.JPEG': picture(i) for i in range(3)})):
+        content = (COMPANIONS + tar_of(files)).rstrip(b'\0') + bytes(1024)
+        padding = 1 << (9 if name == 'val' else 16)  # as of tar -b 1 and tar -b 128
+        (imagenet_tars / f'ILSVRC2012_img_{name}.tar').write_bytes(content + bytes(-len(content) % padding))
+    assert prepare_imagenet(imagenet_tars, '--allow-partial') == 0
+    stored = contents(imagenet_tars.parent / 'out', 'train')
+    assert stored == [(label, picture(i)) for label in range(3) for i in range(2)]
+    assert capsys.readouterr().out.startswith(
+        f'{imagenet_tars}/ILSVRC2012_img_train.tar: not used: hidden (12), .txt (4), without ending (4)\n'
+        f'{imagenet_tars}/ILSVRC2012_img_val.tar: not used: hidden (3), .txt (1), without ending (1)\n')
+
+
+@pytest.mark.parametrize('damage, message', [
+    (lambda tar: tar.rstrip(b'\0'), 'end of data|it is cut'), (lambda tar: tar[:3000], 'end of data|it is cut'),
+    (lambda tar: tar[:2048], 'it is cut'), (lambda tar: tar[:2048] + bytes(512) + tar[2560:], 'a hole at byte 2048'),
+    (lambda tar: tar[:2048] + b'\xff' * 512 + tar[2560:], 'a hole at byte 2048'),
+    (lambda tar: bytes(len(tar)), 'got nothing, expected files'), (lambda tar: tar + tar, 'a hole at byte 4096'),
+    (lambda tar: tar + bytes(1 << 20), 'a hole at byte 4096'),
+    (lambda tar: tar + bytes(10240), 'a hole at byte 4096'), (gzip.compress, 'decompress it'),
+    (lambda tar: headers(('x.JPEG', tarfile.LNKTYPE)) + tar, 'x.JPEG is a link'),
+    (lambda tar: headers(('x.JPEG', tarfile.SYMTYPE)) + tar, 'x.JPEG is a link'),
+    (lambda tar: headers(('a/i1.JPEG',)) + tar, 'i1.JPEG is a link, has holes, or is there twice'),
+    (lambda tar: headers(*[('x', tarfile.GNUTYPE_LONGNAME)] * 2000) + tar, 'recursion'),
+    (lambda tar: headers(('a.txt',)) + tar_of({}), 'got .txt, expected files such as .jpg'),
+    (lambda tar: tar_of({}), 'got nothing, expected files')])
+@pytest.mark.parametrize('is_class', [True, False])
+def test_tar_that_would_lose_images_is_refused(imagenet_tars, is_class, damage, message):
+    tar = damage(tar_of({f'i{i}.JPEG': bytes([i + 1]) * 1500 for i in range(2)}))
+    name = f'ILSVRC2012_img_{"train" if is_class else "val"}.tar'
+    (imagenet_tars / name).write_bytes(tar_of({'n01.tar': tar, 'n02.tar': tar}) if is_class else tar)
+    where = f'imagenet: {imagenet_tars}/{name}: {"n01.tar: " * is_class}'
+    with pytest.raises(DataError, match=f'^{where}.*({message})') as e:
+        prepare_imagenet(imagenet_tars, '--allow-partial')
+    assert '\n' not in str(e.value) and not (imagenet_tars.parent / 'out').exists()
+
+
+def test_hole_between_nested_tars_is_refused(imagenet_tars):
+    path = imagenet_tars / 'ILSVRC2012_img_train.tar'
+    content = path.read_bytes()
+    starts = [i for i in range(0, len(content), 512) if content[i:i + 7] in (b'n01.tar', b'n02.tar', b'n03.tar')]
+    for start in starts:
+        path.write_bytes(content[:start] + bytes(512) + content[start + 512:])
+        with pytest.raises(DataError, match=rf'img_train.tar: not a readable.* a hole at byte {start}\)'):
+            prepare_imagenet(imagenet_tars, '--allow-partial')
 
 
 @pytest.mark.parametrize('text, message', [
     ('1\n2\n3\n', 'got .1., expected a synset such as n01 .the class numbers of the development kit'),
     ('n01\nn02\n', 'got 2 lines, expected 3'),
     ('ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000002.JPEG n02\nx n03\n', "got 'no line'"),
+    ('n01\nILSVRC2012_val_00000002.JPEG n02\nn03\n', 'got the line .ILSVRC2012_val_00000002.JPEG n02., expected'),
+    ('n01\nn02\nn0\n', "00000003.JPEG: got 'n0'"), ('n01\nn02\n\0\0\n', 'got .*expected a synset'),
+    ('n01 a b\n' * 3, 'got the line .n01 a b., expected "synset" on each line')
 ])
 def test_wrong_ground_truth_is_refused(imagenet_tars, text, message):
     (imagenet_tars / 'truth.txt').write_text(text)
     with pytest.raises(DataError, match=message):
         prepare_imagenet(imagenet_tars, '--allow-partial')
+
+
+@pytest.mark.parametrize('text', ['n02\r\nn01\r\nn03', '\ufeffn02\n\nn01\nn03\n', '\ufeff' + ''.join(
+    f'ILSVRC2012_val_0000000{i}.JPEG n0{c}\n' for i, c in ((3, 3), (1, 2), (2, 1)))])
+def test_ground_truth_of_other_editors_is_read(imagenet_tars, text):
+    (imagenet_tars / 'truth.txt').write_text(text, newline='')
+    assert prepare_imagenet(imagenet_tars, '--allow-partial') == 0
+    assert [label for label, _ in contents(imagenet_tars.parent / 'out', 'validation')] == [1, 0, 2]
 
 
 def test_imagenet_from_folders_or_a_missing_source(pictures, tmp_path):
@@ -304,6 +404,27 @@ def test_missing_batch_is_named(tmp_path):
     write_files(tmp_path, files)
     with pytest.raises(DataError, match='data_batch_4.*use cifar-10-binary.tar.gz'):
         cifar10(tmp_path)
+
+
+@pytest.mark.parametrize('form, name, change, message', [
+    (as_binary, 'data_batch_3.bin', lambda c: c[:2 * 3073], 'must have the same shape'),
+    (as_binary, 'test_batch.bin', lambda c: c[:5000], 'ValueError'),
+    (as_binary, 'test_batch.bin', lambda c: b'', 'must have the same shape'),
+    (as_binary, 'data_batch_1.bin', lambda c: b'\xff' + c[1:], 'expected one each, from 0 to 9'),
+    (as_png, 'train_lables.json', lambda c: c[:20], 'JSONDecodeError'),
+    (as_png, 'data_batch_2.png', lambda c: c[:300], ''),
+    (as_png, 'train_lables.json', lambda c: json.dumps([1] * 18).encode(), 'must have the same shape'),
+    (as_png, 'test_lables.json', lambda c: b'[1, 2, 3]', 'must have the same shape'),
+    (as_png, 'test_lables.json', lambda c: b'[0, 1, 2, "x"]', 'from 0 to 9'),
+    (as_png, 'test_lables.json', bytes, 'JSON'),
+    (as_png, 'test_lables.json', lambda c: b'{"a": 1}', ''), (as_png, 'test_batch.png', bytes, 'Error')])
+def test_cifar10_that_ends_early_is_refused(tmp_path, form, name, change, message):
+    source = write_files(tmp_path / 'source', form())
+    content = (source / name).read_bytes()
+    (source / name).write_bytes(bytes(len(content)) if change is bytes else change(content))
+    with pytest.raises(DataError, match=f'cifar10: {source}: .*{message}.*; use cifar-10-binary') as e:
+        cifar10(source)
+    assert '\n' not in str(e.value)
 
 
 @pytest.mark.parametrize('dataset', ['cifar10', 'imagenet'])

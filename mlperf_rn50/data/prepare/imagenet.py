@@ -1,37 +1,76 @@
 """ImageNet (ILSVRC2012) from its two tars, read in place, or from synset folders."""
+import os
 import tarfile
+from collections import Counter
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
-from mlperf_rn50.data.prepare.folders import by_role, label, read_classes, scan, unused
+from mlperf_rn50.data.prepare.folders import ENDINGS, by_role, contents, is_hidden, label, read_classes, scan, unused
 from mlperf_rn50.data.prepare.samples import TAR_ERRORS, Dataset, Sample, check_name
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import open_regular
+from mlperf_rn50.files import open_regular, read_text
+from mlperf_rn50.text import apart, some
 
 COUNTS = (1_281_167, 50_000, 1000)  # numbers of training images, validation images and classes
+_MAX_TEXT_BYTES = 1 << 28
 
 
-def _members(path: Path, tar: tarfile.TarFile, start: int = 0) -> list[Sample]:
-    """Return the unlabelled images of a tar in order of name. start: position of the tar in the file, in bytes."""
-    samples = [Sample(-1, check_name(f'{path.name}/{Path(member.name).name}'), None, str(path),
-                      start + member.offset_data, member.size) for member in filter(tarfile.TarInfo.isfile, tar)]
-    return sorted(samples, key=lambda s: s.name)
+def _members(file: BinaryIO, place: str, part: tuple[int, int],
+             endings: tuple[str, ...]) -> tuple[list[Sample], Counter[str]]:
+    """Return the files with these endings in a tar, in order of name, and numbers of other entries.
 
-
-def _read_tar(path: Path, is_nested: bool) -> dict[str, list[Sample]]:
-    """Return the images of each nested tar by its stem, the synset, in order of name. A flat tar has the key ''."""
+    Args:
+        place: path for messages.
+        part: start and end of the tar in the file, in bytes.
+    """
+    samples, others = dict[str, Sample](), Counter[str]()
     try:
-        with open_regular(path) as file, tarfile.open(fileobj=file, mode='r:') as outer:
-            if not is_nested:
-                return {'': _members(path, outer)}
-            images = {}
-            for member in filter(tarfile.TarInfo.isfile, outer):
-                with tarfile.open(fileobj=outer.extractfile(member), mode='r:') as inner:
-                    images[Path(member.name).stem] = _members(path, inner, member.offset_data)
-            return dict(sorted(images.items()))
+        file.seek(part[0])
+        with tarfile.open(fileobj=file, mode='r:') as tar:
+            for member in tar:
+                if member.size < 0:
+                    raise tarfile.TarError(f'{member.name} has {member.size} bytes')
+                parts, ending = PurePosixPath(member.name).parts, os.path.splitext(member.name)[1].lower()
+                if any(map(is_hidden, parts)):
+                    others['hidden'] += 1
+                elif member.isdir():
+                    continue
+                elif ending not in endings:
+                    others[ending or 'without ending'] += 1
+                elif not member.isreg() or member.issparse() or parts[-1] in samples:
+                    raise tarfile.TarError(f'{member.name} is a link, has holes, or is there twice')
+                else:
+                    name = check_name(f'{Path(file.name).name}/{parts[-1]}')
+                    samples[parts[-1]] = Sample(-1, name, None, file.name, member.offset_data, member.size)
+        # Readers of tars take a block of zeros, a damaged header and the end of the file as the end of the archive.
+        # It has two blocks of zeros, and more up to a multiple of 20 blocks or of another number (tar -b 128).
+        size, block = part[1] - part[0], tarfile.BLOCKSIZE
+        most = 2 * block + max(20 * block, min(size & -size, 1 << 20))
+        file.seek(tar.offset)
+        rest = file.read(max(0, min(part[1] - tar.offset, most + 1)))
+        if not block <= len(rest) <= most or rest.strip(b'\0'):
+            raise tarfile.TarError(f'it is cut or has a hole at byte {tar.offset - part[0]}')
     except TAR_ERRORS as e:
-        raise DataError(f'imagenet: {path}: not a readable, uncompressed tar ({" ".join(str(e).split())}); decompress '
-                        'it or download it again') from e
+        raise DataError(f'imagenet: {place}: not a readable, uncompressed tar ({" ".join(str(e).split())}); decompress '
+                        'it, pack it again or download it again') from e
+    if not samples:
+        raise DataError(f'imagenet: {place}: got {some([*others], 5) or "nothing"}, expected files such as '
+                        f'{endings[0]} in it; pack it again or download it again')
+    return sorted(samples.values(), key=lambda s: s.name), others
+
+
+def _read_tar(path: Path, is_nested: bool) -> tuple[dict[str, list[Sample]], list[str]]:
+    """Return the images of each nested tar by its stem, the synset, and lines on them. A flat tar has the key ''."""
+    with open_regular(path) as file:
+        outer, others = _members(file, str(path), (0, path.stat().st_size), ('.tar',) if is_nested else ENDINGS)
+        images = {} if is_nested else {'': outer}
+        for tar in outer if is_nested else []:
+            name = PurePosixPath(tar.name).name
+            part = tar.offset, tar.offset + tar.size
+            images[name[:-len('.tar')]], more = _members(file, f'{path}: {name}', part, ENDINGS)
+            others += more
+    return dict(sorted(images.items())), unused(path, others)
 
 
 def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list[int]:
@@ -40,12 +79,16 @@ def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list
     The class numbers of ILSVRC2012_validation_ground_truth.txt are rejected, because their order is different.
     """
     try:
-        rows = [line.split() for line in path.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as e:
-        raise DataError(f'--ground-truth: {path}: cannot be read; expected a text file') from e
+        rows = [line.split() for line in read_text(path, _MAX_TEXT_BYTES).splitlines() if line.strip()]
+    except (OSError, ValueError) as e:
+        raise DataError(f'--ground-truth: {path}: cannot be read ({getattr(e, "strerror", "not UTF-8")}); expected a '
+                        'text file') from e
     if len(rows) != len(names):
         raise DataError(f'--ground-truth: {path}: got {len(rows)} lines, expected {len(names)}, one per image')
-    if all(len(row) > 1 for row in rows):
+    if wrong := [row for row in rows if len(row) != len(rows[0]) or len(row) > 2]:
+        raise DataError(f'--ground-truth: {path}: got the line {" ".join(wrong[0])[:60]!r}, expected "synset" on each '
+                        'line, or "name synset" on each')
+    if rows and len(rows[0]) == 2:
         by_name = {Path(row[0]).stem: row[-1] for row in rows}
         synsets = [by_name.get(Path(name).stem, '') for name in names]
     else:
@@ -69,9 +112,9 @@ def imagenet(source: Path, ground_truth: Path | None, allow_partial: bool) -> Da
     if 'train' in parts:
         images, notes = read_classes(parts['train'])
     elif train_tar.exists():
-        images, notes = _read_tar(train_tar, is_nested=True), []
+        images, notes = _read_tar(train_tar, is_nested=True)
     else:
-        raise DataError(f'--source: {source}: expected {train_tar.name} or train/<synset>/ in it; '
+        raise DataError(f'--source: {source}: got {contents(source)}, expected {train_tar.name} or train/<synset>/; '
                         'for .rec files, use prepare im2rec --name imagenet')
     validation, more = _validation(parts.get('validation'), val_tar, ground_truth, [*images])
     result = Dataset('imagenet', str(source), [*images], label(images, images), validation, (*notes, *more))
@@ -90,13 +133,15 @@ def _validation(val_dir: Path | None, val_tar: Path, ground_truth: Path | None,
         if folders:
             images, notes = read_classes(val_dir)
             if unknown := {*images} - {*classes}:
-                raise DataError(f'--source: {val_dir / min(unknown)}: this class has no training images; remove it')
+                shown = apart([min(unknown), *classes])[0]
+                raise DataError(f'--source: {val_dir}/{shown}: this class has no training images; rename or remove it')
             return label(images, classes), notes
         notes = unused(val_dir, others)
     elif val_tar.exists():
-        flat, notes = _read_tar(val_tar, is_nested=False)[''], []
+        found, notes = _read_tar(val_tar, is_nested=False)
+        flat = found['']
     else:
-        raise DataError(f'--source: {val_tar.parent}: expected {val_tar.name} or val/ in it')
+        raise DataError(f'--source: {val_tar.parent}: got {contents(val_tar.parent)}, expected {val_tar.name} or val/')
     if ground_truth is None:
         raise DataError('--ground-truth: missing; expected a file of synsets, or images in val/<synset>/')
     labels = _read_ground_truth(ground_truth, [Path(s.name).name for s in flat], classes)

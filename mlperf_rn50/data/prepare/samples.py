@@ -14,7 +14,7 @@ from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import open_regular
 
 # A damaged archive raises these; a compressed one also the errors of its format.
-TAR_ERRORS = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError)
+TAR_ERRORS = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
