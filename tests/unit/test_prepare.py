@@ -6,14 +6,13 @@ import json
 import os
 import resource
 import shutil
-import tarfile
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import call
-from numbered import encoded
+from numbered import encoded, tar_of
 from PIL import Image
 
 from mlperf_rn50.cli.parsers import config_parser
@@ -201,16 +200,6 @@ def test_damaged_images_are_listed_and_refused_unless_skipped(pictures, tmp_path
     assert prepare(*arguments, '--skip-corrupt') == 0
     assert load_manifest(tmp_path / 'out')['skipped'] == ['train/n02/n02_1.JPEG']
     assert len(contents(tmp_path / 'out', 'train')) == 5
-
-
-def tar_of(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode='w') as tar:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
 
 
 @pytest.fixture
