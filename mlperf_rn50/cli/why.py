@@ -76,5 +76,5 @@ def run(argv: Sequence[str]) -> int:
         dump_times(first, Path(options.out))
     if options.perfetto:
         from mlperf_rn50.analysis.why.trace import write_perfetto
-        print(write_perfetto(first, Path(options.perfetto)), file=sys.stderr)
+        print(printable(write_perfetto(first, Path(options.perfetto))), file=sys.stderr)
     return EXIT_OK

@@ -131,3 +131,17 @@ def test_names_are_refused_in_their_order(tmp_path):
     refuse_existing([tmp_path / 'a'])
     with pytest.raises(ConfigError, match='--x: .*/b exists already'):
         refuse_existing([tmp_path / 'a', tmp_path / 'b'], '--x')
+
+
+def test_names_of_folders_do_not_control_the_terminal(tmp_path):
+    strange = tmp_path / '\x1b]0;PWNED\x07\x1b[31m'
+    logs = shutil.copytree(shipped_logs() / 'digits_five', strange / 'logs')
+    for words in (('report', logs, '--out', strange / 'report'), ('check', logs), ('watch', logs, '--once'),
+                  ('watch', logs, '--html'), ('predict', logs, '--layouts', '1x1', '--out', strange / 'predict'),
+                  ('package', logs, '--org', 'us', '--system', 'x', '--out', strange / 'tree'),
+                  ('package', '--check', strange / 'tree/us'), ('prepare', '--verify', strange),
+                  ('prepare', 'folder', '--source', strange, '--out', strange / 'data'), ('why', strange),
+                  ('recipe', '--compare', strange / 'logs/config.yaml'), ('classify', strange, strange / 'a.png')):
+        done = call(*words)
+        assert done.returncode in (0, 2), done.stderr
+        assert not {'\x1b', '\x07'} & {*done.stdout, *done.stderr}, words
