@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from mlperf_rn50.errors import ConfigError, StorageError
 
 MAX_LINE_BYTES = 1 << 21  # maximum length of a line in a log
+_BLOCK_BYTES = 1 << 24
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _KINDS = {stat.S_IFDIR: 'a folder', stat.S_IFIFO: 'a named pipe', stat.S_IFCHR: 'a device', stat.S_IFBLK: 'a device'}
 
@@ -28,6 +29,13 @@ def temporary_of(path: Path, kind: str = '') -> Path:
 def temporaries_in(folder: Path, name: str = '*') -> list[Path]:
     """Return the temporary files that killed writers left in a folder. `name` is a glob pattern for the final names."""
     return sorted(folder.glob(f'.{name}.*.tmp'))
+
+
+def refuse_existing(paths: Iterable[Path], option: str = '--out') -> None:
+    """Raise ConfigError for the first path that exists, also as a link to nothing, because it may be of the user."""
+    for path in paths:
+        if os.path.lexists(path):
+            raise ConfigError(f'{option}: {path} exists already and is not replaced; move it, or use a new name')
 
 
 @contextmanager
@@ -139,6 +147,15 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text, parse_constant=refuse)
     except RecursionError as e:
         raise ValueError('is nested too deeply') from e
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a regular file. Raise OSError as regular_file does."""
+    digest = hashlib.sha256()
+    with open_regular(path) as f:
+        while block := f.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 class HashedFile(io.RawIOBase):

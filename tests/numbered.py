@@ -1,5 +1,6 @@
 """Encoded images, and prepared data sets of numbered images."""
 import io
+import tarfile
 from dataclasses import replace
 
 import numpy as np
@@ -49,3 +50,13 @@ def write_records(path, payloads, labels, keys, sample_ids):
         record.write_idx(key, mx.recordio.pack(mx.recordio.IRHeader(0, label, sample_id, 0), payload))
     record.close()
     return path
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode='w') as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()

@@ -28,6 +28,7 @@ from mlperf_rn50.cli.parsers import add_price_option, add_wide_option, command_p
 from mlperf_rn50.cli.terminal import has_colour, paint, width_of
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.parser import Parser
+from mlperf_rn50.text import printable
 
 _MAX_BATCH = 10_000_000
 
@@ -87,7 +88,8 @@ def run(argv: Sequence[str]) -> int:
         options.price_per_node_hour, what_if), source)
     if options.out:
         from mlperf_rn50.analysis.predict.plot import dump_prediction
-        print(f'mlperf-rn50: wrote {dump_prediction(answer, Path(options.out))}', file=sys.stderr)
+        folder = dump_prediction(answer, Path(options.out))
+        print(f'mlperf-rn50: wrote {printable(str(folder))}', file=sys.stderr)
     if options.format == 'json':
         print(render_prediction_json(answer))
     else:

@@ -13,7 +13,6 @@ batch sizes the recipe is interpolated and marked as such; outside their range t
 exit codes: 0 a recipe was shown or written, 2 invalid arguments, or no recipe at this batch size
 """
 import json
-import os
 import shlex
 import sys
 from argparse import Namespace
@@ -23,6 +22,7 @@ from pathlib import Path
 from mlperf_rn50.cli.parsers import add_wide_option, command_parser, config_parser, count, filled, fraction
 from mlperf_rn50.cli.terminal import width_of
 from mlperf_rn50.errors import EXIT_OK, ConfigError
+from mlperf_rn50.files import refuse_existing, write_atomically
 from mlperf_rn50.parser import Parser
 
 _MAX_BATCH = 1_281_167
@@ -57,8 +57,7 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError('--nodes, --ranks-per-node: got one of them, expected both or neither')
     if options.compare and options.out:
         raise ConfigError('--compare, --out: got both, expected one of them')
-    if options.out and os.path.lexists(options.out):
-        raise ConfigError(f'--out: {options.out} exists already, expected a new file; move it or use a new name')
+    refuse_existing([Path(options.out)] if options.out else [])
     from mlperf_rn50.analysis.recipe import choose, tables
     if options.compare:
         recipes = tables.find_recipes(*_compared(options))
@@ -69,7 +68,6 @@ def run(argv: Sequence[str]) -> int:
         recipes = tables.find_recipes(options.global_batch_size, options.optimizer, options.target,
                                       division=options.division)
     if options.out and recipes.choice:
-        from mlperf_rn50.files import write_atomically
         layout = options.nodes, options.ranks_per_node
         comments = tables.comments_of(recipes.choice, shlex.join(['mlperf-rn50', 'recipe', *argv]), *layout)
         try:

@@ -24,6 +24,7 @@ from mlperf_rn50.cli.terminal import has_colour, paint, paint_status, width_of
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from mlperf_rn50.mllog.rulesets import parse_round
 from mlperf_rn50.parser import Parser
+from mlperf_rn50.text import printable
 
 
 def make_parser() -> Parser:
@@ -76,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
     if options.out:
         from mlperf_rn50.analysis.report.page import dump_report
         page = dump_report(studies, Path(options.out), options.findings, **texts)
-        print(f'mlperf-rn50: wrote {page}', file=sys.stderr)
+        print(f'mlperf-rn50: wrote {printable(str(page))}', file=sys.stderr)
     if options.format in ('table', 'markdown'):
         title, status = (partial(paint, colour='bold'), paint_status) if has_colour(sys.stdout) else (str, str)
         style = terminal_style(title, status, width_of(sys.stdout, options.wide))

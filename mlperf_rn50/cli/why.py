@@ -21,6 +21,7 @@ from typing import Any
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.cli.terminal import width_of
 from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
+from mlperf_rn50.files import refuse_existing
 from mlperf_rn50.parser import Parser
 
 
@@ -31,7 +32,7 @@ def make_parser() -> Parser:
                         'and the images of a run, which takes minutes and needs MXNet')
     parser.add_argument('--format', choices=['text', 'json'], default='text', help='output format (default: text)')
     parser.add_argument('--out', metavar='DIR', help='folder for a picture (SVG, PNG) of the run and its traced steps')
-    parser.add_argument('--perfetto', metavar='FILE', help='file for the traced steps of all ranks, for Perfetto')
+    parser.add_argument('--perfetto', metavar='FILE', help='new file for the traced steps of all ranks, for Perfetto')
     return parser
 
 
@@ -40,6 +41,7 @@ def run(argv: Sequence[str]) -> int:
     most = 1 if options.probe or options.out or options.perfetto else 2
     if len(options.runs) > most:
         raise ConfigError(f'RUN: got {len(options.runs)} runs, expected at most {most}')
+    refuse_existing([Path(options.perfetto)] if options.perfetto else [], '--perfetto')
     from mlperf_rn50.analysis.why.accuracy import explain_accuracy
     from mlperf_rn50.analysis.why.answer import answer_object, render_answer
     from mlperf_rn50.analysis.why.limit import times_of
@@ -74,5 +76,5 @@ def run(argv: Sequence[str]) -> int:
         dump_times(first, Path(options.out))
     if options.perfetto:
         from mlperf_rn50.analysis.why.trace import write_perfetto
-        print(write_perfetto(first, Path(options.perfetto)), file=sys.stderr)
+        print(printable(write_perfetto(first, Path(options.perfetto))), file=sys.stderr)
     return EXIT_OK

@@ -27,10 +27,10 @@ from mlperf_rn50.data.records import (
     parse_index,
 )
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import dump_json, open_regular, replacing, write_atomically
+from mlperf_rn50.files import dump_json, open_regular, replacing, sha256_of, write_atomically
+from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, is_locked, read_holder
 from mlperf_rn50.text import some
 
-_BLOCK_BYTES = 1 << 24
 _BLOCK = 256  # number of records that a thread verifies at once
 REPAIR = 'copy the folder from an intact source, or prepare it again in an empty folder'
 
@@ -80,32 +80,24 @@ def dump_manifest(folder: Path, manifest: dict) -> None:
     dump_json(folder / MANIFEST_NAME, manifest, indent=1)
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_regular(path) as f:
-        while block := f.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _file_problem(path: Path, sha256: str) -> str:
     """Return an error message if a file is unreadable or does not match a SHA-256, else ''."""
     try:
-        return '' if _sha256(path) == sha256 else f'{path}: does not match its SHA-256 in {MANIFEST_NAME}'
+        return '' if sha256_of(path) == sha256 else f'{path}: does not match its SHA-256 in {MANIFEST_NAME}'
     except OSError as e:
         return f'{path}: {e.strerror}'
 
 
-def describe_records(rec_path: Path, names: list[str], checksums: list[int]) -> dict:
-    """Write index, checksums and names beside a .rec that has an .idx. Return the manifest entry of the split."""
-    write_atomically(rec_path.with_suffix(NAMES), ''.join(f'{name}\n' for name in names))
-    size = rec_path.stat().st_size
-    for path, array in ((rec_path.with_suffix(INDEX), parse_index(rec_path.with_suffix('.idx'), size)),
-                        (rec_path.with_suffix(CHECKSUMS), np.array(checksums, np.uint32))):
+def describe_records(rec_path: Path, made: Path, names: list[str], checksums: list[int]) -> dict:
+    """Write index, checksums and names of a .rec with an .idx beside `made`. Return the manifest entry of the split."""
+    write_atomically(made.with_suffix(NAMES), ''.join(f'{name}\n' for name in names))
+    size, idx = rec_path.stat().st_size, rec_path.with_suffix('.idx')
+    for path, array in ((made.with_suffix(INDEX), parse_index(idx, size)),
+                        (made.with_suffix(CHECKSUMS), np.array(checksums, np.uint32))):
         with replacing(path) as f:
             np.save(f, array)
-    return {'num_images': len(names), 'rec_bytes': size, 'rec_sha256': _sha256(rec_path),
-            **{key: _sha256(path) for key, path in _described(rec_path).items()}}
+    return {'num_images': len(names), 'rec_bytes': size, 'rec_sha256': sha256_of(rec_path),
+            **{key: sha256_of(path) for key, path in {**_described(made), 'idx_sha256': idx}.items()}}
 
 
 def _verify_records(rec_path: Path, index: np.ndarray, checksums: np.ndarray, num_workers: int) -> tuple[bool, str]:
@@ -147,6 +139,8 @@ def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
     path = folder / MANIFEST_NAME
     if not path.exists():
         raise DataError(f'--verify: {folder} has no {MANIFEST_NAME}; expected a folder written by prepare')
+    if is_locked(lock := folder / OUTPUT_LOCK):
+        raise DataError(f'--verify: {folder} is in use by {read_holder(lock)}; wait for it')
     results: list[tuple[bool, str]] = []
     try:
         manifest = load_manifest(folder)

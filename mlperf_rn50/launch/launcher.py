@@ -16,14 +16,13 @@ from tempfile import TemporaryDirectory, TemporaryFile
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_RESUMABLE, ConfigError
-from mlperf_rn50.files import writing_folder
 from mlperf_rn50.launch.arguments import Options, announce
 from mlperf_rn50.launch.attempts import give_up_reason, newest_run
 from mlperf_rn50.launch.engines import CHECKOUT, Engine, environment, nodes_of_slurm_job, plain_output
 from mlperf_rn50.launch.hosts import check_ranks, common_slots, silent_hosts
 from mlperf_rn50.launch.process import HOST_LOST, LAUNCHER_SIGNALS, StatusReader, as_child, processes_of, run_engine
 from mlperf_rn50.launch.supervisor import Placement, Supervisor
-from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, FileLock
+from mlperf_rn50.runfolder.locks import folder_lock
 from mlperf_rn50.runfolder.records import Failure, note_failure, read_attempts
 from mlperf_rn50.system.launcher_env import resume_command
 from mlperf_rn50.system.mpi_session import SETTING_FILES, SHARED_MEMORY, mpi_settings, no_room, reason_of, tmp_dir
@@ -194,27 +193,6 @@ class Launcher:
             if code == EXIT_FAILED:
                 self.try_mpi(place, f'{job}m', device)
         return code
-
-
-@contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Lock a run folder for one launcher; remove the folders created here if they stay empty."""
-    made = [p for p in (folder, *folder.parents) if not p.exists()]  # deepest first
-    lock = FileLock(folder / LAUNCHER_LOCK)
-    with writing_folder(folder, '--run-dir'):
-        folder.mkdir(parents=True, exist_ok=True)
-        is_taken = lock.take()
-    if not is_taken:
-        raise ConfigError(f'--run-dir: {folder} is in use by {lock.holder()}; wait for it or use a new folder')
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            lock.path.unlink()  # before close(), so that no other launcher can lock a file that is then deleted
-        lock.close()
-        with suppress(OSError):
-            for path in made:
-                path.rmdir()
 
 
 def check_room(engine: Engine, num_ranks: int) -> None:

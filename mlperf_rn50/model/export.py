@@ -1,16 +1,17 @@
 """Export of a trained network to ONNX, or to Gluon's symbol and parameter files, with a check of the written files."""
-import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import HybridBlock
 from mxnet.ndarray import NDArray
 
-from mlperf_rn50.errors import RunFailed, UserError
-from mlperf_rn50.files import dump_json, writing_folder
+from mlperf_rn50.errors import RunFailed
+from mlperf_rn50.files import dump_json, refuse_existing
+from mlperf_rn50.runfolder.outputs import new_files
 
 LIMIT = 1e-4  # maximum difference, as a fraction of the largest logit; another order of float32 sums causes about 1e-6
 INPUT = 'data'
@@ -37,43 +38,34 @@ def export(net: HybridBlock, images: NDArray, out: Path, stem: str, output_forma
            facts: dict) -> tuple[list[Path], Difference]:
     """Write a network and its description, all files or none. Return their paths and the measured difference.
 
-    Raise UserError if a file exists or cannot be written, RunFailed if the exported logits differ. net is float32 on
+    Raise ConfigError if a file exists or cannot be written, RunFailed if the exported logits differ. net is float32 on
     the CPU, without fused operators. images are the check's input, (batch, 3, side, side). facts are added to the JSON.
     """
     names = [f'{stem}.onnx'] if output_format == 'onnx' else [f'{stem}-symbol.json', f'{stem}-0000.params']
     names.append(f'{stem}.{output_format}.json')
-    _refuse_existing(out, names)
+    refuse_existing(out / name for name in names)  # before the work
     expected = net(images).asnumpy()
-    with writing_folder(out):
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix='.export.', dir=out) as scratch:
-            written = Path(scratch) / stem
-            net.export(str(written))
-            if output_format == 'onnx':
-                shape = tuple(images.shape[1:])
-                mx.onnx.export_model(f'{written}-symbol.json', f'{written}-0000.params', [(1, *shape)], [np.float32],
-                                     f'{written}.onnx', dynamic=True, dynamic_input_shapes=[('batch', *shape)])
-                import onnx
-                network = onnx.load(f'{written}.onnx')
-                del network.graph.input[1:]  # MXNet lists the parameters, too; onnxruntime would warn of each
-                onnx.save(network, f'{written}.onnx')
-            measured = difference(expected, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images))
-            if not measured.relative <= LIMIT:  # also true for NaN
-                raise RunFailed(f'{out / names[0]}: not written; got logits that differ by {measured.absolute:.3g}, '
-                                f'{measured.relative:.3g} of the largest logit, expected at most {LIMIT:g} of it')
-            dump_json(Path(scratch) / names[-1], {**facts, 'format': output_format, 'files': names[:-1], 'check': {
-                'images': measured.num_images, 'max_absolute_difference': measured.absolute,
-                'max_relative_difference': measured.relative}})
-            _refuse_existing(out, names)
-            for name in names:
-                (Path(scratch) / name).rename(out / name)
+    with new_files(out, is_repeatable=False) as place, TemporaryDirectory(dir=place) as scratch:
+        written = Path(scratch) / stem
+        net.export(str(written))
+        if output_format == 'onnx':
+            shape = tuple(images.shape[1:])
+            mx.onnx.export_model(f'{written}-symbol.json', f'{written}-0000.params', [(1, *shape)], [np.float32],
+                                 f'{written}.onnx', dynamic=True, dynamic_input_shapes=[('batch', *shape)])
+            import onnx
+            network = onnx.load(f'{written}.onnx')
+            del network.graph.input[1:]  # MXNet lists the parameters, too; onnxruntime would warn of each
+            onnx.save(network, f'{written}.onnx')
+        measured = difference(expected, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images))
+        if not measured.relative <= LIMIT:  # also true for NaN
+            raise RunFailed(f'{out / names[0]}: not written; got logits that differ by {measured.absolute:.3g}, '
+                            f'{measured.relative:.3g} of the largest logit, expected at most {LIMIT:g} of it')
+        dump_json(Path(scratch) / names[-1], {**facts, 'format': output_format, 'files': names[:-1], 'check': {
+            'images': measured.num_images, 'max_absolute_difference': measured.absolute,
+            'max_relative_difference': measured.relative}})
+        for name in names:
+            (Path(scratch) / name).rename(place / name)
     return [out / name for name in names], measured
-
-
-def _refuse_existing(out: Path, names: list[str]) -> None:
-    for name in names:
-        if (out / name).exists():
-            raise UserError(f'{out / name}: exists already; remove it or choose a new folder with --out')
 
 
 def _run_gluon(stem: Path, images: NDArray) -> np.ndarray:

@@ -3,14 +3,17 @@ import fcntl
 import os
 import platform
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from mlperf_rn50.files import no_link, regular_file
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.files import no_link, refuse_existing, regular_file, writing_folder
 
 LAUNCHER_LOCK = '.launcher.lock'  # in the run folder, held by its launcher
+OUTPUT_LOCK = '.mlperf_rn50.lock'  # in a folder of outputs
 
 
 class FileLock:
@@ -79,3 +82,29 @@ def is_locked(path: Path) -> bool | None:
     except OSError:
         return None
     return False if f' on {platform.node()} ' in f'{read_holder(path)} ' else None
+
+
+@contextmanager
+def folder_lock(folder: Path, option: str = '--run-dir', name: str = LAUNCHER_LOCK) -> Iterator[None]:
+    """Lock a folder for one program; remove the folders created here if they stay empty.
+
+    Raise ConfigError if it is in use, not writable, or has another file of this name.
+    """
+    made = [p for p in (folder, *folder.parents) if not p.exists()]  # deepest first
+    lock = FileLock(folder / name)
+    with writing_folder(folder, option):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not lock.path.is_file() or not lock.holder().startswith(('process ', 'another ')):
+            refuse_existing([lock.path], option)
+        is_taken = lock.take()
+    if not is_taken:
+        raise ConfigError(f'{option}: {folder} is in use by {lock.holder()}; wait for it or use a new folder')
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            lock.path.unlink()  # before close(), so that no other program can lock a file that is then deleted
+        lock.close()
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()

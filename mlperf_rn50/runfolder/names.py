@@ -18,6 +18,7 @@ _RESULT = r'result_(\d{1,15})'
 LOG = _RESULT + r'\.txt'  # name of the log of a run
 # Names of files and folders that contain the number of their run.
 _NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|trace|tensorboard|checkpoints|weights)_(\d+).*')
+_FIRST = {'config.yaml', 'metrics.jsonl', 'env.json', 'train.log', 'tensorboard', 'checkpoints', 'weights'}  # of run 0
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,9 @@ def new_run(folder: Path) -> RunFolder:
     """Claim the next free run number of a folder, which is created if missing; raise UserError on failure."""
     with writing_folder(folder, 'run.dir'):
         make_folder(folder)
-        taken = [int(m[1]) for p in folder.iterdir() if (m := _NUMBERED.fullmatch(p.name))]
-        if any((folder / n).exists() for n in ('config.yaml', 'metrics.jsonl', 'train.log')):
+        names = {p.name for p in folder.iterdir()}
+        taken = [int(m[1]) for name in names if (m := _NUMBERED.fullmatch(name))]
+        if names & _FIRST:
             taken.append(0)
         for run in (RunFolder(folder, k) for k in count(max(taken, default=-1) + 1)):
             with suppress(FileExistsError):  # or another program claims it first

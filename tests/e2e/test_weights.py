@@ -193,7 +193,7 @@ def test_example_of_the_page_classifies_as_the_command_and_onnxruntime_prints_no
 def test_existing_files_are_not_overwritten(kept, tmp_path):
     (tmp_path / 'resnet18_best-0000.params').write_text('existing')
     done = call('export', kept, '--format=gluon', '--out', tmp_path)
-    assert done.returncode == 2 and 'exists already; remove it or choose a new folder with --out' in done.stderr
+    assert done.returncode == 2 and 'exists already and is not replaced' in done.stderr
     assert [p.read_text() for p in tmp_path.iterdir()] == ['existing']
 
 

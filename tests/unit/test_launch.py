@@ -26,9 +26,9 @@ from mlperf_rn50.launch.arguments import parse_arguments
 from mlperf_rn50.launch.attempts import read_attempt, read_progress
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, check_ranks, common_slots, parse_hostfile, parse_hosts, silent_hosts
-from mlperf_rn50.launch.launcher import Launcher, check_room, folder_lock, remove_leftovers
+from mlperf_rn50.launch.launcher import Launcher, check_room, remove_leftovers
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, Stage, next_stage, processes_of, run_engine, stage_of
-from mlperf_rn50.runfolder.locks import FileLock
+from mlperf_rn50.runfolder.locks import FileLock, folder_lock
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
 from mlperf_rn50.system import signals as stop_signals
@@ -265,7 +265,7 @@ def test_second_launcher_is_refused_and_a_crash_releases_the_lock(tmp_path):
             folder_lock(folder):
         pass
     assert not (tmp_path / 'a').exists()  # as before
-    code = f'''import time; from pathlib import Path; from mlperf_rn50.launch.launcher import folder_lock
+    code = f'''import time; from pathlib import Path; from mlperf_rn50.runfolder.locks import folder_lock
 with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
     with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()

@@ -241,7 +241,7 @@ def test_finished_tree_is_rechecked(tree):
     rows = done.stdout.splitlines()
     assert rows[0] == f'{tree}: v4.0, no errors found'
     assert '  logs                box: 5 of 5 pass the rules of v4.0' in rows
-    assert "  warning: box: all 5 logs: submission_org is 'unnamed', but 'us' in box.json; the latter is used" in rows
+    assert "  note: box: all 5 logs: submission_org is 'unnamed', but 'us' in box.json; the latter is used" in rows
     assert any(row.startswith('  result_summarizer   box: ') for row in rows)
     [gaps] = [row for row in rows if 'box.json lacks' in row]
     assert gaps.startswith('  note: systems/box.json lacks ') and 'cooling' in gaps
@@ -304,3 +304,22 @@ def test_missing_mlperf_logging_is_a_one_line_error(tmp_path, monkeypatch):
         if code:
             assert (done.stdout, done.stderr) == (
                 '', "mlperf-rn50: needs mlperf-logging: pip install '.[check]' in the checkout\n")
+
+
+@pytest.mark.parametrize('name', ['config_2.yaml', 'env_2.json'])
+@pytest.mark.parametrize('make', [os.mkfifo, os.mkdir], ids=['pipe', 'folder'])
+def test_configuration_that_is_no_file_is_refused(tmp_path, name, make):
+    shutil.copytree(DIGITS, tmp_path / 'set')
+    (tmp_path / 'set' / name).unlink()
+    make(tmp_path / 'set' / name)
+    done = call('package', tmp_path / 'set', '--org', 'a', '--system', 'b', '--out', tmp_path / 'out')
+    assert done.returncode == 1 and not (tmp_path / 'out').exists()
+    assert f'{name}: got no regular file, expected a file; replace it with a copy' in done.stdout
+
+
+def test_file_in_place_of_a_folder_of_the_tree_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / 'us/systems').mkdir(parents=True)
+    (tmp_path / 'us/benchmarks').write_text('mine')
+    with pytest.raises(UserError, match='us/benchmarks exists already and is not replaced'):
+        make_package(DIGITS, order(tmp_path, round='v4.0', out=tmp_path))
+    assert sorted(p.name for p in (tmp_path / 'us').rglob('*')) == ['benchmarks', 'systems']

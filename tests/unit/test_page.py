@@ -19,6 +19,7 @@ from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.runfolder.outputs import LISTING
 
 HOSTILE = '</title><script>alert(1)</script><img src=x onerror=alert(1)>$x^{$ "\'&'
 PICTURES = ['accuracy_epochs', 'accuracy_time', 'epochs', 'sweep_1x4', 'throughput', 'time_parts',
@@ -172,7 +173,7 @@ def test_file_names_do_not_come_from_logs_and_reports_are_reproducible(tmp_path)
     for name in ('a', 'b'):
         dump_report(studies_of(tmp_path / 'logs'), tmp_path / name)
     files = {p.name: p.read_bytes() for p in (tmp_path / 'a').iterdir()}
-    assert set(files) == {'report.html', 'report.json', 'report.csv', 'report.md', 'report_evaluations.csv',
+    assert set(files) == {'report.html', 'report.json', 'report.csv', 'report.md', 'report_evaluations.csv', LISTING,
                           *(f'{p}.{s}' for p in PICTURES if p != 'sweep_1x4' for s in ('svg', 'png'))}
     assert files == {p.name: p.read_bytes() for p in (tmp_path / 'b').iterdir()}
     assert sorted(p.name for p in tmp_path.iterdir()) == ['a', 'b', 'logs']

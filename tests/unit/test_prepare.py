@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import call
-from numbered import encoded
+from numbered import encoded, tar_of
 from PIL import Image, ImageFile
 
 from mlperf_rn50.cli.parsers import config_parser
@@ -227,16 +227,6 @@ def test_number_out_of_range_is_refused(pictures, tmp_path, option, value):
     done = call('prepare', 'folder', '--source', pictures, '--out', tmp_path / 'out', option, value)
     assert (done.returncode, done.stderr.count('\n')) == (2, 1)
     assert f'{option}: got {value}, expected a whole number from 1 to ' in done.stderr
-
-
-def tar_of(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode='w') as tar:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
 
 
 @pytest.fixture

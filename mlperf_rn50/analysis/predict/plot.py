@@ -9,7 +9,8 @@ from mlperf_rn50.analysis.predict.tables import answer_heading, render_predictio
 from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.picture import COLOURS, INK, STYLE, Picture
 from mlperf_rn50.analysis.report.text import MARKDOWN
-from mlperf_rn50.files import write_atomically, writing_folder
+from mlperf_rn50.files import write_atomically
+from mlperf_rn50.runfolder.outputs import new_files
 from mlperf_rn50.text import printable
 
 
@@ -59,11 +60,10 @@ def draw_prediction(answer: Predictions) -> Picture | None:
 
 
 def dump_prediction(answer: Predictions, folder: Path) -> Path:
-    """Write prediction.json, prediction.md and the plot, if any. Return the folder. Raise ConfigError on failure."""
-    with writing_folder(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / 'prediction.json', render_prediction_json(answer) + '\n')
-        write_atomically(folder / 'prediction.md', render_prediction(answer, MARKDOWN) + '\n')
+    """Write prediction.json, prediction.md and the plot, if any. Return the folder. Raise ConfigError as new_files."""
+    with new_files(folder) as place:
+        write_atomically(place / 'prediction.json', render_prediction_json(answer) + '\n')
+        write_atomically(place / 'prediction.md', render_prediction(answer, MARKDOWN) + '\n')
         if picture := draw_prediction(answer):
-            drawing.dump_picture(picture, folder, 'prediction')
+            drawing.dump_picture(picture, place, 'prediction')
     return folder

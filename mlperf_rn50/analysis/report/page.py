@@ -18,7 +18,8 @@ from mlperf_rn50.analysis.report.summary import summarise
 from mlperf_rn50.analysis.report.tables import finding_lines, is_large, overview_table, series_matrix, tables_of
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets.scaling import Study
-from mlperf_rn50.files import numbered_lines, replacing, write_atomically, writing_folder
+from mlperf_rn50.files import numbered_lines, replacing, write_atomically
+from mlperf_rn50.runfolder.outputs import new_files
 from mlperf_rn50.table import Cell, Ref, Table
 from mlperf_rn50.text import cut_names, printable
 
@@ -119,20 +120,19 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
 
 
 def dump_report(studies: Sequence[Study], folder: Path, has_all_findings: bool = False, **texts: str | None) -> Path:
-    """Write the plots, and the report in all formats. Return the page's path. Raise ConfigError if writing fails."""
-    with writing_folder(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    """Write the plots, and the report in all formats. Return the page's path. Raise ConfigError as new_files does."""
+    with new_files(folder) as place:
         for name, render in (('report.json', render_json), ('report.csv', render_csv),
                              ('report_evaluations.csv', render_evaluations_csv)):
-            with replacing(folder / name) as f:
+            with replacing(place / name) as f:
                 f.writelines(part.encode() for part in render(studies))
-        write_atomically(folder / 'report.md', render_table(studies, MARKDOWN, has_all_findings) + '\n')
+        write_atomically(place / 'report.md', render_table(studies, MARKDOWN, has_all_findings) + '\n')
         drawn, uses = [], Counter[str]()
         for pictures in track(plots.draw_report(studies), 1 + len(studies), 'draw plots'):
             drawn.append(pictures)
             for picture in pictures:  # written now to free the memory of the figures
                 uses[picture.name] += 1
                 again = f'_{uses[picture.name]}' * (uses[picture.name] > 1)
-                dump_picture(picture, folder, picture.name + again)
-        write_atomically(folder / 'report.html', render_html(studies, drawn, folder, **texts) + '\n')
+                dump_picture(picture, place, picture.name + again)
+        write_atomically(place / 'report.html', render_html(studies, drawn, folder, **texts) + '\n')
     return folder / 'report.html'

@@ -11,10 +11,11 @@ from mlperf_rn50.analysis.page import page_template
 from mlperf_rn50.analysis.report.picture import COLOURS, GRID, INK, STYLE, Picture, figure_of, make_picture
 from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, facts_of, run_heading, status_word
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
-from mlperf_rn50.files import write_atomically
+from mlperf_rn50.files import read_bytes, refuse_existing, write_atomically
 from mlperf_rn50.text import percent, thin
 
 NAME = 'watch.html'
+_MARK = b' - mlperf-rn50 watch</title>'  # in page.html
 _MAX_MARKS, _MAX_BARS, _MAX_ROWS, _BAR_IN, _HEIGHT_IN = 200, 16, 400, 0.21, 2.9
 _PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))  # phases of a step and colours of their bars
 
@@ -100,6 +101,12 @@ def render_page(run: LiveRun, written: datetime, every_s: float, price: float | 
 
 
 def dump_page(run: LiveRun, folder: Path, every_s: float, price: float | None = None) -> None:
-    """Write watch.html into a run folder if this folder exists; raise OSError on failure."""
+    """Write watch.html into a run folder if this folder exists.
+
+    Raise OSError on failure, and ConfigError if there is another file of this name.
+    """
+    path = folder / NAME
     if folder.is_dir():
-        write_atomically(folder / NAME, render_page(run, datetime.now(timezone.utc), every_s, price) + '\n')
+        if path.is_symlink() or not path.is_file() or _MARK not in read_bytes(path):
+            refuse_existing([path], '--html')
+        write_atomically(path, render_page(run, datetime.now(timezone.utc), every_s, price) + '\n')

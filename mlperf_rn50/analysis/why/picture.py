@@ -13,8 +13,8 @@ from mlperf_rn50.analysis.why.limit import INPUT, OUTSIDE, times_of
 from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.analysis.why.text import explain_time
 from mlperf_rn50.analysis.why.trace import HOW_TO_TRACE, PHASES, Steps, host_names, read_traces
-from mlperf_rn50.files import writing_folder
 from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.outputs import new_files
 from mlperf_rn50.runfolder.records import RanksRecord
 from mlperf_rn50.text import duration, grouped, percent, plural, thin
 
@@ -86,8 +86,7 @@ def draw_times(run: RunFolder, records: Sequence[RanksRecord], bar: Mapping[str,
 
 
 def dump_times(run: WhyRun, folder: Path) -> None:
-    """Write the picture of a run to a folder. Raise ConfigError on failure."""
+    """Write the picture of a run to a folder. Raise ConfigError as new_files does."""
     bar, sentence = bar_of(times_of(run).parts), explain_time(run).sentence
-    with writing_folder(folder, '--out'):
-        folder.mkdir(parents=True, exist_ok=True)
-        drawing.dump_picture(draw_times(run.folder, run.all(RanksRecord), bar, sentence), folder, 'why')
+    with new_files(folder) as place:
+        drawing.dump_picture(draw_times(run.folder, run.all(RanksRecord), bar, sentence), place, 'why')

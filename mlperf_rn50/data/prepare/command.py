@@ -1,45 +1,75 @@
 """Packing of images into RecordIO: <out>/{train,validation}.{rec,idx,index.npy,crc.npy,names.txt} and manifest.json.
 
-Threads check and convert the images, PART_SIZE at a time. An interrupted preparation resumes after the last whole part.
+Threads check and convert the images, PART_SIZE at a time. An interrupted preparation resumes after the last whole part
+whose images have the same contents as before. No file is replaced that prepare did not write.
 """
 import hashlib
 import os
+import re
 import shutil
 import warnings
 import zlib
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from itertools import accumulate, chain, count, repeat, takewhile
+from itertools import accumulate, chain, count, repeat
 from pathlib import Path
 
 import msgspec
 from tqdm import tqdm
+from tqdm.contrib.concurrent import thread_map
 
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.prepare.folders import folder, im2rec
 from mlperf_rn50.data.prepare.imagenet import imagenet
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits
-from mlperf_rn50.data.prepare.train_yaml import write_train_yaml
-from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, load_manifest, pack_record, parse_record
+from mlperf_rn50.data.prepare.train_yaml import TRAIN_YAML, write_train_yaml
+from mlperf_rn50.data.records import (
+    CHECKSUMS,
+    INDEX,
+    MANIFEST_FORMAT,
+    MANIFEST_NAME,
+    NAMES,
+    load_manifest,
+    pack_record,
+    parse_record,
+)
 from mlperf_rn50.data.verify import REPAIR, describe_records, dump_manifest, verify
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
-from mlperf_rn50.files import describe_disk, make_folder, no_link, read_bytes, sync, write_atomically
+from mlperf_rn50.files import (
+    describe_disk,
+    make_folder,
+    no_link,
+    read_bytes,
+    refuse_existing,
+    sync,
+    walk,
+    write_atomically,
+)
 from mlperf_rn50.runfolder.jsonl import decode
-from mlperf_rn50.text import plural, some
+from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
+from mlperf_rn50.text import plural, printable, some
 
 PART_SIZE = 1000
+_PARTS, _DAMAGED = '.parts', 'damaged.txt'
+# Files in --out: those that are published together, the manifest last; the list of damaged images;
+# and, for images of the user, a configuration.
+_OUTPUTS = (*(f'{split}{ending}' for split in ('train', 'validation')
+              for ending in ('.rec', '.idx', INDEX, CHECKSUMS, NAMES)), MANIFEST_NAME, _DAMAGED, TRAIN_YAML)
+_IN_PARTS = re.compile(r'[0-9a-f]{64}(/\.?(train|validation|manifest|damaged)[_.].+)?')
 
 
 class _Part(msgspec.Struct):
-    """Names and CRC-32 of the records of a part, sizes of those written, and damaged images with the reasons."""
+    """Names and CRC-32 of the records of a part, sizes of those written, damaged images with the reasons, sources."""
 
     names: list[str] = []
     checksums: list[int] = []
     sizes: list[int] = []
     damaged: list[tuple[str, str]] = []
+    sources: list[int] = []  # CRC-32 of each image as read, also of damaged ones
 
 
 def find_dataset(options: Namespace, name: str) -> Dataset:
@@ -60,64 +90,94 @@ def find_dataset(options: Namespace, name: str) -> Dataset:
         raise DataError(f'--source: {e.filename or source}: {reason}; repair, move or remove it') from e
 
 
-def make_record(sample: Sample, sample_id: int, encode: Callable[[bytes], bytes]) -> bytes | str:
-    """Return the record to store for an image, or the reason why the image is damaged."""
+def make_record(sample: Sample, sample_id: int, encode: Callable[[bytes], bytes]) -> tuple[int, bytes | str]:
+    """Return the CRC-32 of an image as read, and the record to store, or the reason why the image is damaged."""
     encoded = sample.read()
+    source = zlib.crc32(encoded)
     try:
         if not sample.is_record:
-            return pack_record(sample.label, sample_id, encode(encoded))
+            return source, pack_record(sample.label, sample_id, encode(encoded))
         image = parse_record(encoded, sample.name).image.tobytes()
         if encode(image) != image:
             raise ValueError('DALI cannot decode it')
-        return encoded
+        return source, encoded
     except Exception as e:
         reason = ' '.join(str(e).split()).partition(' <_io')[0]  # without the name of a buffer
-        return f'{type(e).__name__}: {reason[:120]}'
+        return source, f'{type(e).__name__}: {reason[:120]}'
+
+
+def _source_of(sample: Sample) -> int:
+    return zlib.crc32(sample.read())
 
 
 def _write_parts(rec_path: Path, samples: list[Sample], encode: Callable[[bytes], bytes], num_workers: int) -> _Part:
     """Append the missing parts of a split to its .rec, and a JSON file beside it for each. Return all parts as one."""
-    starts = range(0, len(samples), PART_SIZE)
-    paths = [rec_path.with_name(f'{rec_path.stem}_{i:05d}.json') for i in range(len(starts))]
-    found = (decode(read_bytes(path), _Part) for path in takewhile(Path.exists, paths))
-    parts = [part for part in takewhile(bool, found) if part]
+    parts, size, is_kept = list[_Part](), 0, True
     with (open(rec_path, 'ab', opener=no_link) as rec, ThreadPoolExecutor(num_workers) as pool,
-          tqdm(total=len(samples), initial=sum(len(part.names) + len(part.damaged) for part in parts),
-               desc=f'prepare {rec_path.stem}', unit='img', disable=None) as bar):
-        size = sum(chain.from_iterable(part.sizes for part in parts))
-        if rec.seek(0, os.SEEK_END) < size:  # truncated, or already moved when the program was killed
-            parts, size = [], 0
-        rec.truncate(size)
-        for path, start in list(zip(paths, starts))[len(parts):]:
-            part, group = _Part(), samples[start:start + PART_SIZE]
-            for sample, record in zip(group, pool.map(make_record, group, count(start), repeat(encode))):
-                bar.update()
-                if isinstance(record, str):
-                    part.damaged.append((sample.name, record))
-                    continue
-                part.names.append(sample.name)
-                part.checksums.append(zlib.crc32(record))
-                if not sample.is_record:
-                    part.sizes.append(len(record))
-                    rec.write(record)
-            sync(rec)
-            write_atomically(path, msgspec.json.encode(part))
+          tqdm(total=len(samples), desc=f'prepare {rec_path.stem}', unit='img', disable=None) as bar):
+        end = rec.seek(0, os.SEEK_END)
+        for start in range(0, len(samples), PART_SIZE):
+            path = rec_path.with_name(f'{rec_path.stem}_{len(parts):05d}.json')
+            group = samples[start:start + PART_SIZE]
+            part = decode(read_bytes(path), _Part) if is_kept and path.exists() else None
+            is_kept = bool(part and size + sum(part.sizes) <= end and part.sources == [*pool.map(_source_of, group)])
+            if part and is_kept:
+                bar.update(len(group))
+            else:
+                rec.truncate(size)
+                part = _Part()
+                for sample, (source, record) in zip(group, pool.map(make_record, group, count(start), repeat(encode))):
+                    bar.update()
+                    part.sources.append(source)
+                    if isinstance(record, str):
+                        part.damaged.append((sample.name, record))
+                        continue
+                    part.names.append(sample.name)
+                    part.checksums.append(zlib.crc32(record))
+                    if not sample.is_record:
+                        part.sizes.append(len(record))
+                        rec.write(record)
+                sync(rec)
+                write_atomically(path, msgspec.json.encode(part))
             parts.append(part)
+            size += sum(part.sizes)
+        rec.truncate(size)
     return _Part(*(list(chain.from_iterable(lists)) for lists in zip(*map(msgspec.structs.astuple, parts))))
 
 
-def _link(rec: Path, target: Path) -> None:
-    """Link to a .rec and its .idx, unless they are at target already."""
-    for suffix in ('.rec', '.idx'):
-        path, link = rec.with_suffix(suffix), target.with_suffix(suffix)
-        if not (link.exists() and link.samefile(path)):
-            link.unlink(missing_ok=True)
-            link.symlink_to(os.path.relpath(path.resolve(), link.parent.resolve()))
+def _links(dataset: Dataset, out: Path) -> dict[Path, Path]:
+    """Return the links to the records of im2rec and their indexes, and where they lead."""
+    return {out / f'{split}{suffix}': rec.with_suffix(suffix)
+            for split, rec in dataset.recs.items() for suffix in ('.rec', '.idx')}
+
+
+def _publish(path: Path, out: Path) -> None:
+    """Add a finished part of the data to --out. Its other name in the parts marks it as written by prepare."""
+    refuse_existing([out / path.name])
+    try:
+        os.link(path, out / path.name)
+    except OSError:  # a file system without hard links
+        path.rename(out / path.name)
+
+
+def _claim(out: Path, dataset: Dataset, is_own: bool) -> None:
+    """Remove what a stopped preparation has published. Raise ConfigError for a file that prepare did not write."""
+    parts = out / _PARTS
+    inner = [parts] if parts.is_symlink() or not parts.is_dir() else [
+        p for p in parts.rglob('*') if not _IN_PARTS.fullmatch(str(p.relative_to(parts)))]
+    refuse_existing(inner)
+    for part in parts.glob('*/*'):
+        path = out / part.name
+        if path.is_file() and not path.is_symlink() and path.samefile(part):
+            path.unlink()
+    links = _links(dataset, out)
+    refuse_existing(path for name in _OUTPUTS[:None if is_own else -1]
+                    if not ((path := out / name) in links and path.exists() and path.samefile(links[path])))
 
 
 def is_prepared(out: Path, dataset_name: str) -> bool:
     """Return whether a folder contains this complete data set. Raise DataError if it contains a different one."""
-    if not (out / MANIFEST_NAME).exists():
+    if not os.path.lexists(out / MANIFEST_NAME):
         return False
     manifest = load_manifest(out)
     if manifest['dataset'] != dataset_name:
@@ -126,13 +186,22 @@ def is_prepared(out: Path, dataset_name: str) -> bool:
     return all(rec.is_file() and rec.stat().st_size == size for rec, size in recs.items())
 
 
+def _sources_digest(dataset: Dataset, resize_shorter: int | None, sources: Iterable[int]) -> str:
+    """Return a SHA-256 of what determines the records: class, name and CRC-32 of each image, and the size."""
+    images = [(s.label, s.name, source) for s, source in zip(chain(dataset.train, dataset.validation), sources)]
+    return hashlib.sha256(repr((dataset.classes, resize_shorter, images)).encode()).hexdigest()
+
+
 def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int | None = None,
-         skip_damaged: bool = False) -> dict:
-    """Pack a data set. Return the manifest, written last. Raise DataError for damaged images unless skip_damaged."""
+         skip_damaged: bool = False, state: str = '') -> dict:
+    """Pack a data set. Return the manifest, written last. Raise DataError for damaged images unless skip_damaged.
+
+    state: of the files of the source, as find_state returns it.
+    """
     from mlperf_rn50.data.pictures import MAX_STORED_PIXELS, DecoderTest, encode_image
     samples = {'train': dataset.train, 'validation': dataset.validation}
-    contents = [(s.label, s.name, s.size) for s in chain(*samples.values())]
-    folder = out / '.parts' / hashlib.sha256(repr((PART_SIZE, resize_shorter, contents)).encode()).hexdigest()
+    contents = [[*dataset.recs], *((s.label, s.name, s.size) for s in chain(*samples.values()))]
+    folder = out / _PARTS / hashlib.sha256(repr((PART_SIZE, resize_shorter, contents)).encode()).hexdigest()
     if folder.parent.exists() and not folder.exists():  # parts of a different input
         shutil.rmtree(folder.parent)
     make_folder(folder)
@@ -143,29 +212,54 @@ def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int 
                  for name, of_split in samples.items()}
     damaged = [image for part in parts.values() for image in part.damaged]
     if damaged and not skip_damaged:
-        first, listed = some([f'{name} ({why})' for name, why in damaged], 5), out / 'damaged.txt'
+        first, listed = some([f'{name} ({why})' for name, why in damaged], 5), folder / _DAMAGED
         write_atomically(listed, ''.join(f'{name}\t{why}\n' for name, why in damaged))
-        advice = (f'run im2rec again without those listed in {listed}' if dataset.recs else
-                  f'replace those listed in {listed} or skip them with --skip-corrupt')
+        _publish(listed, out)
+        advice = (f'run im2rec again without those listed in {out / _DAMAGED}' if dataset.recs else
+                  f'replace those listed in {out / _DAMAGED} or skip them with --skip-corrupt')
         raise DataError(f'{plural(len(damaged), "image")} cannot be decoded: {first}; {advice}')
     splits = {}
     for name, part in parts.items():
-        rec_path = (out if dataset.recs else folder) / f'{name}.rec'
-        if dataset.recs:
-            _link(dataset.recs[name], rec_path)
-        else:
+        made = folder / f'{name}.rec'
+        if not dataset.recs:
             starts = [0, *accumulate(part.sizes)][:-1]
-            write_atomically(rec_path.with_suffix('.idx'), ''.join(f'{key}\t{s}\n' for key, s in enumerate(starts)))
-        splits[name] = describe_records(rec_path, part.names, part.checksums)
+            write_atomically(made.with_suffix('.idx'), ''.join(f'{key}\t{s}\n' for key, s in enumerate(starts)))
+        splits[name] = describe_records(dataset.recs.get(name, made), made, part.names, part.checksums)
+    sources = chain.from_iterable(part.sources for part in parts.values())
     manifest = {'format': MANIFEST_FORMAT, 'dataset': dataset.name, 'source': dataset.source,
                 'resize_shorter': resize_shorter, 'classes': dataset.classes,
-                'splits': splits, 'skipped': [name for name, _ in damaged], 'notes': dataset.notes}
+                'splits': splits, 'skipped': [name for name, _ in damaged], 'notes': dataset.notes,
+                'source_state': state, 'source_sha256': _sources_digest(dataset, resize_shorter, sources)}
     dump_manifest(folder, manifest)
-    made = [] if dataset.recs else [*folder.glob('train.*'), *folder.glob('validation.*')]
-    for path in (*made, folder / MANIFEST_NAME):
-        path.replace(out / path.name)
+    for link, target in _links(dataset, out).items():
+        (folder / link.name).unlink(missing_ok=True)  # an empty .rec
+        if not os.path.lexists(link):
+            link.symlink_to(os.path.relpath(target.resolve(), out.resolve()))
+    for path in (folder / name for name in _OUTPUTS[:-2]):
+        if path.exists():
+            _publish(path, out)
     shutil.rmtree(folder.parent)
     return manifest
+
+
+def find_state(options: Namespace) -> str:
+    """Return a digest of options, and of name, size, time of change and inode of each file of the source, unread.
+
+    Return '' without a source.
+    """
+    root, state = Path(options.source or ''), [options.validation, options.resize_shorter]
+    if not options.source or not root.exists():
+        return ''
+    if options.dataset == 'im2rec':  # resolved, because --out may be the same folder
+        paths = sorted({os.path.realpath(p) for p in root.iterdir() if p.suffix in ('.rec', '.idx', '.lst')})
+    else:
+        paths = [os.path.join(place, name) for place, _, names in walk(root, lambda _: None)
+                 if _PARTS not in place.removeprefix(str(root)) for name in names if name not in _OUTPUTS]
+    for path in (*(paths or [options.source]), options.ground_truth or ''):
+        with suppress(OSError):  # a link to nothing
+            found = os.stat(path)
+            state.append((path.removeprefix(str(root)), found.st_size, found.st_ctime_ns, found.st_ino))
+    return hashlib.sha256(repr(state).encode()).hexdigest()
 
 
 def prepare(options: Namespace) -> int:
@@ -173,9 +267,9 @@ def prepare(options: Namespace) -> int:
     num_workers = options.workers or len(os.sched_getaffinity(0))
     if options.verify is not None:
         intact, damaged = verify(Path(options.verify), num_workers)
-        print(*intact, *damaged, sep='\n')
+        _print(*intact, *damaged)
         if damaged:
-            print(f'{options.verify}: damaged; {REPAIR}')
+            _print(f'{options.verify}: damaged; {REPAIR}')
         return EXIT_FAILED if damaged else EXIT_OK
     out, name, is_own = Path(options.out), options.dataset, options.dataset in ('folder', 'im2rec')
     if is_own:
@@ -183,36 +277,57 @@ def prepare(options: Namespace) -> int:
         name = options.name or (source if source != IMAGENET else name)  # other images must not count as ImageNet
     try:
         if is_prepared(out, name):
-            if options.dataset == 'folder' and Path(options.source or '').is_dir():
-                _check_same(load_manifest(out), options, name)
-            print(f'{out}: {name} is already prepared; to prepare it again, remove this folder or use another --out')
+            _check_same(load_manifest(out), options, name, num_workers)
+            _print(f'{out}: {name} is already prepared; to prepare it again, remove this folder or use another --out')
         else:
-            _prepare_new(options, out, name, num_workers)
+            _prepare_new(options, out, name, is_own, num_workers)
         if is_own and name != IMAGENET:
-            print(f'next: {write_train_yaml(out, name)}')
+            _print(f'next: {write_train_yaml(out, name)}')
     except OSError as e:
         raise DataError(f'--out: {e.filename or out}: {e.strerror}; {describe_disk(out)}; free space or fix the '
                         'permissions, then run prepare again (it keeps finished parts)') from e
     return EXIT_OK
 
 
-def _check_same(manifest: dict, options: Namespace, name: str) -> None:
-    """Raise DataError if a folder of images has other classes or numbers of images than when it was prepared."""
+def _print(*lines: str) -> None:
+    """Print lines with names of classes and files, which are not trusted."""
+    for line in lines:
+        print(printable(line), flush=True)
+
+
+def _check_same(manifest: dict, options: Namespace, name: str, num_workers: int) -> None:
+    """Raise DataError if the source has other classes or images than when it was prepared.
+
+    Images are read only if the state of a file has changed. Older manifests have no state; for these, only the classes
+    and numbers of images in folders are compared.
+    """
+    state = find_state(options)
+    if not state or state == manifest.get('source_state', '' if options.dataset == 'folder' else state):
+        return
     found, skipped = find_dataset(options, name), {*manifest['skipped']}
-    now = [sum(s.name not in skipped for s in samples) for samples in (found.train, found.validation)]
+    splits = found.train, found.validation
+    now = [sum(s.name not in skipped for s in samples) for samples in splits]
     before = [split['num_images'] for split in manifest['splits'].values()]
     if (now, found.classes) != (before, manifest['classes']):
         raise DataError(f'--source: got {now} images of {len(found.classes)} classes, expected {before} of '
                         f'{len(manifest["classes"])}, as in --out; remove that folder or use another one')
+    if 'source_sha256' in manifest:
+        blocks = [samples[k:k + PART_SIZE] for samples in splits for k in range(0, len(samples), PART_SIZE)]
+        sources = chain.from_iterable(thread_map(lambda block: [*map(_source_of, block)], blocks, desc='compare',
+                                                 max_workers=num_workers, disable=None))
+        if _sources_digest(found, options.resize_shorter, sources) != manifest['source_sha256']:
+            raise DataError(f'--source: got other images, names, labels or --resize-shorter than those in {options.out}'
+                            '; remove that folder or use another one')
 
 
-def _prepare_new(options: Namespace, out: Path, name: str, num_workers: int) -> None:
+def _prepare_new(options: Namespace, out: Path, name: str, is_own: bool, num_workers: int) -> None:
+    state = find_state(options)
     found = find_dataset(options, name)
-    for note in found.notes:
-        print(note, flush=True)
-    out.mkdir(parents=True, exist_ok=True)
-    manifest = pack(found, out, num_workers, options.resize_shorter, options.skip_corrupt)
+    _print(*found.notes)
+    with folder_lock(out, '--out', OUTPUT_LOCK):
+        _claim(out, found, is_own)
+        manifest = pack(found, out, num_workers, options.resize_shorter, options.skip_corrupt, state)
     for split, entry in manifest['splits'].items():
-        print(f'{out}/{split}.rec: {entry["num_images"]:,} images of {name}, {entry["rec_bytes"] / 1e6:,.1f} MB')
+        _print(f'{out}/{split}.rec: {entry["num_images"]:,} images of {name}, {entry["rec_bytes"] / 1e6:,.1f} MB')
     if manifest['skipped']:
-        print(f'skipped {plural(len(manifest["skipped"]), "damaged image")}, listed in {out / MANIFEST_NAME}')
+        _print(f'skipped {plural(len(manifest["skipped"]), "damaged image")}, listed in {out / MANIFEST_NAME}')

@@ -1,5 +1,6 @@
 """A first configuration for a user's own images: <out>/train.yaml, from their number and sizes."""
 import io
+import os
 import shlex
 import statistics
 from pathlib import Path
@@ -11,6 +12,7 @@ from mlperf_rn50.data.records import RecordFile
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.text import thin
 
+TRAIN_YAML = 'train.yaml'
 _MAX_SIZED = 200  # number of images whose sizes are read
 _HEADER = """# {}
 # A cautious start, not tuned. Numbers of images and classes are those of manifest.json, beside this file.
@@ -36,9 +38,9 @@ def make_tree(out: Path, name: str, num_train: int, side: int) -> dict[str, dict
 
 def write_train_yaml(out: Path, name: str) -> str:
     """Write train.yaml unless it exists, because the user may have changed it; return the command to train with it."""
-    path = out / 'train.yaml'
+    path = out / TRAIN_YAML
     command = f'launch/local.sh --config {shlex.quote(str(path))} --ranks-per-node 2'
-    if not path.exists():
+    if not os.path.lexists(path):
         records = RecordFile(out / 'train.rec')
         images = (records.read(k).image.tobytes() for k in thin(range(len(records)), _MAX_SIZED))
         side = round(statistics.median(min(imagesize.get(io.BytesIO(image))) for image in images))

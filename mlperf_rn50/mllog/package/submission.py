@@ -2,6 +2,7 @@
 
 Source: MLPerf training submission rules. The layout is that of v1.0 and later rounds.
 """
+import os
 import re
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ from typing import Any
 
 import mlperf_rn50
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import dump_json, writing_folder
+from mlperf_rn50.files import dump_json, refuse_existing, writing_folder
 from mlperf_rn50.mllog.check.judge import Judgement
 from mlperf_rn50.mllog.check.official import NEEDED, CheckResult, NotInstalled, TreeVerdict, judge_tree
 from mlperf_rn50.mllog.package import system_desc
@@ -21,6 +22,7 @@ from mlperf_rn50.mllog.package.code import copy_code, find_flaws, missing_code, 
 from mlperf_rn50.mllog.read.description import load_env
 from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, V05
 from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
 from mlperf_rn50.text import printable
 
 _MAX_WARNINGS = 3  # maximum number of warnings shown per log; `report` shows all
@@ -54,6 +56,7 @@ class Package:
     notes: Sequence[str] = ()
     official_score_minutes: float | None = None  # from result_summarizer
     flaws: Sequence[str] = ()  # flaws in a new tree's descriptions; in a finished tree, they are refusals
+    remarks: Sequence[str] = ()  # notes about the runs
 
     @property
     def is_open(self) -> bool:
@@ -106,7 +109,7 @@ def _merge(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir(), key=lambda p: (p.name == 'results', p.name)):
         place = target / path.name
-        if not place.exists():
+        if not os.path.lexists(place):
             path.rename(place)
         elif path.is_dir():
             _merge(path, place)
@@ -117,23 +120,24 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
     _check_order(order)
     if refusals := refusals_of(judgement, runs) or [flaw for run in runs for flaw in find_flaws(run)]:
         return Package(None, list(dict.fromkeys(refusals)))
-    warnings = find_warnings(runs, judgement)
-    with writing_folder(order.out):
-        order.out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=order.out, prefix='.package-') as place:
-            new = Path(place) / order.org
-            notes = _write_tree(new, runs, order)
-            verdict = judge_tree(new, ROUNDS[order.round])
-            if verdict.problems:
-                return Package(None, verdict.problems, warnings, notes=notes)
-            if (order.home / CODE_FOLDER / 'code').exists():
-                notes.append(f'{CODE_FOLDER}/code exists and is not changed')
-            _merge(new, order.home)
+    warnings, remarks = find_warnings(runs, judgement), find_warnings(runs, judgement, is_note=True)
+    with writing_folder(order.out), folder_lock(order.out, '--out', OUTPUT_LOCK), \
+            tempfile.TemporaryDirectory(dir=order.out, prefix='.package-') as place:
+        new = Path(place) / order.org
+        notes = _write_tree(new, runs, order)
+        verdict = judge_tree(new, ROUNDS[order.round])
+        if verdict.problems:
+            return Package(None, verdict.problems, warnings, notes=notes, remarks=remarks)
+        refuse_existing(path for p in Path(place).rglob('*')
+                        if p.is_dir() and not (path := order.out / p.relative_to(place)).is_dir())
+        if (order.home / CODE_FOLDER / 'code').exists():
+            notes.append(f'{CODE_FOLDER}/code exists and is not changed')
+        _merge(new, order.home)
     score = verdict.scores.get(order.system)
     summary = verdict.crash or ('no score' if score is None else f'{score:.2f} min')
     findings = [_summary(runs, judgement), *verdict.results, ('result_summarizer', summary)]
     flaws, _ = system_desc.check_description(order.home, order.system, {r.division for r in runs} - {None})
-    return Package(order.home, (), warnings, findings, notes, score, flaws)
+    return Package(order.home, (), warnings, findings, notes, score, flaws, remarks)
 
 
 def refusals_of(judgement: Judgement, runs: Sequence[Run]) -> list[str]:
@@ -149,18 +153,20 @@ def _summary(runs: Sequence[Run], judgement: Judgement) -> CheckResult:
     return 'logs', f'{num_passed} of {len(runs)} pass the rules of {name}{"; one may fail" * bool(judgement.misses)}'
 
 
-def find_warnings(runs: Sequence[Run], judgement: Judgement) -> list[str]:
-    """Return the warnings about an accepted set: a failed run, and the findings of any grade about its logs."""
+def find_warnings(runs: Sequence[Run], judgement: Judgement, is_note: bool = False) -> list[str]:
+    """Return the warnings about an accepted set: a failed run, and errors and warnings about its logs; or the notes."""
     result = [f'1 of {len(runs)} runs did not converge ({path.name}: {reason}) and counts as the slowest'
-              for path, reason in judgement.misses.items()]
-    counts = Counter(text for r in runs for text in dict.fromkeys(w.text for w in r.findings))
+              for path, reason in judgement.misses.items() if not is_note]
+    graded = [(r, [w for w in r.findings if (w.grade == 'note') == is_note]) for r in runs]
+    counts = Counter(text for _, found in graded for text in dict.fromkeys(w.text for w in found))
     shared = [text for text, count in counts.items() if count == len(runs) > 1]
     result += [f'all {len(runs)} logs: {text}' for text in shared]
-    for run in runs:
-        rest = [w for w in run.findings if w.text not in shared]
+    for run, found in graded:
+        rest = [w for w in found if w.text not in shared]
         result += [f'{run.path.name}{"" if w.line is None else f":{w.line}"}: {w.text}' for w in rest[:_MAX_WARNINGS]]
         if len(rest) > _MAX_WARNINGS:
-            result.append(f'{run.path.name}: {len(rest) - _MAX_WARNINGS} more warnings; mlperf-rn50 report shows them')
+            result.append(f'{run.path.name}: {len(rest) - _MAX_WARNINGS} more; mlperf-rn50 report '
+                          '--findings shows them')
     return result
 
 
@@ -168,13 +174,15 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, tuple[Sequenc
     """Check a finished tree and, if it has no problems, run the official tools on it. sets: judged runs by system."""
     problems: list[str] = []
     warnings: list[str] = []
+    remarks: list[str] = []
     notes: list[str] = []
     findings: list[CheckResult] = []
     for system, (runs, judgement) in sets.items():
         refusals, (checker, text) = refusals_of(judgement, runs), _summary(runs, judgement)
         flaws, gaps = system_desc.check_description(home, system, {r.division for r in runs} - {None})
         problems += [*(f'{system}: {refusal}' for refusal in refusals), *flaws]
-        warnings += [f'{system}: {warning}' for warning in find_warnings(runs, judgement)]
+        for texts, is_note in ((warnings, False), (remarks, True)):
+            texts += [f'{system}: {text}' for text in find_warnings(runs, judgement, is_note)]
         findings.append((checker, f'{system}: {text}'))
         notes += gaps
     code = home / CODE_FOLDER / 'code'  # written by copy_code; other code is not checked
@@ -184,7 +192,7 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, tuple[Sequenc
     findings += [*verdict.results, *([('result_summarizer', verdict.crash)] if verdict.crash else []),
                  *(('result_summarizer', f'{name}: {minutes:.2f} min') for name, minutes in verdict.scores.items())]
     score = next(iter(verdict.scores.values())) if len(verdict.scores) == 1 else None
-    return Package(home, [*problems, *verdict.problems], warnings, findings, notes, score)
+    return Package(home, [*problems, *verdict.problems], warnings, findings, notes, score, remarks=remarks)
 
 
 def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:
@@ -195,7 +203,7 @@ def render_package(package: Package, heading: str, score_minutes: float | None =
     if not package.refusals and score_minutes is not None:
         lines.append(f'  {"report score":19s} {score_minutes:.2f} min')
     lines += [f'  warning: {text}' for text in _compare(package, score_minutes)]
-    lines += [f'  note: {text}' for text in package.notes]
+    lines += [f'  note: {text}' for text in (*package.remarks, *package.notes)]
     return '\n'.join(map(printable, lines))
 
 
@@ -213,7 +221,8 @@ def _compare(package: Package, score_minutes: float | None) -> list[str]:
 def package_as_json(package: Package, score_minutes: float | None) -> dict[str, Any]:
     """Return a package as JSON with the keys of docs/results.md."""
     return {'passed': not package.refusals, 'tree': str(package.home) if package.home else None,
-            'refusals': package.refusals, 'flaws': package.flaws, 'oddities': package.warnings,
+            'refusals': package.refusals, 'flaws': package.flaws,
+            'oddities': [*package.warnings, *package.remarks],
             'findings': [{'checker': name, 'text': text} for name, text in package.findings],
             'notes': (*_compare(package, score_minutes), *package.notes), 'score_minutes': score_minutes,
             'official_score_minutes': package.official_score_minutes}

@@ -1,0 +1,147 @@
+"""Folders of outputs: repetition, files of the user, locks."""
+import os
+import re
+import shutil
+
+import pytest
+from helpers import call, shipped_logs
+
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.files import refuse_existing
+from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, OUTPUT_LOCK, folder_lock
+from mlperf_rn50.runfolder.outputs import LISTING, new_files
+
+NAMES = ('a.csv', 'b.md')
+
+
+def write(folder, text='new', **options):
+    with new_files(folder, **options) as place:
+        for name in NAMES:
+            (place / name).write_text(text)
+
+
+def contents(folder):
+    return {p.name: p.read_text() for p in folder.iterdir() if p.name != LISTING}
+
+
+def test_files_of_a_command_are_replaced_by_it_and_no_others(tmp_path):
+    for text in ('first', 'second', 'second', 'third'):
+        write(tmp_path, text)
+        assert contents(tmp_path) == dict.fromkeys(NAMES, text)
+    (tmp_path / 'a.csv').unlink()
+    write(tmp_path)
+    assert len((tmp_path / LISTING).read_text().splitlines()) <= 2 * len(NAMES)
+
+
+@pytest.mark.parametrize('name', [*NAMES, LISTING, OUTPUT_LOCK])
+@pytest.mark.parametrize('plant', [
+    lambda path, mine: path.write_text('mine'), lambda path, mine: path.symlink_to(mine),
+    lambda path, mine: path.symlink_to(mine.with_name('nothing')), lambda path, mine: os.link(mine, path),
+    lambda path, _: path.mkdir(), lambda path, _: os.mkfifo(path)],
+    ids=['file', 'link', 'dangling', 'hard link', 'folder', 'pipe'])
+@pytest.mark.parametrize('is_repeated', [False, True])
+def test_file_of_the_user_is_refused_before_anything_is_written(tmp_path, name, plant, is_repeated):
+    out, mine = tmp_path / 'out', tmp_path / 'mine'
+    mine.write_text('mine')
+    if is_repeated:
+        write(out)
+        (out / name).unlink(missing_ok=True)
+    out.mkdir(exist_ok=True)
+    plant(out / name, mine)
+    before = sorted(os.listdir(out))
+    with pytest.raises(ConfigError, match=re.escape(name) if name != OUTPUT_LOCK else '--out: '):
+        write(out, 'changed')
+    assert sorted(os.listdir(out)) == before and mine.read_text() == 'mine'
+    assert not (tmp_path / 'nothing').exists()
+    assert all((out / n).read_text() == 'new' for n in before if n in NAMES and n != name)
+
+
+def test_changed_output_is_a_file_of_the_user(tmp_path):
+    write(tmp_path)
+    (tmp_path / 'b.md').write_text('new, with a remark')
+    with pytest.raises(ConfigError, match='--out: .*b.md exists already and is not replaced; move it'):
+        write(tmp_path, 'changed')
+    assert contents(tmp_path) == {'a.csv': 'new', 'b.md': 'new, with a remark'}
+
+
+def test_interruption_between_two_files_does_not_prevent_the_next_try(tmp_path, monkeypatch):
+    write(tmp_path, 'old')
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        replace, left = os.replace, iter(range(2))  # the listing and one file
+
+        def stop(*paths):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            replace(*paths)
+        patch.setattr('pathlib.Path.replace', stop)
+        write(tmp_path)
+    assert contents(tmp_path) == {'a.csv': 'new', 'b.md': 'old'}
+    write(tmp_path, 'newer')
+    assert contents(tmp_path) == dict.fromkeys(NAMES, 'newer')
+
+
+def test_failed_command_leaves_nothing(tmp_path):
+    with pytest.raises(ZeroDivisionError), new_files(tmp_path / 'a/b') as place:
+        (place / 'a.csv').write_text('x')
+        raise ZeroDivisionError
+    assert not (tmp_path / 'a').exists()
+
+
+def test_not_repeatable_files_are_new(tmp_path):
+    write(tmp_path, is_repeatable=False)
+    assert not (tmp_path / LISTING).exists()
+    with pytest.raises(ConfigError, match='a.csv exists already'):
+        write(tmp_path, is_repeatable=False)
+
+
+def test_second_command_in_a_folder_is_refused_and_names_the_first(tmp_path):
+    digits = shipped_logs() / 'digits_five'
+    with folder_lock(tmp_path, '--out', OUTPUT_LOCK):
+        for words in (('report', digits, '--out'), ('package', digits, '--org', 'us', '--system', 'x', '--out'),
+                      ('predict', 'v2.0/NVIDIA/dgxa100_ngc22.04_mxnet', '--layouts', '1x8', '--out')):
+            done = call(*words, tmp_path)
+            assert done.returncode == 2 and done.stderr.count('\n') == 1
+            assert f'{tmp_path} is in use by process {os.getpid()} on ' in done.stderr
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_lock_file_of_the_user_is_kept(tmp_path):
+    (tmp_path / LAUNCHER_LOCK).write_text('mine')
+    with pytest.raises(ConfigError, match=f'--run-dir: .*{LAUNCHER_LOCK} exists already'), folder_lock(tmp_path):
+        pass
+    assert (tmp_path / LAUNCHER_LOCK).read_text() == 'mine'
+
+
+def test_report_can_be_repeated_and_a_trace_is_a_new_file(tmp_path):
+    five = shipped_logs() / 'digits_five'
+    for _ in range(2):
+        assert call('report', five, '--out', tmp_path / 'out').returncode == 0
+    copy = shutil.copytree(tmp_path / 'out', tmp_path / 'copy')
+    (copy / 'report.csv').write_text('mine')
+    done = call('report', five, '--out', copy)
+    assert (done.returncode, done.stdout) == (2, '') and 'copy/report.csv exists already' in done.stderr
+    (tmp_path / 'trace.json').write_text('mine')
+    done = call('why', shipped_logs() / 'cifar10_five', '--perfetto', tmp_path / 'trace.json', '--out', tmp_path / 'x')
+    assert (done.returncode, done.stdout) == (2, '') and '--perfetto: ' in done.stderr
+    assert (tmp_path / 'trace.json').read_text() == 'mine' and not (tmp_path / 'x').exists()
+
+
+def test_names_are_refused_in_their_order(tmp_path):
+    (tmp_path / 'b').touch()
+    refuse_existing([tmp_path / 'a'])
+    with pytest.raises(ConfigError, match='--x: .*/b exists already'):
+        refuse_existing([tmp_path / 'a', tmp_path / 'b'], '--x')
+
+
+def test_names_of_folders_do_not_control_the_terminal(tmp_path):
+    strange = tmp_path / '\x1b]0;PWNED\x07\x1b[31m'
+    logs = shutil.copytree(shipped_logs() / 'digits_five', strange / 'logs')
+    for words in (('report', logs, '--out', strange / 'report'), ('check', logs), ('watch', logs, '--once'),
+                  ('watch', logs, '--html'), ('predict', logs, '--layouts', '1x1', '--out', strange / 'predict'),
+                  ('package', logs, '--org', 'us', '--system', 'x', '--out', strange / 'tree'),
+                  ('package', '--check', strange / 'tree/us'), ('prepare', '--verify', strange),
+                  ('prepare', 'folder', '--source', strange, '--out', strange / 'data'), ('why', strange),
+                  ('recipe', '--compare', strange / 'logs/config.yaml'), ('classify', strange, strange / 'a.png')):
+        done = call(*words)
+        assert done.returncode in (0, 2), done.stderr
+        assert not {'\x1b', '\x07'} & {*done.stdout, *done.stderr}, words
