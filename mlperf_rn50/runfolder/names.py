@@ -56,7 +56,7 @@ class RunFolder:
 
     @property
     def trace_request(self) -> Path:
-        """Path of a file that requests a trace of a running job; it contains the number of steps or nothing."""
+        """Path of a file that requests a trace of a running job; its content is ignored."""
         return self.dir / 'trace'
 
     def trace(self, rank: int) -> Path:

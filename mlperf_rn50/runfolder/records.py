@@ -128,6 +128,7 @@ class StepSpans(Struct):
     exchanged_s: Number  # end of the exchange
     updated_s: Number  # end of the update, and start of the next step
     buckets: list[tuple[Number, Number]] = []  # when each was computed on this rank, and when its exchange ended
+    attempt_s: Gauge = 0.0  # start of the attempt, equal on all ranks, in seconds since 1970
 
 
 class ResumedRecord(Struct, tag_field='event', tag='resumed', omit_defaults=True):
