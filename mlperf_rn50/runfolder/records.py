@@ -5,6 +5,7 @@ keys. Keys with a default may be missing, because earlier versions did not write
 are fractions, and time_s is the time since run_start, unless a record states another origin.
 """
 import time
+from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ Bytes = dict[str, Annotated[int, Meta(ge=0, le=10**18)]]  # by host
 Gauge = Annotated[float, Meta(ge=0, le=1e18)]
 Name = Annotated[str, Meta(max_length=64)]
 Rates = dict[str, Annotated[float, Meta(ge=0, le=1e15)]]  # by device
+_MAX_KEPT = 10_000  # newest attempts or failures of a folder
 
 
 class TrainRecord(Struct, tag_field='event', tag='train'):
@@ -238,7 +240,8 @@ def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
 
 def read_attempts(folder: Path, job: str | None = None) -> list[Attempt]:
     """Return the attempts of a job, which may have been requeued; those of all jobs for None."""
-    return [a for _, a in read_lines(folder / 'attempts.jsonl', Attempt) if job in (None, a.job)]
+    lines = read_lines(folder / 'attempts.jsonl', Attempt)
+    return list(deque((a for _, a in lines if job in (None, a.job)), _MAX_KEPT))
 
 
 def note_failure(folder: Path, failure: Failure) -> None:
@@ -247,7 +250,8 @@ def note_failure(folder: Path, failure: Failure) -> None:
 
 
 def read_failures(folder: Path) -> list[Failure]:
-    return [failure for _, failure in read_lines(folder / 'failures.jsonl', Failure)]
+    lines = read_lines(folder / 'failures.jsonl', Failure)
+    return list(deque((failure for _, failure in lines), _MAX_KEPT))
 
 
 class GpuSample(Struct, omit_defaults=True):
