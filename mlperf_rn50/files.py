@@ -1,4 +1,5 @@
 """Reading of untrusted files, and atomic writing."""
+import codecs
 import errno
 import hashlib
 import io
@@ -97,13 +98,18 @@ def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[s
                 (links if os.path.islink(path) else left).append(path)
 
 
-def read_text(path: Path, max_bytes: int) -> str:
-    """Return the text of a file. Raise ValueError above max_bytes or if it is not UTF-8, and OSError as open() does."""
+def read_text(path: Path, max_bytes: int, errors: str = 'strict') -> str:
+    """Return the text of a file without a byte order mark; errors: as of bytes.decode.
+
+    Raise ValueError above max_bytes or if it is not UTF-8, and OSError as open() does.
+    """
     with open_regular(path) as f:
         content = f.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f'is larger than {max_bytes} bytes')
-    return content.decode()
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError('is UTF-16, expected UTF-8; convert it')
+    return content.decode('utf-8-sig', errors)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -113,7 +119,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def numbered_lines(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) for each line of a regular file, cut off after `limit` bytes. Raise OSError as open()."""
+    """Yield (number, line) for each line of a regular file, cut off after `limit` bytes. Raise OSError as open().
+
+    The first line has no byte order mark.
+    """
     with open_regular(path) as f:
         for number in itertools.count(1):
             line = part = f.readline(limit)
@@ -121,7 +130,7 @@ def numbered_lines(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[in
                 return
             while part and not part.endswith(b'\n'):
                 part = f.readline(limit)
-            yield number, line
+            yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
 def parse_json(text: str | bytes) -> Any:

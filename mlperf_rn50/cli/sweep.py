@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from mlperf_rn50.cli import launch
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_RESUMABLE, ConfigError, UserError
+from mlperf_rn50.files import read_text
 from mlperf_rn50.launch.arguments import announce, count
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.sweep_layouts import SweepLayout, parse_layouts, parse_lr_table, plan_layouts
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _LAYOUT_OPTIONS = ('--train.local_batch_size', '--train.global_batch_size', '--schedule.base_lr',
                    '--schedule.warmup_epochs')
+_MAX_BYTES = 1 << 20  # of --lr-table
 _SWEEP_OPTIONS = ('--run-dir', '--nodes', '--ranks-per-node', '--resume')
 
 
@@ -87,9 +89,9 @@ def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
     """Return the batch size and learning rate of each layout; those of the configuration are for the first one."""
     train, schedule = config.train, config.schedule
     try:
-        table = parse_lr_table(Path(o.lr_table).read_text()) if o.lr_table else None
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f'--lr-table: {o.lr_table}: {getattr(e, "strerror", None) or "not a text file"}') from e
+        table = parse_lr_table(read_text(Path(o.lr_table), _MAX_BYTES)) if o.lr_table else None
+    except (OSError, ValueError) as e:
+        raise ConfigError(f'--lr-table: {o.lr_table}: {getattr(e, "strerror", None) or e}') from e
     return plan_layouts(parse_layouts(o.layouts),
                         train.local_batch_size or train.global_batch_size or 0, train.local_batch_size is not None,
                         o.is_weak, schedule.base_lr, schedule.warmup_epochs, table)

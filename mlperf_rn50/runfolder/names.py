@@ -16,6 +16,7 @@ from mlperf_rn50.text import grouped
 CHECKPOINT_PREFIX = 'step_'
 _RESULT = r'result_(\d{1,15})'
 LOG = _RESULT + r'\.txt'  # name of the log of a run
+PACKED_LOG = LOG + r'\.(?:gz|xz|zst|bz2|zip|7z)'
 # Names of files and folders that contain the number of their run.
 _NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|trace|tensorboard|checkpoints|weights)_(\d+).*')
 
