@@ -27,6 +27,7 @@ from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.sweep_layouts import SweepLayout, parse_layouts, parse_lr_table, plan_layouts
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.signals import END_SIGNALS, STOPPING, SignalQueue, catch
+from mlperf_rn50.text import plural
 
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config
@@ -104,8 +105,8 @@ def launch_words(o: Namespace, layout: SweepLayout, folder: Path) -> list[str]:
                  *(['--hosts', o.hosts] if o.hosts else []), *(['--hostfile', o.hostfile] if o.hostfile else [])]
     else:
         words = ['local', '--ranks-per-node', str(layout.num_nodes * layout.ranks_per_node),
-                 '--run.submission_platform', f'{layout.num_nodes} nodes of {layout.ranks_per_node} ranks, simulated '
-                                              f'by local ranks of {platform.node()}']
+                 '--run.submission_platform', f'{plural(layout.num_nodes, "node")} of '
+                 f'{plural(layout.ranks_per_node, "rank")}, simulated by local ranks of {platform.node()}']
     return [*words, '--config', o.config, '--run-dir', str(folder), f'--train.global_batch_size='
             f'{layout.global_batch_size}', '--train.local_batch_size=null', f'--schedule.base_lr={layout.base_lr:.10g}',
             f'--schedule.warmup_epochs={layout.warmup_epochs:.10g}']

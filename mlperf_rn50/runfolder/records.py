@@ -33,8 +33,9 @@ class TrainRecord(Struct, tag_field='event', tag='train'):
     epoch: Epochs = 0.0
     time_s: Number | None = None
     loss: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None
-    learning_rate: Number | None = None
+    learning_rate: Number | None = None  # the one applied
     images_per_s: Number | None = None
+    scheduled_learning_rate: Number | None = None  # larger only in a partly filled last step
 
 
 class LossScaleRecord(Struct, tag_field='event', tag='loss_scale'):

@@ -80,7 +80,7 @@ def draw_times(run: RunFolder, records: Sequence[RanksRecord], bar: Mapping[str,
             if share >= _MIN_LABELLED:
                 below.text(100 * (left + share / 2), 0, percent(share, '.0f'), ha='center', va='center')
             left += share
-        below.set(xlim=(0, 100), yticks=[], xlabel=f'% of {duration(total_s)} on the clock')
+        below.set(xlim=(0, 100), yticks=[], xlabel=f'% of {duration(total_s)} since the start')
         drawing.legend(picture, below.collections)
     return picture
 
