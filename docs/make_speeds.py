@@ -31,13 +31,14 @@ def memory_of(run_set):
 
 
 def by_card(run_sets):
-    """Return the sets of each card: by generation, by form factor if it has two, and by memory if that form has two."""
+    """Return the sets of each card: by generation, form factor if it has two, and memory if that form has two."""
     found = {}
     for name, sets in grouped(run_sets, lambda s: generation_of(s.accelerator).removeprefix('NVIDIA ')).items():
         if {'PCIe', 'SXM'} <= set(map(form_of, sets)):
-            for form in ('PCIe', 'SXM'):
+            for form in sorted(set(map(form_of, sets))):
                 alike = grouped((s for s in sets if form_of(s) == form), memory_of)
-                found.update({f'{name} {form}' + f' {memory}' * (len(alike) > 1): s for memory, s in alike.items()})
+                for memory, members in alike.items():
+                    found[' '.join(filter(None, (name, form, memory * (len(alike) > 1))))] = members
         else:
             found[name] = sets
     return {DRIVER_NAMES.get(name, name): found[name] for name in sorted(found)}

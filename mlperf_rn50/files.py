@@ -1,4 +1,5 @@
 """Reading of untrusted files, and atomic writing."""
+import codecs
 import errno
 import hashlib
 import io
@@ -7,7 +8,6 @@ import json
 import logging
 import os
 import stat
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -106,8 +106,8 @@ def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[s
                 (links if os.path.islink(path) else left).append(path)
 
 
-def read_text(path: Path, max_bytes: int) -> str:
-    """Return the text of a file without a byte order mark.
+def read_text(path: Path, max_bytes: int, errors: str = 'strict') -> str:
+    """Return the text of a file without a byte order mark; errors: as of bytes.decode.
 
     Raise ValueError above max_bytes or if it is not UTF-8, and OSError as open() does.
     """
@@ -115,7 +115,9 @@ def read_text(path: Path, max_bytes: int) -> str:
         content = f.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f'is larger than {max_bytes} bytes')
-    return content.decode('utf-8-sig')
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError('is UTF-16, expected UTF-8; convert it')
+    return content.decode('utf-8-sig', errors)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -127,7 +129,7 @@ def read_bytes(path: Path) -> bytes:
 def numbered_lines(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
     """Yield (number, line) for each line of a regular file, cut off after `limit` bytes. Raise OSError as open().
 
-    A byte order mark is omitted.
+    The first line has no byte order mark.
     """
     with open_regular(path) as f:
         for number in itertools.count(1):
@@ -136,7 +138,7 @@ def numbered_lines(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[in
                 return
             while part and not part.endswith(b'\n'):
                 part = f.readline(limit)
-            yield number, line if number > 1 else line.removeprefix(BOM_UTF8)
+            yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -27,12 +27,14 @@ from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.sweep_layouts import SweepLayout, parse_layouts, parse_lr_table, plan_layouts
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.signals import END_SIGNALS, STOPPING, SignalQueue, catch
+from mlperf_rn50.text import plural
 
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config
 
 _LAYOUT_OPTIONS = ('--train.local_batch_size', '--train.global_batch_size', '--schedule.base_lr',
                    '--schedule.warmup_epochs')
+_MAX_BYTES = 1 << 20  # of --lr-table
 _SWEEP_OPTIONS = ('--run-dir', '--nodes', '--ranks-per-node', '--resume')
 
 
@@ -88,9 +90,9 @@ def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
     """Return the batch size and learning rate of each layout; those of the configuration are for the first one."""
     train, schedule = config.train, config.schedule
     try:
-        table = parse_lr_table(read_text(Path(o.lr_table), 1 << 20)) if o.lr_table else None
+        table = parse_lr_table(read_text(Path(o.lr_table), _MAX_BYTES)) if o.lr_table else None
     except (OSError, ValueError) as e:
-        raise ConfigError(f'--lr-table: {o.lr_table}: {getattr(e, "strerror", None) or "not a text file"}') from e
+        raise ConfigError(f'--lr-table: {o.lr_table}: {getattr(e, "strerror", None) or e}') from e
     return plan_layouts(parse_layouts(o.layouts),
                         train.local_batch_size or train.global_batch_size or 0, train.local_batch_size is not None,
                         o.is_weak, schedule.base_lr, schedule.warmup_epochs, table)
@@ -103,8 +105,8 @@ def launch_words(o: Namespace, layout: SweepLayout, folder: Path) -> list[str]:
                  *(['--hosts', o.hosts] if o.hosts else []), *(['--hostfile', o.hostfile] if o.hostfile else [])]
     else:
         words = ['local', '--ranks-per-node', str(layout.num_nodes * layout.ranks_per_node),
-                 '--run.submission_platform', f'{layout.num_nodes} nodes of {layout.ranks_per_node} ranks, simulated '
-                                              f'by local ranks of {platform.node()}']
+                 '--run.submission_platform', f'{plural(layout.num_nodes, "node")} of '
+                 f'{plural(layout.ranks_per_node, "rank")}, simulated by local ranks of {platform.node()}']
     return [*words, '--config', o.config, '--run-dir', str(folder), f'--train.global_batch_size='
             f'{layout.global_batch_size}', '--train.local_batch_size=null', f'--schedule.base_lr={layout.base_lr:.10g}',
             f'--schedule.warmup_epochs={layout.warmup_epochs:.10g}']

@@ -174,5 +174,5 @@ def render_checks(checks: Sequence[Check], is_quiet: bool) -> str:
         lines += [] if is_quiet and is_passed else [f'{c.status:10}  {c.name:15}  {c.found}']
         lines += [] if is_passed or not c.fix else [f'{"":29}fix: {c.fix}']
     count = Counter(c.status for c in checks)
-    return '\n'.join([*lines, f'doctor: {count["ok"]} checks passed, {count["failed"]} failed, '
-                              f'{count["warning"]} warnings'])
+    return '\n'.join([*lines, f'doctor: {plural(count["ok"], "check")} passed, {count["failed"]} failed, '
+                              f'{plural(count["warning"], "warning")}'])

@@ -13,7 +13,7 @@ from mlperf_rn50.system.launcher_env import launched_local
 from mlperf_rn50.system.mpi_session import SESSION_BYTES, SHARED_MEMORY, free_bytes, session_problem, tmp_dir
 from mlperf_rn50.system.out_of_memory import soft_limit
 from mlperf_rn50.system.processor import omp_threads
-from mlperf_rn50.text import percent
+from mlperf_rn50.text import percent, plural
 from mlperf_rn50.train.comm.cores import CoreMeter, count_others
 
 _SEGMENT_BYTES = (4 << 20) + 4096  # per rank: Open MPI's btl_vader_segment_size and a page
@@ -68,7 +68,7 @@ def _cpus(rows: Sequence[Facts]) -> Check:
     allowed, first = _allowed_cpus(node), node[0]
     quota = first['cgroup']['quota_cpus']
     return Check('CPUs', 'ok' if allowed >= len(node) else 'warning',
-                 f'{len(node)} ranks may use {allowed:g} of the {first["num_machine_cpus"]} CPUs of {first["host"]}'
+                 f'{plural(len(node), "rank")} may use {allowed:g} of the {first["num_machine_cpus"]} CPUs of {first["host"]}'
                  + (', the quota of their control group' if quota == allowed else ''),
                  f'ranks with less than one CPU each wait for each other; start at most {max(1, int(allowed))} there, '
                  'or allow more CPUs (taskset, --cpus-per-task of Slurm, --cpus of a container)')

@@ -24,6 +24,7 @@ RUN_RESUMED = 'run_resumed'          # value: step; metadata: epoch_num, clock_s
 SGD_NESTEROV = 'sgd_opt_nesterov'    # value: true or false; not logged in the closed division
 INITIAL_WEIGHTS = 'initial_weights'  # value: source of the weights; metadata: notes
 OPEN_OPTIONS = 'open_options'        # value: {configuration key: value} of those that only the open division permits
+LR_DECAY = 'opt_learning_rate_decay'  # value: cosine or step; not logged for poly
 LAST_STEP_LR_FACTOR = 'last_step_lr_factor'  # value: factor on the scheduled learning rate of an epoch's last step
 TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second, "learning_rate"}; metadata: epoch_num
 LOSS_SCALE = 'loss_scale'            # value: new scale after a change; metadata: step, counted from 1 (0: the warm-up)

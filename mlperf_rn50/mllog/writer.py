@@ -130,8 +130,10 @@ class RunLog:
             values[f'{o.name}_opt_learning_rate_decay_poly_power'] = s.poly_power
         if o.name == keys.LARS:
             values |= {keys.LARS_EPSILON: o.lars_epsilon, keys.LARS_OPT_LEARNING_RATE_WARMUP_EPOCHS: s.warmup_epochs}
-        elif s.decay == 'step':
+        if s.decay == 'step':
             values[keys.OPT_LR_DECAY_BOUNDARY_EPOCHS] = list(s.step_epochs)
+        if s.decay != 'poly':
+            values[events.LR_DECAY] = s.decay
         for key, value in values.items():
             self._event(key, value)
         self.open_options(config)

@@ -12,7 +12,7 @@ import msgspec
 from mlperf_rn50.files import no_link, numbered_lines, regular_file
 
 MAX_LINE_BYTES = 1 << 24  # maximum length of a line; the times of 10,000 ranks take 8.1 MB
-_MAX_LINES = 1 << 22  # maximum number of lines read from one file
+_MAX_LINES, _MAX_BYTES = 1 << 22, 1 << 29  # maximum read from one file
 _MAX_LOOK_BYTES = 1 << 26  # maximum number of bytes read in one call of Tail.read
 _LAST_BYTES = 64  # number of bytes before the read position that Tail keeps to detect a replaced file
 T = TypeVar('T')
@@ -45,8 +45,11 @@ def append(path: Path, record: Any) -> None:
 
 def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[int, T]]:
     """Yield (number, value) of each complete line that contains mark and decodes to kind; a missing file has none."""
+    num_left = _MAX_BYTES
     try:
         for number, line in itertools.islice(numbered_lines(path, MAX_LINE_BYTES), _MAX_LINES):
+            if (num_left := num_left - len(line)) < 0:
+                return
             if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:
                 yield number, value
     except OSError:

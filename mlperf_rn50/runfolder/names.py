@@ -16,6 +16,7 @@ from mlperf_rn50.text import grouped
 CHECKPOINT_PREFIX = 'step_'
 _RESULT = r'result_(\d{1,15})'
 LOG = _RESULT + r'\.txt'  # name of the log of a run
+PACKED_LOG = LOG + r'\.(?:gz|xz|zst|bz2|zip|7z)'
 # Names of files and folders that contain the number of their run.
 _NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|trace|tensorboard|checkpoints|weights)_(\d+).*')
 _FIRST = {'config.yaml', 'metrics.jsonl', 'env.json', 'train.log', 'tensorboard', 'checkpoints', 'weights'}  # of run 0
@@ -57,7 +58,7 @@ class RunFolder:
 
     @property
     def trace_request(self) -> Path:
-        """Path of a file that requests a trace of a running job; it contains the number of steps or nothing."""
+        """Path of a file that requests a trace of a running job; its content is ignored."""
         return self.dir / 'trace'
 
     def trace(self, rank: int) -> Path:

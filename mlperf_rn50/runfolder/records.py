@@ -5,6 +5,7 @@ keys. Keys with a default may be missing, because earlier versions did not write
 are fractions, and time_s is the time since run_start, unless a record states another origin.
 """
 import time
+from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ Bytes = dict[str, Annotated[int, Meta(ge=0, le=10**18)]]  # by host
 Gauge = Annotated[float, Meta(ge=0, le=1e18)]
 Name = Annotated[str, Meta(max_length=64)]
 Rates = dict[str, Annotated[float, Meta(ge=0, le=1e15)]]  # by device
+_MAX_KEPT = 10_000  # newest attempts or failures of a folder
 
 
 class TrainRecord(Struct, tag_field='event', tag='train'):
@@ -31,8 +33,9 @@ class TrainRecord(Struct, tag_field='event', tag='train'):
     epoch: Epochs = 0.0
     time_s: Number | None = None
     loss: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None
-    learning_rate: Number | None = None
+    learning_rate: Number | None = None  # the one applied
     images_per_s: Number | None = None
+    scheduled_learning_rate: Number | None = None  # larger only in a partly filled last step
 
 
 class LossScaleRecord(Struct, tag_field='event', tag='loss_scale'):
@@ -128,6 +131,7 @@ class StepSpans(Struct):
     exchanged_s: Number  # end of the exchange
     updated_s: Number  # end of the update, and start of the next step
     buckets: list[tuple[Number, Number]] = []  # when each was computed on this rank, and when its exchange ended
+    attempt_s: Gauge = 0.0  # start of the attempt, equal on all ranks, in seconds since 1970
 
 
 class ResumedRecord(Struct, tag_field='event', tag='resumed', omit_defaults=True):
@@ -237,7 +241,8 @@ def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
 
 def read_attempts(folder: Path, job: str | None = None) -> list[Attempt]:
     """Return the attempts of a job, which may have been requeued; those of all jobs for None."""
-    return [a for _, a in read_lines(folder / 'attempts.jsonl', Attempt) if job in (None, a.job)]
+    lines = read_lines(folder / 'attempts.jsonl', Attempt)
+    return list(deque((a for _, a in lines if job in (None, a.job)), _MAX_KEPT))
 
 
 def note_failure(folder: Path, failure: Failure) -> None:
@@ -246,7 +251,8 @@ def note_failure(folder: Path, failure: Failure) -> None:
 
 
 def read_failures(folder: Path) -> list[Failure]:
-    return [failure for _, failure in read_lines(folder / 'failures.jsonl', Failure)]
+    lines = read_lines(folder / 'failures.jsonl', Failure)
+    return list(deque((failure for _, failure in lines), _MAX_KEPT))
 
 
 class GpuSample(Struct, omit_defaults=True):

@@ -104,6 +104,7 @@ class StepDone(Event, frozen=True):
     mean_loss: float = 0.0
     gradient_norm: float | None = None
     trust_ratios: Mapping[str, float] = {}
+    scheduled_rate: float | None = None
 
 
 class EpochDone(Event, frozen=True):

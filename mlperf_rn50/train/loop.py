@@ -293,7 +293,7 @@ class StepReporter:
         run.emit(events.StepDone(
             step + 1, (step + 1) / plan.steps_per_epoch, run.now_s(), loss, pending.learning_rate,
             self._num_steps * plan.global_batch_size / self.elapsed_s(), is_reported,
-            sum(self._losses) / len(self._losses), norm, ratios))
+            sum(self._losses) / len(self._losses), norm, ratios, plan.learning_rate(step)))
         if is_reported:
             self._losses.clear()
             run.times.find_request()

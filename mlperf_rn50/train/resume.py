@@ -12,6 +12,7 @@ from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import NetworkRecord, TrainRecord, read_failures
+from mlperf_rn50.text import plural
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.changes import check_changes, find_changes
@@ -60,7 +61,7 @@ def _check(resumption: LoadedCheckpoint, plan: Plan, is_elastic: bool, digest: s
              ('run.seed', before.seed if seed is None else seed, before.seed, 'omit run.seed')]
     if not is_elastic:
         facts += [('ranks', plan.world_size, before.world_size,
-                   f'start {before.world_size} ranks, or resume with {plan.world_size} and --elastic'),
+                   f'start {plural(before.world_size, "rank")}, or resume with {plan.world_size} and --elastic'),
                   ('train.global_batch_size', plan.global_batch_size, before.global_batch_size, 'keep the batch size')]
     for name, got, expected, fix in facts:
         if got != expected:

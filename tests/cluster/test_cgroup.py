@@ -65,7 +65,7 @@ def test_doctor_reports_limits_of_the_group(joined):
     assert 'their control group allows 2.1 GB' in checks['memory']['found'], checks['memory']
     assert checks['memory']['status'] == 'warning'
     allowed = min(1.5, len(os.sched_getaffinity(0)))
-    assert f'1 ranks may use {allowed} of the' in checks['CPUs']['found'] and checks['threads']['status'] == 'ok'
+    assert f'1 rank may use {allowed} of the' in checks['CPUs']['found'] and checks['threads']['status'] == 'ok'
     assert report['ranks'][0]['omp_num_threads'] == '1'
 
 

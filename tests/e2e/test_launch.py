@@ -162,7 +162,7 @@ def test_sweep_skips_complete_runs_and_reports_failures(tmp_path):
     runs = [read_run(tmp_path / f'logs/tiny/2x1/result_{k}.txt') for k in (0, 1)]
     assert len({r.seed for r in runs}) == 2
     assert [r.optimizer['sgd_opt_base_learning_rate'] for r in runs] == [pytest.approx(0.04)] * 2
-    assert all(re.match('2 nodes of 1 ranks, simulated by local ranks of ', r.platform) for r in runs)
+    assert all(re.match('2 nodes of 1 rank, simulated by local ranks of ', r.platform) for r in runs)
 
     before = sorted(tmp_path.rglob('result_*'))
     again = sweep('tiny', '--seeds', 2)

@@ -12,6 +12,7 @@ from mlperf_rn50.analysis.report.text import render_table
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.sidecar import energy as energy_module
 from mlperf_rn50.mllog.sidecar.energy import NO_COUNTERS, NO_TELEMETRY, read_energy
 
 
@@ -169,3 +170,12 @@ def test_unmeasured_values_are_null_in_json_and_csv(studies):
     rows = list(csv.DictReader(render_csv(studies())))
     assert [r['cpu_joules'][:4] for r in rows] == ['2200', '4400', '4400', *[''] * 5]
     assert rows[0]['cost'] == '' and rows[5]['cpu_kwh'] == '' and 'energy_of_nodes' not in rows[0]
+
+
+def test_readings_of_all_nodes_are_limited_in_total(tmp_path, monkeypatch):
+    log = write_log(tmp_path / '2x1', nodes=2)
+    own = steady(cpu=100)
+    assert energy_of(log, n1=own, n2=own).joules
+    monkeypatch.setattr(energy_module, '_MAX_READINGS', 3 * len(own))  # a line has at most a reading
+    energy = energy_of(log, n1=own, n2=own)
+    assert energy.joules is None and all('readings' in energy.reasons[kind] for kind in ('cpu', 'gpu'))

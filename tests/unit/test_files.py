@@ -13,8 +13,11 @@ from helpers import call
 from lines import write_set
 
 from mlperf_rn50 import files
-from mlperf_rn50.errors import EXIT_FAILED, StorageError
+from mlperf_rn50.config_file import load_tree
+from mlperf_rn50.errors import EXIT_FAILED, ConfigError, StorageError
+from mlperf_rn50.mllog.read.description import load_object
 from mlperf_rn50.runfolder.jsonl import decode, read_lines
+from mlperf_rn50.runfolder.records import ResumedRecord
 
 
 @pytest.mark.parametrize('before, kept', [('', ''), ('torn', ''), ('whole\n', 'whole\n'), ('a\nb\nto', 'a\nb\n')])
@@ -179,3 +182,17 @@ def test_failed_output_keeps_the_old_file(tmp_path):
         f.write(b'new')
         raise KeyboardInterrupt
     assert [p.name for p in tmp_path.iterdir()] == ['a'] and (tmp_path / 'a').read_text() == 'old'
+
+
+def test_byte_order_marks_are_skipped_and_utf16_is_named(tmp_path):
+    path = tmp_path / 'config.yaml'
+    path.write_text('run: {seed: 7}\n', encoding='utf-8-sig')
+    assert files.read_text(path, 100) == 'run: {seed: 7}\n' and load_tree(path) == {'run': {'seed': 7}}
+    path.write_text('{"event": "resumed", "step": 40}\n', encoding='utf-8-sig')
+    assert [record.step for _, record in read_lines(path, ResumedRecord)] == [40]
+    path.write_text('run: {seed: 7}\n', encoding='utf-16')
+    with pytest.raises(ConfigError, match='UTF-16'):
+        load_tree(path)
+    path.write_text('{}', encoding='utf-16')
+    with pytest.raises(ValueError, match='UTF-16'):
+        load_object(path)

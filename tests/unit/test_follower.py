@@ -11,7 +11,7 @@ from live_runs import NOW_S, course, evaluation, rank, reference, train, write_l
 from mlperf_rn50.analysis.watch.facts import facts_of
 from mlperf_rn50.analysis.watch.follower import Follower
 from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, Node, to_json
-from mlperf_rn50.runfolder.jsonl import MAX_LINE_BYTES, Tail
+from mlperf_rn50.runfolder.jsonl import MAX_LINE_BYTES, Tail, append
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.names import find_run_folders
 
@@ -240,3 +240,10 @@ def test_quiet_log_of_a_failed_run_is_read_again_after_a_write(tmp_path):
     assert follower.look(NOW_S + 1e6).status == 'failed'
     write_lines(tmp_path / 'result_0.txt', run_lines((0.2, 0.8), target=0.749))
     assert follower.look(START_S + 1e6).status == 'converged'
+
+
+def test_learning_rate_of_a_partly_filled_step_is_that_of_the_schedule(tmp_path):
+    folder = write_live(tmp_path, train(10, learning_rate=0.002, scheduled_learning_rate=0.004))
+    assert look(folder).learning_rate == 0.004
+    append(folder / 'metrics.jsonl', train(11, learning_rate=0.003))  # of an earlier version
+    assert look(folder).learning_rate == 0.003

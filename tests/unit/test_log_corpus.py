@@ -199,5 +199,5 @@ def test_lock_that_is_not_a_file_does_not_block_and_reading_leaves_a_lock_free(u
 def test_utf16_is_refused(tmp_path, encoding):
     path = tmp_path / 'result_0.txt'
     path.write_bytes((b'\xfe\xff' if encoding.endswith('be') else b'') + '\n'.join(run_lines()).encode(encoding))
-    with pytest.raises(Exception, match='the file is UTF-16, convert it to UTF-8'):
+    with pytest.raises(Exception, match='the file is UTF-16; convert it to UTF-8'):
         read_run(path)

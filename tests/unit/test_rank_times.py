@@ -1,9 +1,11 @@
 """Sums, spreads and histograms of given times of steps; requests and files of traces. Columns: step_timer.COLUMNS."""
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers import wait_for
 
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder
@@ -47,6 +49,18 @@ def test_folder_without_the_file_requests_no_trace(tmp_path):
     times = RankTimes(Comm(), None, {}, RunFolder(tmp_path, 0), None)
     times.find_request()
     assert not times.request
+
+
+def test_trace_has_the_start_of_its_attempt(tmp_path):
+    timer = SimpleNamespace(take_trace=lambda is_end: [StepSpans(7, 1, 2, 3, 4, 5, 6)])
+    comm = SimpleNamespace(rank=1, threads=[], from_rank_0=lambda make: 200.0)
+    heartbeat = SimpleNamespace(take_stopped_s=lambda: 0.0)
+    times = RankTimes(comm, timer, {}, RunFolder(tmp_path, 0), heartbeat)
+    times.start()
+    times.trace(is_end=True)
+    path = tmp_path / 'trace_0_1.jsonl'
+    wait_for(path.exists, lambda: True, lambda: 'no trace')
+    assert [s.attempt_s for _, s in read_lines(path, StepSpans)] == [200.0]
 
 
 def test_trace_is_read_back(tmp_path):

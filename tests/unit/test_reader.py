@@ -3,6 +3,7 @@ import bz2
 import gzip
 import json
 import lzma
+import tarfile
 import zipfile
 
 import pytest
@@ -236,28 +237,54 @@ def test_a_single_line_of_a_training_run_is_a_run(tmp_path, line):
     assert run.status == 'failed'
 
 
+def write_tar(path, data):
+    with tarfile.open(path, 'w') as packed:
+        packed.addfile(tarfile.TarInfo('result_0.txt'), None)
+
+
 def write_zip(path, data):
     with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as packed:
         packed.writestr('result_0.txt', data)
 
 
 @pytest.mark.parametrize('write, hint', [
-    (lambda p, data: p.write_bytes(gzip.compress(data)), 'the file is packed'),
-    (lambda p, data: p.write_bytes(bz2.compress(data)), 'the file is packed'),
-    (lambda p, data: p.write_bytes(lzma.compress(data)), 'the file is packed'),
-    (lambda p, data: p.write_bytes(b'\x28\xb5\x2f\xfd'), 'the file is packed'), (write_zip, 'the file is packed'),
-    (lambda p, data: p.write_text(json.dumps({'text': data.decode().splitlines()}, indent=1)), 'such as a notebook')])
-def test_packed_log_and_notebook_have_a_hint(tmp_path, write, hint):
+    (lambda p, data: p.write_bytes(gzip.compress(data)), 'packed with gzip'),
+    (lambda p, data: p.write_bytes(bz2.compress(data)), 'packed with bzip2'),
+    (lambda p, data: p.write_bytes(lzma.compress(data)), 'packed with xz'),
+    (lambda p, data: p.write_bytes(b'\x28\xb5\x2f\xfd'), 'packed with zstd'), (write_zip, 'packed with zip'),
+    (write_tar, 'packed with tar'),
+    (lambda p, data: p.write_text(json.dumps({'text': data.decode().splitlines()}, indent=1)), 'as in a notebook'),
+    (lambda p, data: p.write_text('\n'.join(json.dumps({'log': f'{line}\n'}) for line in data.decode().splitlines())),
+     'line 1 is JSON within JSON')])
+def test_packed_and_quoted_logs_have_a_hint(tmp_path, write, hint):
     path = tmp_path / 'result_0.txt'
     write(path, '\n'.join(run_lines()).encode())
     with pytest.raises(UserError, match=hint):
         read_run(path)
 
 
+def test_a_quoted_line_does_not_hide_a_log(tmp_path):
+    lines = [*run_lines(), json.dumps(mllog('init_start', 0))]
+    assert read_run(write_lines(tmp_path / 'result_0.txt', lines)).status == 'converged'
+
+
 def test_packed_files_are_mentioned_if_a_folder_has_no_logs(tmp_path):
-    (tmp_path / 'result_0.txt.xz').write_bytes(lzma.compress(b'x'))
+    (tmp_path / 'run.log.xz').write_bytes(lzma.compress(b'x'))
     done = call('report', tmp_path)
     assert done.returncode == 2 and f'such as {tmp_path}/*.xz, unpacked' in done.stderr
+
+
+def test_packed_logs_of_a_folder_are_unreadable_runs_unless_they_are_unpacked_too(tmp_path):
+    lines = write_lines(tmp_path / 'result_0.txt', run_lines()).read_bytes()
+    for number in (0, 1):
+        (tmp_path / f'result_{number}.txt.gz').write_bytes(gzip.compress(lines))
+    [run_set] = load_run_sets([tmp_path])
+    assert [(r.path.name, r.status) for r in run_set.runs] == [
+        ('result_0.txt', 'converged'), ('result_1.txt.gz', 'unreadable')]
+    (tmp_path / 'result_0.txt').unlink()
+    (tmp_path / 'result_0.txt.gz').unlink()
+    done = call('report', tmp_path)
+    assert done.returncode == 2 and 'result_1.txt.gz: the file is packed with gzip; unpack it' in done.stderr
 
 
 @pytest.mark.parametrize('make', [

@@ -251,7 +251,8 @@ def test_writer_locks_a_run_and_removes_leftovers_of_a_killed_one(run, capsys, m
         path.mkdir()
         (path / 'arrays.npz').write_bytes(b'half')
     run.weights.mkdir()
-    leftovers += [temporary_of(p) for p in (run.weights / 'best.npz', run.weights / 'last.json', run.config, run.env)]
+    files = run.weights / 'best.npz', run.weights / 'last.json', run.config, run.env, run.trace(3)
+    leftovers += map(temporary_of, files)
     others = [temporary_of(RunFolder(run.dir, 1).config), run.dir / '.config.yaml', run.checkpoints / 'step_x']
     for path in (*leftovers[2:], *others):
         path.write_text('half')

@@ -4,7 +4,7 @@ import json
 import pytest
 from helpers import shipped_logs
 
-from mlperf_rn50.runfolder import records
+from mlperf_rn50.runfolder import jsonl, records
 from mlperf_rn50.runfolder.jsonl import decode, encode
 from mlperf_rn50.runfolder.records import (
     Attempt,
@@ -67,3 +67,19 @@ def _keeps(written, earlier) -> bool:
     if isinstance(earlier, list):
         return len(written) == len(earlier) and all(map(_keeps, written, earlier))
     return written == earlier
+
+
+def test_newest_attempts_and_failures_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, '_MAX_KEPT', 3)
+    for k in range(5):
+        records.note_attempt(tmp_path, 'j', Attempt(k, 0, None, False, False))
+        records.note_failure(tmp_path, Failure('j', 'h', str(k)))
+    assert [a.run for a in records.read_attempts(tmp_path)] == [2, 3, 4]
+    assert [f.cause for f in records.read_failures(tmp_path)] == ['2', '3', '4']
+
+
+def test_a_file_of_lines_is_read_up_to_a_size(tmp_path, monkeypatch):
+    path = tmp_path / 'metrics.jsonl'
+    path.write_text('{"event": "resumed", "step": 40}\n' * 5)
+    monkeypatch.setattr(jsonl, '_MAX_BYTES', 100)
+    assert len(list(jsonl.read_lines(path, MetricsRecord))) == 3

@@ -14,6 +14,7 @@ from made_systems import study_of
 from mlperf_rn50.analysis.report.picture import render_svg
 from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.sidecar import telemetry as telemetry_files
 from mlperf_rn50.mllog.sidecar.telemetry import read_node, read_telemetry
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import GpuSample
@@ -208,3 +209,14 @@ def test_energy_facts_count_devices(node, monkeypatch):
     node.second.unlink()
     monkeypatch.setitem(sys.modules, 'pynvml', None)
     assert power.energy_facts(node.sys) == {'cpu': 0, 'gpu': 0}
+
+
+def test_samples_of_all_nodes_are_limited_in_total(tmp_path, monkeypatch):
+    log = write_lines(tmp_path / 'result_0.txt', run_lines())
+    lines = [sample(0, event='run_start', clock_s=0.0), *(sample(k, cpu_percent=1.0) for k in range(1, 101))]
+    for host in ('n1', 'n2'):
+        write_node(tmp_path, host, *lines)
+    monkeypatch.setattr(telemetry_files, '_MAX_SAMPLES', 100)
+    for node in read_telemetry(read_run(log)):
+        assert 20 < len(node.times_s) <= 50 and node.times_s[0] == pytest.approx(1)
+        assert node.times_s[-1] > 95

@@ -53,7 +53,7 @@ def test_facts_of_running_run(run):
     assert [tuple(f) for f in facts_of(run, 3.0)] == [
         ('status', 'running, last written 3 s ago', 'good'),
         ('run', 'digits (not ImageNet), 2 nodes, 2 ranks, batch 64, sgd, seed 1', ''),
-        ('epoch', '3.50 of 10, 38 s on the clock', ''), ('Top-1', '45.00 % at epoch 3, target 74.90 %', ''),
+        ('epoch', '3.50 of 10, 38 s since the start', ''), ('Top-1', '45.00 % at epoch 3, target 74.90 %', ''),
         ('reference', 'at epoch 3: on course: 5 of 5 reference runs', ''),
         ('speed', '128 images/s, 10 s/epoch, loss 2, learning rate 0.1', ''),
         ('limit', 'Healthy: 3 % of the time is forward and backward', ''),
@@ -69,7 +69,7 @@ def test_facts_of_running_run(run):
     ({}, {'note': 'not started yet'}, 'not started yet'),
     ({'quiet_s': 720.0, 'checkpoints': Checkpoints(1, 40, 9.0)}, {'status': 'failed'},
      'killed: the log has no end, and nothing was written for 12 min; resumable from step 40'),
-    ({}, {'status': 'failed', 'has_end': True, 'time_s': 60.0}, 'failed, 60 s on the clock'),
+    ({}, {'status': 'failed', 'has_end': True, 'time_s': 60.0}, 'failed, 60 s since the start'),
     ({'checkpoints': Checkpoints(1, 40)}, {'status': 'interrupted', 'has_end': True},
      'interrupted; resumable from step 40'),
     ({}, {'status': 'running'}, 'running')])

@@ -3,6 +3,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from helpers import ROOT, shipped_logs
@@ -267,9 +268,11 @@ def test_impossible_times_give_a_verdict(rank):
     assert math.isfinite(answer.values['gain'])
 
 
-def test_run_without_times_of_ranks_is_refused():
-    with pytest.raises(UserError, match='wait for the first one'):
-        explain_time(WhyRun(RunFolder(ROOT, 0), records=[NETWORK]))
+@pytest.mark.parametrize('status, action', [
+    ('running', 'wait for the first one'), ('converged', 'train with this version'), ('failed', 'train with this')])
+def test_run_without_times_of_ranks_is_refused(status, action):
+    with pytest.raises(UserError, match=action):
+        explain_time(WhyRun(RunFolder(ROOT, 0), SimpleNamespace(status=status), [NETWORK]))
 
 
 def test_answer_begins_with_cause_share_and_gain():

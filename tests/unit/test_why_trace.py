@@ -65,7 +65,7 @@ def test_file_is_read_as_it_was_written(run):
     for rank in (0, 10, 2):
         dump(run, rank, steps(3))
     dump(RunFolder(run.dir, 1), 5, steps(3))  # of another run
-    aligned, _ = read_traces(run)
+    aligned = read_traces(run).steps
     assert list(aligned) == [0, 2, 10]
     assert [s.step for s in aligned[10]] == [1, 2, 3]
 
@@ -83,18 +83,28 @@ def test_step_with_impossible_values_is_skipped(run, changes):
 def test_lines_that_are_no_steps_are_skipped(run):
     run.trace(0).write_bytes(b'[' * 100_000 + b'\n\xff\n{}\nnull\n' + json.dumps(
         {'step': 1}).encode() + b'\n' + b'x' * (1 << 22) + b'\n')
-    assert read_traces(run) == ({}, 0.0)
+    assert read_traces(run) == ({}, 0.0, '')
     dump(run, 0, [step(1)])
     assert [s.step for s in read_traces(run)[0][0]] == [1]
 
 
-def test_reading_is_bounded(run, monkeypatch):
+@pytest.mark.parametrize('most, expected', [
+    (120, [2] * 6), (119, [1] * 6), (49, [1] * 4), (10**6, [3] * 6)])  # a step has 10 blocks
+def test_total_of_all_ranks_is_bounded_and_stated(run, monkeypatch, most, expected):
     for rank in range(6):
-        dump(run, rank, steps(9))
-    monkeypatch.setattr(why_trace, '_MAX_STEPS', 4)
-    monkeypatch.setattr(why_trace, '_MAX_RANKS', 3)
-    assert {rank: [s.step for s in spans] for rank, spans in read_traces(run)[0].items()} == {
-        rank: [1, 2, 3, 4] for rank in range(3)}
+        dump(run, rank, steps(3))
+    monkeypatch.setattr(why_trace, '_MAX_BLOCKS', most)
+    traces = read_traces(run)
+    assert list(map(len, traces.steps.values())) == expected
+    assert ('6 traced ranks' in traces.note and f'{most:,}' in traces.note) == (most < 180)
+
+
+def test_only_the_newest_attempt_with_traces_is_read_and_others_are_named(run):
+    for rank, attempt_s in ((0, 200.0), (1, 200.0), (2, 100.0), (3, 0.0)):  # 0: of an earlier version
+        dump(run, rank, [step(k, attempt_s=attempt_s) for k in (1, 2)])
+    traces = read_traces(run)
+    assert list(traces.steps) == [0, 1] and 'earlier attempt' in traces.note and 'rank 2, 3' in traces.note
+    assert traces.note in write_perfetto(WhyRun(run), run.dir / 'out.json')
 
 
 def test_folders_and_links_in_the_place_of_traces_are_skipped(run):

@@ -9,6 +9,7 @@ import pytest
 from mlperf_logging.mllog import constants
 from sample_log import SGD, write_run
 
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.files import LineFile
@@ -139,3 +140,13 @@ def test_torn_last_line_is_removed_and_full_disk_is_an_error(tmp_path):
     log._sink._file = LineFile(Path('/dev/full'))
     with pytest.raises(StorageError, match='/dev/full: cannot write: No space left on device; the disk at /dev has'):
         log.seed(1)
+
+
+@pytest.mark.parametrize('opt_name', ['lars', 'sgd'])
+@pytest.mark.parametrize('decay', ['poly', 'cosine', 'step'])
+def test_shape_of_the_decay_is_read_back(tmp_path, opt_name, decay):
+    config = replace(SGD, schedule=ScheduleConfig(decay=decay, step_epochs=(1.0, 2.0)),
+                     optimizer=replace(SGD.optimizer, name=opt_name))
+    write_run(tmp_path / 'result_0.txt', config)
+    [run_set] = load_run_sets([tmp_path])
+    assert run_set.recipe.decay == decay

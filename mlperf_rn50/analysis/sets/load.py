@@ -1,5 +1,6 @@
 """Find logs, and group them into judged run sets."""
 import os
+import re
 import signal
 import threading
 from collections import Counter
@@ -22,7 +23,7 @@ from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.findings import Finding, make_finding, most_severe
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, find_logs, no_logs, read_run
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.runfolder.names import LOG, run_number
+from mlperf_rn50.runfolder.names import LOG, PACKED_LOG, run_number
 from mlperf_rn50.system.signals import end_with_parent
 from mlperf_rn50.text import grouped, plural, some
 
@@ -35,6 +36,10 @@ _MAX_NAMES = 10  # maximum benchmarks named in the line about skipped logs
 _MANY, _MAX_PROCESSES = 64, 8  # more than _MANY logs are read by several processes
 
 
+def _is_packed(log: Path) -> bool:
+    return re.fullmatch(PACKED_LOG, log.name) is not None
+
+
 def list_logs(paths: Sequence[Path]) -> tuple[list[list[Path]], list[OSError]]:
     """Return the logs of each folder, and the errors of unreadable folders. Raise UserError for paths without logs.
 
@@ -45,7 +50,8 @@ def list_logs(paths: Sequence[Path]) -> tuple[list[list[Path]], list[OSError]]:
     refused = []
     for path in paths:
         is_log = run_number(path.name) is not None and os.path.lexists(path) and not os.path.isdir(path)
-        logs, errors = ([path], []) if is_log or os.path.isfile(path) else find_logs(path, LOG)
+        logs, errors = ([path], []) if is_log or os.path.isfile(path) else find_logs(path, f'{LOG}|{PACKED_LOG}')
+        logs = [p for p in logs if not _is_packed(p) or p.with_suffix('') not in logs]
         if not logs and all(isinstance(e, (FileNotFoundError, NotADirectoryError)) for e in errors):
             reason = ('packaged sets have no logs, so use mlperf-rn50 report' if sets_under(path) else
                       'no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if errors else
@@ -55,7 +61,7 @@ def list_logs(paths: Sequence[Path]) -> tuple[list[list[Path]], list[OSError]]:
         faults.update((e.filename, e) for e in errors)
     if refused:
         raise UserError(f'{"; ".join(refused)}; expected a log or a folder of logs')
-    folders = grouped(found, lambda p: (p.parent, run_number(p.name) is None))
+    folders = grouped(found, lambda p: (p.parent, run_number(p.name) is None and not _is_packed(p)))
     return [sorted(logs, key=lambda p: (len(p.name), p.name)) for logs in folders.values()], list(faults.values())
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlperf_rn50.mllog import events
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN
 from mlperf_rn50.runfolder.jsonl import number
 
@@ -21,7 +22,7 @@ class Recipe:
     global_batch_size: int
     base_lr: float | None = None
     warmup_epochs: float | None = None
-    decay: str | None = None  # 'poly', or 'step' for rates that fall at step_epochs
+    decay: str | None = None  # 'poly', 'cosine', or 'step' for rates that fall at step_epochs
     decay_epochs: float | None = None  # of the whole schedule, including warm-up
     end_lr: float | None = None
     poly_power: float | None = None
@@ -82,7 +83,8 @@ def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, t
     return Recipe(
         name if isinstance(name, str) else None, batch,
         _number(optimizer, f'{prefix}_opt_base_learning_rate', 'opt_base_learning_rate', 'opt_learning_rate'), warmup,
-        'step' if is_stepped else 'poly' if steps is not None else None,
+        'step' if is_stepped else None if steps is None else
+        'cosine' if optimizer.get(events.LR_DECAY) == 'cosine' else 'poly',
         _decay_epochs(steps, batch, samples, warmup),
         _number(optimizer, f'{prefix}_opt_end_learning_rate', f'{other}_opt_end_learning_rate'),
         _number(optimizer, f'{prefix}_opt_learning_rate_decay_poly_power'),

@@ -36,7 +36,7 @@ def status_text(run: LiveRun) -> str:
     if word == 'running':
         return word if run.quiet_s is None else f'{word}, last written {duration(run.quiet_s)} ago'
     epochs = f' after {run.evaluations[-1].epoch:g} epochs' if word == 'converged' and run.evaluations else ''
-    clock = f', {duration(run.time_s)} on the clock' if run.time_s else ''
+    clock = f', {duration(run.time_s)} since the start' if run.time_s else ''
     return f'{word}{epochs}{clock}{resume if word == "interrupted" else ""}'
 
 
@@ -134,7 +134,7 @@ def _resumed(run: LiveRun) -> str:
 
 def _progress(run: LiveRun, price: float | None) -> list[Fact]:
     """Return the facts that come from a run's log, metrics and checkpoints."""
-    clock = f', {duration(run.time_s)} on the clock' if run.time_s and run.status == 'running' else ''
+    clock = f', {duration(run.time_s)} since the start' if run.time_s and run.status == 'running' else ''
     reference = (f'at epoch {run.standing_epoch}: {run.standing}' if run.standing else
                  run.reference_text.removeprefix('reference: '))
     return [Fact('run', _setup(run)), Fact('epoch', epoch_text(run) + clock),

@@ -1,4 +1,5 @@
 """History of a run, accumulated from the records of metrics.jsonl."""
+from collections import deque
 from dataclasses import dataclass, field
 
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveEvaluation, RankTime
@@ -17,7 +18,8 @@ def text(value: str) -> str:
 @dataclass
 class MetricsHistory:
     last: records.TrainRecord = records.TrainRecord()
-    points: list[tuple[float, float]] = field(default_factory=list)  # (epoch, time_s)
+    points: deque[tuple[float, float]] = field(  # (epoch, time_s)
+        default_factory=lambda: deque(maxlen=_MAX_POINTS))
     speeds: list[tuple[float, float]] = field(default_factory=list)  # (time_s, images_per_s)
     evaluations: dict[int, LiveEvaluation] = field(default_factory=dict)
     ranks: tuple[RankTime, ...] = ()
@@ -55,7 +57,9 @@ class MetricsHistory:
     def _add_point(self, epoch: float, time_s: float | None, images_per_s: float | None = None) -> None:
         if time_s is None:
             return
-        self.points = [p for p in self.points[-_MAX_POINTS:] if p[0] >= epoch - _PACE_EPOCHS] + [(epoch, time_s)]
+        while self.points and self.points[0][0] < epoch - _PACE_EPOCHS:
+            self.points.popleft()
+        self.points.append((epoch, time_s))
         if images_per_s is not None:
             self.speeds.append((time_s, images_per_s))
             if len(self.speeds) > _MAX_POINTS:
@@ -70,7 +74,8 @@ class MetricsHistory:
             self.evaluations = {e: v for e, v in self.evaluations.items() if e <= epoch + 1e-6}
             self.standings = {e: v for e, v in self.standings.items() if e <= epoch + 1e-6}
             self.last = records.TrainRecord(record.step, epoch, record.time_s)
-        self.points, self.ranks, self.stragglers = [], (), ()
+        self.points.clear()
+        self.ranks, self.stragglers = (), ()
 
     @property
     def epoch_s(self) -> float | None:

@@ -53,7 +53,7 @@ def _draw_throughput(run: LiveRun) -> Picture | None:
                                  ['each value is the average since the start of its epoch'])
     shown = thin(run.speeds, _MAX_MARKS)
     axes.plot([time_s / unit_s for time_s, _ in shown], [speed for _, speed in shown], color=COLOURS[0], linewidth=1.6)
-    axes.set(xlabel=f'time on the clock, {unit}', ylabel='images/s')
+    axes.set(xlabel=f'time since the start, {unit}', ylabel='images/s')
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.1 * max(speed for _, speed in shown) or 1.0)
     return picture

@@ -101,8 +101,8 @@ def times_of(run: WhyRun) -> Times:
     """Return the times of a run, without a first interval that was slow only at its start."""
     records = [r for r in {r.epoch: r for r in run.all(RanksRecord)}.values() if r.ranks]  # a resume repeats epochs
     if not records:
-        raise UserError(f'{run.folder.metrics}: got no times of ranks, expected those of an evaluation; '
-                        'wait for the first one, or train with this version')
+        action = 'wait for the first one' if run.log and run.log.status == 'running' else 'train with this version'
+        raise UserError(f'{run.folder.metrics}: got no times of ranks, expected those of an evaluation; {action}')
     critical, start_s = [min(r.ranks, key=lambda rank: rank.wait_s) for r in records], 0.0
     means = [_own_s(rank, *_OWN, 'wait') / rank.num_steps for rank in critical]
     usual_s = sum(critical[0].spread_s.get(name, (0.0,))[0] for name in (*_OWN, 'wait'))

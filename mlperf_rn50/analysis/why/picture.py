@@ -62,14 +62,14 @@ def _draw_steps(picture: drawing.Picture, axes: Axes, steps: Steps, hosts: dict[
 def draw_times(run: RunFolder, records: Sequence[RanksRecord], bar: Mapping[str, float],
                sentence: str) -> drawing.Picture:
     """Draw the traced steps, if any, and the whole run. The sentence states what limits the run."""
-    steps, error_s = read_traces(run)
+    steps, error_s, note = read_traces(run)
     rows_in, left, total_s = 0.36 * min(len(steps), _MAX_ROWS) + 0.4, 0.0, sum(bar.values()) or 1.0
     with matplotlib.rc_context(drawing.STYLE):
         figure = Figure(figsize=(8.5, 0.9 + rows_in * bool(steps)))  # 1,275 pixels wide as PNG
         *above, below = figure.subplots(1 + bool(steps), height_ratios=[rows_in, 0.5][not steps:], squeeze=False)[:, 0]
         picture = drawing.Picture('why', sentence.rstrip('.'), f'{run.dir.name}/{run.result.name}', figure, [
             f'Above, {min(len(steps), _MAX_ROWS)} of {plural(len(steps), "traced rank")}, clocks aligned within '
-            f'{1e3 * error_s:.2f} ms, with the buckets of gradients under each' if steps else
+            f'{1e3 * error_s:.2f} ms, with the buckets of gradients under each{note}' if steps else
             f'No steps are traced; {HOW_TO_TRACE}', 'Below, the whole run along its critical path'])
         for axes in above:
             _draw_steps(picture, axes, steps, host_names(records))
@@ -80,7 +80,7 @@ def draw_times(run: RunFolder, records: Sequence[RanksRecord], bar: Mapping[str,
             if share >= _MIN_LABELLED:
                 below.text(100 * (left + share / 2), 0, percent(share, '.0f'), ha='center', va='center')
             left += share
-        below.set(xlim=(0, 100), yticks=[], xlabel=f'% of {duration(total_s)} on the clock')
+        below.set(xlim=(0, 100), yticks=[], xlabel=f'% of {duration(total_s)} since the start')
         drawing.legend(picture, below.collections)
     return picture
 

@@ -1,7 +1,8 @@
 """Traced steps of all ranks: reading of untrusted files, alignment of clocks, and the Chrome trace format."""
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice, pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,16 +11,16 @@ from msgspec.structs import astuple
 
 from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.files import write_atomically, writing_folder
+from mlperf_rn50.files import replacing, writing_folder
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import RanksRecord, StepSpans
-from mlperf_rn50.text import plural, printable, short
+from mlperf_rn50.text import plural, printable, short, some
 
 # Phases of a step in their order, as texts for people.
 PHASES = ('Python', 'input', 'forward and backward', 'waiting for the slowest rank', 'exchange', 'update')
 HOW_TO_TRACE = 'train with --run.trace 20@100 to trace the steps of each rank'
-_MAX_RANKS, _MAX_STEPS, _MAX_BUCKETS = 1024, 10_000, 999
+_MAX_BUCKETS, _MAX_BLOCKS = 999, 1_000_000  # of a step; of all ranks
 Steps = Mapping[int, Sequence['TracedStep']]  # by rank
 
 
@@ -27,6 +28,12 @@ class TracedStep(NamedTuple):
     step: int
     times: Sequence[float]  # start, and end of each phase, in seconds on the clock of the first rank
     buckets: Sequence[Sequence[float]]  # when each was ready on this rank, ready on the last rank, and exchanged
+
+
+class Traces(NamedTuple):
+    steps: Steps
+    error_s: float  # of the clocks
+    note: str  # which steps are left out, after '; ', or ''
 
 
 def align(traces: Mapping[int, Sequence[StepSpans]]) -> tuple[Steps, float]:
@@ -41,7 +48,7 @@ def align(traces: Mapping[int, Sequence[StepSpans]]) -> tuple[Steps, float]:
         if ahead := [s.exchanged_s - base[s.step] for s in spans if s.step in base]:
             by = float(np.median(ahead))
             error_s = max(error_s, float(np.quantile(np.abs(np.subtract(ahead, by)), 0.95)))
-            moved[rank] = [(s.step, [t - by for t in astuple(s)[1:-1]], [(a - by, b - by) for a, b in s.buckets])
+            moved[rank] = [(s.step, [t - by for t in _times(s)], [(a - by, b - by) for a, b in s.buckets])
                            for s in spans]
     for step, times, buckets in chain(*moved.values()):  # when the last rank had computed all, and each bucket
         ready = zip_longest([times[3], *(a for a, _ in buckets)], last.get(step, ()), fillvalue=-np.inf)
@@ -51,16 +58,47 @@ def align(traces: Mapping[int, Sequence[StepSpans]]) -> tuple[Steps, float]:
         for rank, steps in moved.items()}, error_s
 
 
-def read_traces(run: RunFolder) -> tuple[Steps, float]:
-    """Return the traced steps of each rank as align does, without those whose times are out of order."""
-    traces = {}
-    for rank in range(_MAX_RANKS):
-        lines = islice(read_lines(run.trace(rank), StepSpans), _MAX_STEPS)
-        if steps := [s for _, s in lines if len(s.buckets) <= _MAX_BUCKETS and all(
-                a <= b for times in (astuple(s)[1:-1], *((s.start_s, *b, s.updated_s) for b in s.buckets))
-                for a, b in pairwise(times))]:
-            traces[rank] = steps
-    return align(traces)
+def _times(span: StepSpans) -> tuple[float, ...]:
+    return astuple(span)[1:7]
+
+
+def _read_steps(path: Path) -> Iterator[StepSpans]:
+    """Yield the steps of a trace whose times are in order."""
+    for _, s in read_lines(path, StepSpans):
+        if len(s.buckets) <= _MAX_BUCKETS and all(
+                a <= b for times in (_times(s), *((s.start_s, *b, s.updated_s) for b in s.buckets))
+                for a, b in pairwise(times)):
+            yield s
+
+
+def read_traces(run: RunFolder) -> Traces:
+    """Return the steps of the newest traced attempt as align does, at most _MAX_BLOCKS blocks.
+
+    A block is a phase, or the wait or exchange of a bucket. Each rank has an equal share of these
+    for its first steps, and at least one step.
+    """
+    found = [int(m[1]) for p in run.dir.glob(f'trace_{run.index}_*.jsonl')
+             if (m := re.fullmatch(r'trace_\d+_(0|[1-9]\d{0,5})\.jsonl', p.name))]
+    attempts = {rank: first.attempt_s for rank in sorted(found)
+                if (first := next(_read_steps(run.trace(rank)), None))}
+    ranks = [rank for rank, start_s in attempts.items() if start_s == max(attempts.values())]
+    traces, num_left, is_cut = dict[int, list[StepSpans]](), _MAX_BLOCKS, False
+    for rank in ranks:
+        share = _MAX_BLOCKS // len(ranks)
+        for s in _read_steps(run.trace(rank)):
+            num_blocks = len(PHASES) + 2 * len(s.buckets)
+            share -= num_blocks
+            if num_blocks > num_left or rank in traces and share < 0:
+                is_cut = True
+                break
+            num_left -= num_blocks
+            traces.setdefault(rank, []).append(s)
+    earlier = [rank for rank in attempts if rank not in ranks]
+    notes = [f'; later steps of {plural(len(ranks), "traced rank")} are left out, because at most '
+             f'{_MAX_BLOCKS:,} phases and exchanges of buckets are read'] * is_cut
+    if earlier:
+        notes.append(f'; traces of an earlier attempt are left out (rank {some(earlier, 10)})')
+    return Traces(*align(traces), ''.join(notes))
 
 
 def host_names(records: Sequence[RanksRecord]) -> dict[int, str]:
@@ -87,10 +125,14 @@ def _events(steps: Steps, hosts: Mapping[int, str]) -> Iterator[dict[str, Any]]:
 
 def write_perfetto(run: WhyRun, path: Path) -> str:
     """Write the traced steps and return a sentence about them. Raise ConfigError if there are none, or on failure."""
-    steps, error_s = read_traces(run.folder)
+    steps, error_s, note = read_traces(run.folder)
     if not steps:
         raise ConfigError(f'--perfetto: got no {run.folder.trace(0)}, expected traced steps; {HOW_TO_TRACE}')
-    with writing_folder(path.parent, '--perfetto'):
-        write_atomically(path, json.dumps({'traceEvents': [*_events(steps, host_names(run.all(RanksRecord)))]}))
+    with writing_folder(path.parent, '--perfetto'), replacing(path) as f:
+        mark = b'{"traceEvents": ['
+        for event in _events(steps, host_names(run.all(RanksRecord))):
+            f.write(mark + json.dumps(event).encode())
+            mark = b', '
+        f.write(b']}')
     return (f'{path}: {plural(max(map(len, steps.values())), "step")} of {plural(len(steps), "rank")}; the clocks are '
-            f'aligned by the ends of exchanges, with an error of {1e3 * error_s:.2f} ms (95th percentile)')
+            f'aligned by the ends of exchanges, with an error of {1e3 * error_s:.2f} ms (95th percentile){note}')

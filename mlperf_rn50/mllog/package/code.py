@@ -92,8 +92,8 @@ def find_flaws(run: Run) -> list[str]:
     """Return why files of a run are not packaged: links, which may lead to private files, or no valid configuration."""
     config = run_of(run.path).config
     files = (run.path, config, run_of(run.path).env, system_path(run.path))
-    flaws = [f'{p.name}: got {"a symbolic link" if p.is_symlink() else "no regular file"}, expected a file; replace it '
-             'with a copy' for p in files if p.is_symlink() or p.exists() and not p.is_file()]
+    flaws = [f'{p.name}: got {"a symbolic link" if p.is_symlink() else "no regular file"}, expected a file; replace '
+             'it with a copy' for p in files if p.is_symlink() or p.exists() and not p.is_file()]
     try:
         tree = load_tree(config) if config.is_file() and not flaws else {}
     except ConfigError as e:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlperf_rn50.files import parse_json, regular_file
+from mlperf_rn50.files import parse_json, read_text
 from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.read.values import integer
 from mlperf_rn50.mllog.run import FactSource
@@ -77,12 +77,9 @@ def system_path(log: Path) -> Path:
 def load_object(path: Path) -> tuple[JsonObject, str]:
     """Return the object in a JSON file, and the text of the file; raise ValueError with the reason if there is none."""
     try:
-        with open(path, encoding='utf-8-sig', errors='replace', opener=regular_file) as f:
-            text = f.read(_MAX_BYTES + 1)
+        text = read_text(path, _MAX_BYTES, 'replace')
     except OSError as e:
         raise ValueError(e.strerror) from e
-    if len(text) > _MAX_BYTES:
-        raise ValueError(f'is larger than {_MAX_BYTES} bytes')
     content = parse_json(text)
     if not isinstance(content, dict):
         raise ValueError('is not a JSON object')

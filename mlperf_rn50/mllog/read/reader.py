@@ -7,10 +7,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import numbered_lines, walk
+from mlperf_rn50.files import numbered_lines, open_regular, walk
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent, decode_events
 from mlperf_rn50.mllog.findings import Findings
@@ -19,10 +20,21 @@ from mlperf_rn50.mllog.read.raw_log import LinePosition, RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
 from mlperf_rn50.mllog.run import Run
 
-_HINTS = {  # by the first bytes of a file without log lines
-    rb'\xff\xfe|\xfe\xff': 'UTF-16, convert it to UTF-8',  # as written by some shells
-    rb'\x1f\x8b|\xfd7zXZ|\(\xb5/\xfd|BZh|PK': 'packed (gzip, xz, zstd, bzip2 or zip), unpack it',
-    rb'\{': 'JSON, such as a notebook, save the text of its output'}
+_FORMS = {  # by the first bytes of a file
+    rb'\xff\xfe|\xfe\xff': 'UTF-16; convert it to UTF-8',  # as written by some shells
+    **{magic: f'packed with {name}; unpack it' for magic, name in (
+        (rb'\x1f\x8b', 'gzip'), (rb'\xfd7zXZ', 'xz'), (rb'\(\xb5/\xfd', 'zstd'), (rb'BZh\d', 'bzip2'),
+        (rb'PK\x03\x04', 'zip'), (rb'7z\xbc\xaf', '7-Zip'), (rb'(?s).{257}ustar', 'tar'))}}
+
+
+def _check_form(path: Path) -> None:
+    """Raise UserError for a file that has to be converted first; ignore one that cannot be read."""
+    with suppress(OSError), open_regular(path) as f:
+        head = f.read(512)
+        for magic, form in _FORMS.items():
+            if re.match(magic, head):
+                raise UserError(f'{path}: the file is {form}')
+
 
 def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
     """Yield (line number, event, or ValueError if damaged) of a file. Raise UserError if the file is unreadable."""
@@ -64,13 +76,15 @@ class OtherBenchmark(UserError):
 
 def read_run(path: Path, now_s: float | None = None) -> Run:
     """Return the run in a log at now_s since 1970 (None: now). Raise UserError unless the log is of one ResNet run."""
+    _check_form(path)
     logs: dict[LineFormat, RawLog] = {}
-    torn, last_line, undecoded = Findings(), 0, ''
+    torn, last_line, undecoded, quoted = Findings(), 0, '', 0
     torn_resumes: list[tuple[LinePosition, LogEvent]] = []
     for last_line, event in read_events(path):
         if isinstance(event, ValueError):
             reason, text = event.args
             undecoded = undecoded or f'line {last_line}: {reason[:200]}'
+            quoted = quoted or last_line * bool(re.match(r':::ML.*?\{\s*\\', text))
             vital = re.search(r'run_st\w*|run_res\w*|eval_acc\w*', text)  # time and status depend on each such line
             if vital and vital[0] == events.RUN_RESUMED:
                 torn_resumes.append((LinePosition(0.0, last_line), LogEvent('MLLOG', events.RUN_RESUMED, 0.0)))
@@ -91,12 +105,12 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
             log.add(last_line, event)
         except ValueError as e:
             raise UserError(f'{path}: {e}') from e
+    if quoted and not logs.keys() & {'MLLOG', 'MLL'}:
+        raise UserError(f'{path}: line {quoted} is JSON within JSON, as in a notebook or the log of a container, '
+                        'expected the lines of a log; save the text of the output')
     if not logs:
-        with open(path, 'rb') as f:
-            head = f.read(8)
-        hint = next((f'; the file is {hint}' for magic, hint in _HINTS.items() if re.match(magic, head)), '')
         found = f'no MLPerf log line can be decoded ({undecoded})' if undecoded else 'contains no MLPerf log line'
-        raise UserError(f'{path}: {found}; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0{hint}')
+        raise UserError(f'{path}: {found}; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0')
     if not any(log.is_training for log in logs.values()):
         raise OtherBenchmark(f'{path}: got a log without lines of a training run, such as run_start or '
                              'eval_accuracy, expected one of MLPerf Training', 'no training')

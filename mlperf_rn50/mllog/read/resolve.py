@@ -21,6 +21,7 @@ from mlperf_rn50.text import plural
 
 _AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
 _ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': LATER}
+_MAX_ITEMS = 64  # maximum length of a list, such as the epochs at which the learning rate falls
 _MAX_CHANGES = 20  # maximum number of changed configuration keys in a warning about a resume
 # A log that is not written to for this long belongs to a dead run, unless it has long gaps between events.
 QUIET_S, _QUIET_GAPS = 600.0, 3
@@ -49,6 +50,8 @@ def _setting(value: Any) -> Any:
     """Return an optimizer value that is valid JSON. A random name of v0.5, for a value known later, is DEFERRED."""
     if isinstance(value, str) and value.startswith('DEFERRED: '):
         return 'DEFERRED'
+    if isinstance(value, list) and None not in [number(v, 0, 1e9) for v in value[:_MAX_ITEMS]]:
+        return tuple(value[:_MAX_ITEMS])
     is_plain = isinstance(value, (int, str, type(None))) or isinstance(value, float) and math.isfinite(value)
     return value if is_plain else repr(value)[:200]  # JSON has no NaN
 

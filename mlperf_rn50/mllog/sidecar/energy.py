@@ -19,7 +19,7 @@ from mlperf_rn50.text import plural
 KINDS = ('cpu', 'gpu')
 # Expected reasons for missing energy.
 NO_TELEMETRY, NO_COUNTERS = 'no telemetry of the run', 'no node has readable counters'
-_MAX_DEVICES, _MAX_DEVICE_W = 64, 1e4
+_MAX_DEVICES, _MAX_DEVICE_W, _MAX_READINGS = 64, 1e4, 10_000_000
 # Maximum seconds from the start or end of a part of the run to the nearest sample; minimum share covered by samples.
 _MAX_GAP_S, _MIN_SHARE = 3.0, 0.9
 
@@ -77,9 +77,13 @@ class _Node(NamedTuple):
     sessions: list[_Session]  # those with a run_start, in order
 
 
-def _read_node(path: Path) -> _Node:
+def _read_node(path: Path, most: int) -> _Node:
+    """Return the readings of a node; raise _Unmeasured above `most` readings and samples."""
     sessions, boot = [_Session()], None
     for _, record in read_lines(path, TelemetryRecord):
+        most -= 1 + sum(map(len, record.energy_j.values()))
+        if most < 0:
+            raise _Unmeasured(f'more than {_MAX_READINGS:,} readings of all nodes')
         if record.event == 'start':
             sessions.append(_Session())
         boot = record.boot or boot
@@ -170,8 +174,13 @@ def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
 
 def read_energy(run: Run, files: TelemetryFiles = None) -> Energy:
     """Return the energy to the run's end or, without one, the last time sampled by all nodes. files: see files_of."""
-    nodes = [_read_node(path) for path in files_of(run, files)]
+    paths = files_of(run, files)
+    share = _MAX_READINGS // max(1, len(paths))
     seconds = run.time_to_train_s if run.elapsed is None else run.elapsed.training_preserved_s
+    try:
+        nodes = [_read_node(path, share) for path in paths]
+    except _Unmeasured as e:
+        return Energy(seconds or 0.0, reasons=dict.fromkeys(KINDS, str(e)))
     if seconds is None:
         seconds = max(0.0, min(map(_last_s, nodes), default=0.0))
     measured, reasons = {}, {}

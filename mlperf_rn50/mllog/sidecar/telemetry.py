@@ -10,7 +10,7 @@ from mlperf_rn50.runfolder.names import find_telemetry, host_of, run_number
 from mlperf_rn50.runfolder.records import TelemetryRecord
 
 TelemetryFiles = Mapping[int, Sequence[Path]] | None  # by run number
-_MAX_NODES = 256
+_MAX_NODES, _MAX_SAMPLES = 256, 4_000_000  # of a run
 # Counters whose sum a plot shows, by label of the plot.
 KINDS = {'disk read': ('disk_read',), 'disk write': ('disk_write',),
          'network receive': ('net_receive', 'infiniband_receive'), 'network send': ('net_send', 'infiniband_send')}
@@ -34,8 +34,11 @@ def _rate(record: TelemetryRecord, kinds: tuple[str, ...]) -> float:
     return sum(rates) if rates else math.nan
 
 
-def read_node(path: Path) -> NodeTelemetry | None:
-    """Return the samples of a node after run_start, on the run's clock; None if the file has no such samples."""
+def read_node(path: Path, most: int = _MAX_SAMPLES) -> NodeTelemetry | None:
+    """Return the samples of a node after run_start, on the run's clock; None if it has no such samples.
+
+    Above `most` samples, every second one is left out.
+    """
     offset_s = None
     samples = []
     for _, record in read_lines(path, TelemetryRecord):
@@ -45,6 +48,8 @@ def read_node(path: Path) -> NodeTelemetry | None:
         elif record.event is None and offset_s is not None:
             samples.append((record.time_s + offset_s, *(_rate(record, kinds) for kinds in KINDS.values()),
                             *(math.nan if v is None else v for v in (record.cpu_percent, record.page_cache_bytes))))
+            if len(samples) > most:
+                del samples[1::2]
     if not samples:
         return None
     times_s, *rates, cpu_percent, page_cache_bytes = zip(*samples)
@@ -60,4 +65,6 @@ def files_of(run: Run, files: TelemetryFiles = None) -> Sequence[Path]:
 
 def read_telemetry(run: Run, files: TelemetryFiles = None) -> list[NodeTelemetry]:
     """Return the samples of all nodes in a run; files: as for files_of."""
-    return [node for p in files_of(run, files) if (node := read_node(p))]
+    paths = files_of(run, files)
+    most = _MAX_SAMPLES // max(1, len(paths))
+    return [node for p in paths if (node := read_node(p, most))]

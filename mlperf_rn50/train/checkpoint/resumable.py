@@ -16,8 +16,11 @@ from mlperf_rn50.train.checkpoint import checkpoint
 def clear_run(run: RunFolder) -> None:
     """Remove the temporary files that killed writers left in a run; the caller holds the lock of the run."""
     checkpoint.clear_unfinished(run.checkpoints)
-    for path in (*temporaries_in(run.weights), *temporaries_in(run.dir, run.config.name),
-                 *temporaries_in(run.dir, run.env.name)):
+    written = run.config.name, run.env.name, f'trace_{run.index}_*'
+    for path in (
+        *temporaries_in(run.weights),
+        *(p for name in written for p in temporaries_in(run.dir, name)),
+    ):
         path.unlink(missing_ok=True)
 
 

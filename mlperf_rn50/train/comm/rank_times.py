@@ -8,6 +8,7 @@ from statistics import median_low
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.runfolder.jsonl import encode
@@ -34,13 +35,14 @@ class RankTimes:
     def __init__(self, comm: Comm, timer: StepTimer, own: dict[str, Any], folder: RunFolder, heartbeat: Heartbeat):
         self._comm, self._timer, self._own, self._folder = comm, timer, own, folder
         self._heartbeat, self._cores = heartbeat, CoreMeter(comm.threads)
-        self.request = False
+        self.request, self._attempt_s = False, 0.0
         self._bins = np.zeros((len(PHASES), _NUM_BINS), int)
         self.checkpoint_s = 0.0
 
     def start(self) -> None:
         """Start the interval of the first report, when the clock of the run starts."""
         self._cores.start()
+        self._attempt_s = self._comm.from_rank_0(time.time)
         self._heartbeat.take_stopped_s()
 
     def report(self, epoch: int, time_s: float, eval_s: float) -> RanksRecord:
@@ -69,6 +71,7 @@ class RankTimes:
         if is_requested:
             self._timer.start_trace(_NUM_STEPS)
         if spans := self._timer.take_trace(is_end):  # in a thread, because storage may be slow
+            spans = [replace(s, attempt_s=self._attempt_s) for s in spans]
             threading.Thread(target=write_trace, args=(self._folder.trace(self._comm.rank), spans)).start()
 
 

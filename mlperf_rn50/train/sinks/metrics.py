@@ -34,7 +34,7 @@ class Metrics:
                                             **render_ranks(event.plan, event.num_hosts), **render_changes(event)))
             case events.StepDone(is_reported=True):
                 write(records.TrainRecord(event.step, event.epoch, event.time_s, event.mean_loss, event.learning_rate,
-                                          event.images_per_s))
+                                          event.images_per_s, event.scheduled_rate))
             case events.LossScaleChanged():
                 write(records.LossScaleRecord(event.step, event.before, event.now))
             case events.Evaluated():

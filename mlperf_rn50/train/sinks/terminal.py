@@ -10,6 +10,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.files import LineFile
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.launcher_env import print_stderr
+from mlperf_rn50.text import plural
 from mlperf_rn50.train import events
 
 _PLAIN_PERIOD_S = 30.0  # time between two progress lines if stderr is not a terminal
@@ -71,7 +72,7 @@ class Terminal:
         plan, mean = event.plan, ' (mean of data.sizes)' * bool(event.plan.config.data.sizes)
         self._print(f'{plan.config.data.dataset} -> {self._run.result}')
         self._print(f'{plan.config.model.name}: {event.num_parameters:,} parameters, '
-                    f'{event.flops_per_image / 1e9:.2f} GFLOP per image{mean}; {plan.world_size} ranks x '
+                    f'{event.flops_per_image / 1e9:.2f} GFLOP per image{mean}; {plural(plan.world_size, "rank")} x '
                     f'{plan.global_batch_size // plan.world_size} = global batch {plan.global_batch_size}; '
                     f'seed {event.seed}')
         if event.initial_weights:
@@ -84,8 +85,8 @@ class Terminal:
         if event.parts:
             self._print(f'time since run_start: {event.parts.text}')
         if plan.world_size != event.world_size_before:
-            self._print(f'new plan: {plan.world_size} ranks (before: {event.world_size_before}), global batch '
-                        f'{plan.global_batch_size} (before: {event.batch_before}), learning rate times '
+            self._print(f'new plan: {plural(plan.world_size, "rank")} (before: {event.world_size_before}), '
+                        f'global batch {plan.global_batch_size} (before: {event.batch_before}), learning rate times '
                         f'{plan.lr_scale:.4g}')
         if event.changes:
             self._print(f'changed: {", ".join(map(str, event.changes))}')
