@@ -21,12 +21,13 @@ from helpers import HANG_LIMIT_S, ROOT, call, own_signals, run, untimed, wait_fo
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.launch import attempts, engines, launcher, process, supervisor
+from mlperf_rn50.launch import attempts, checks, engines, launcher, process, supervisor
 from mlperf_rn50.launch.arguments import parse_arguments
 from mlperf_rn50.launch.attempts import read_attempt, read_progress
+from mlperf_rn50.launch.checks import check_room, folder_lock, place_ranks
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, check_ranks, common_slots, parse_hostfile, parse_hosts, silent_hosts
-from mlperf_rn50.launch.launcher import Launcher, check_room, folder_lock, remove_leftovers
+from mlperf_rn50.launch.launcher import Launcher, remove_leftovers
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, Stage, next_stage, processes_of, run_engine, stage_of
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.names import RunFolder
@@ -40,8 +41,8 @@ def options(*words, script='mpirun'):
     return parse_arguments(ENGINES[script].make_parser(script), [str(w) for w in words])
 
 
-def launcher_of(*words, script='mpirun', signals=None, load=None):
-    return Launcher(script, ENGINES[script], options(*words, script=script), signals, load)
+def launcher_of(*words, script='mpirun', signals=None):
+    return Launcher(script, ENGINES[script], options(*words, script=script), signals)
 
 
 # --- hosts ------------------------------------------------------------------------------------------------
@@ -111,8 +112,8 @@ def test_hostfile_is_a_file_with_hosts(tmp_path):
 
 def test_local_host_is_reached_without_ssh(monkeypatch):
     monkeypatch.setenv('PATH', '')
-    assert silent_hosts(['localhost', os.uname().nodename, 'h9']) == ['h9']
-    assert silent_hosts([]) == []
+    assert silent_hosts(['localhost', os.uname().nodename, 'h9'], None) == {'h9': 'ssh: not found'}
+    assert silent_hosts([], None) == {}
 
 
 # --- options ----------------------------------------------------------------------------------------------
@@ -320,6 +321,7 @@ def run_shell(tmp_path, monkeypatch):
         monkeypatch.setattr(process, 'time', signals)
         monkeypatch.setattr(process, 'STOP_LIMIT_S', 5.0)
         monkeypatch.setattr(process, '_LOOK_S', 1.0)
+        keys.setdefault('status', lambda: None)
         job = f'{os.getpid()}-{time.monotonic_ns():x}'
         code = run_engine(['bash', '-c', script.replace('UP', f'touch "{tmp_path}/up"')],
                           dict(os.environ, MLPERF_RN50_JOB=job), signals, job, **keys)
@@ -336,6 +338,7 @@ IGNORES = 'trap "" USR1 TERM; setsid sleep 600 & UP; while :; do wait; done'  # 
 
 def test_stop_request_is_forwarded(run_shell):
     assert run_shell(WAITS, STOP) == (75, [])
+    assert run_shell(WAITS, STOP, status=None) == (15, [])  # no state to save
     sent = []
     messenger = SimpleNamespace(send_signal=lambda number: sent.append(number))
     code, _ = run_shell(WAITS, STOP, AT_ONCE, messengers=[messenger])
@@ -453,8 +456,31 @@ def test_remaining_processes_are_named_and_stopped_ones_alone(tmp_path):
         watcher.kill()
 
 
+# Stand-in for ssh up to the first line of the far side; the job is the last word of the remote command.
+CONNECTED = 'for job in $*; do :; done; echo "connected $job"\n'
+
+
+@pytest.mark.parametrize('ssh, reason', [
+    ('echo "ssh: Could not resolve hostname h2: Name or service not known" >&2; exit 255',
+     'ssh: Could not resolve hostname h2: Name or service not known'),
+    ('echo Welcome; printf "\\033[31mbash: no guard.sh"; exit 127', '?[31mbash: no guard.sh'),
+    ('exit 255', 'ssh gave no reason'), ('echo Welcome; exec sleep 600', 'no login within 1 s')])
+def test_host_that_was_never_reached_is_recorded_with_the_reason_of_ssh(tmp_path, monkeypatch, ssh, reason):
+    write_files(tmp_path, {'ssh': f'#!/bin/sh\n{ssh}'}, mode=0o755)
+    quick = tmp_path / 'guard.sh'
+    quick.write_text((ROOT / 'launch/guard.sh').read_text().replace('login_s=60', 'login_s=1'))
+    quick.chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    monkeypatch.setattr(launcher, '_GUARD', str(quick))
+    with own_signals():
+        guarded = launcher_of('--hosts', 'h2', signals=stop_signals.SignalQueue(LAUNCHER_SIGNALS))
+        with guarded._guards(supervisor.Placement(tmp_path, ('h2',), 1), '1-a') as guards:
+            guards[0].wait(HANG_LIMIT_S)
+    assert untimed(read_failures(tmp_path)) == [Failure('1-a', 'h2', f'was not reached: {reason}', is_outside=True)]
+
+
 def test_host_whose_guard_ended_by_itself_is_recorded(tmp_path, monkeypatch):
-    write_files(tmp_path, {'ssh': '#!/bin/sh\n[ "$9" != h2 ] || exit 255\nexec cat >/dev/null'}, mode=0o755)
+    write_files(tmp_path, {'ssh': f'#!/bin/sh\n{CONNECTED}[ "$9" != h2 ] || exit 255\nexec cat >/dev/null'}, mode=0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
     with own_signals():
         guarded = launcher_of('--hosts', 'h1,h2', signals=stop_signals.SignalQueue(LAUNCHER_SIGNALS))
@@ -498,6 +524,7 @@ def test_stop_request_goes_to_a_host_over_ssh(tmp_path):
 def test_slow_start_is_reported(capfd, monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(Launcher, 'start_ranks', lambda self, *a: calls.append(a[-3:]) or 143)
+    monkeypatch.setattr(launcher, 'wait_briefly', lambda processes, signals, limit_s: processes[0].wait() == 0)
     place = supervisor.Placement(tmp_path, ('localhost',), 1)
     for limit_s in (900.0, 0.0):
         config = Config(comm=CommConfig(start_limit_s=limit_s))
@@ -536,8 +563,10 @@ FILE = RunConfig('/r', num_nodes=2, ranks_per_node=3)
     (['--config', 'c', '--hosts', 'h1:4,h2:4', '--ranks-per-node', '2'], FILE, 'h1: got 2 ranks, expected 4'),
     (['--resume'], FILE, 'got no --run-dir'), ([], FILE, '--config: got nothing')])
 def test_place_of_options_hosts_and_configuration(words, run, expected, monkeypatch):
-    monkeypatch.setattr(launcher, 'newest_run', lambda folder: RunFolder(folder, 0))
-    settle = launcher_of(*words, load=lambda words: Config(run)).settle
+    monkeypatch.setattr(checks, 'newest_run', lambda folder: RunFolder(folder, 0))
+
+    def settle():
+        return place_ranks(ENGINES['mpirun'], options(*words), lambda words: Config(run))
     if isinstance(expected, str):
         with pytest.raises(ConfigError, match=expected):
             settle()
@@ -614,7 +643,8 @@ class Quick(SignalQueue):
         return super().next(min(timeout_s, 0.2))
 
 job, engine = 'terminal', 'trap "echo stopping; exit 75" USR1; while :; do sleep 0.05; done'
-code = run_engine(['bash', '-c', engine], dict(os.environ, MLPERF_RN50_JOB=job), Quick(LAUNCHER_SIGNALS), job)
+code = run_engine(['bash', '-c', engine], dict(os.environ, MLPERF_RN50_JOB=job), Quick(LAUNCHER_SIGNALS), job,
+                  status=lambda: None)
 print('ended', code, flush=True)
 """
 
