@@ -51,8 +51,23 @@ def launched_local() -> tuple[int, int]:
     """Return this process's rank on its node and the number of ranks there; (0, 1) without a launcher."""
     rank, size = _number(_LOCAL_RANK), _number(_LOCAL_SIZE)
     if rank is None and size is None and (num_tasks := _slurm_number('SLURM_STEP_NUM_TASKS')):
-        rank, size = _slurm_number('SLURM_LOCALID'), num_tasks // (_slurm_number('SLURM_STEP_NUM_NODES') or 1)
-    return rank or 0, size or 1
+        rank, even = _slurm_number('SLURM_LOCALID'), -(-num_tasks // (_slurm_number('SLURM_STEP_NUM_NODES') or 1))
+        tasks = os.environ.get('SLURM_STEP_TASKS_PER_NODE', '')
+        size = _tasks_on_node(tasks, _slurm_number('SLURM_NODEID') or 0) or even
+    rank, size = rank or 0, size or 1
+    if rank >= size:
+        raise ConfigError(f'rank on this node: got {rank} with {size} ranks, expected at most {size - 1}, from the '
+                          'environment of the launcher; start the ranks with a script in launch/')
+    return rank, size
+
+
+def _tasks_on_node(text: str, node: int) -> int:
+    """Return the tasks of a node from Slurm's list, such as 4(x2),3 for 4, 4 and 3; 0 if it is not in the list."""
+    for tasks, repeats in re.findall(r'(\d{1,9})(?:\(x(\d{1,9})\))?', text, re.ASCII):
+        node -= int(repeats or 1)
+        if node < 0:
+            return int(tasks)
+    return 0
 
 
 def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
