@@ -48,7 +48,10 @@ def run(argv: Sequence[str]) -> int:
     if name == 'ranks':
         return run_ranks(words)
     if name == 'kubernetes':
-        training = kubernetes.plan_training(words)  # before the import, because --help needs no packages
+        training = kubernetes.plan_training([w for w in words if w != '--dry-run'])  # before the imports, for --help
+        if '--dry-run' in words:
+            from mlperf_rn50.cli import train
+            return train.run(kubernetes.train_words(words))
         from mlperf_rn50.launch.kubernetes.manifests import print_manifests
         print_manifests(*training)
         return EXIT_OK

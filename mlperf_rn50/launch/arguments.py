@@ -12,7 +12,7 @@ from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.launcher_env import COMMAND, print_stderr
 from mlperf_rn50.text import printable
 
-_PRINTING = ('--dry-run', '--print', '--print-config')  # options with which train starts no ranks
+PRINTING = ('--dry-run', '--print', '--print-config')  # options with which train starts no ranks
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Options:
     @property
     def only_prints(self) -> bool:
         """True if the options only print values, without starting a run."""
-        return any(word.partition('=')[0] in _PRINTING for word in self.train)
+        return any(word.partition('=')[0] in PRINTING for word in self.train)
 
     @property
     def as_train(self) -> list[str]:

@@ -4,6 +4,7 @@ A bridge connects them like a switch. Requires root, iproute2, openssh-server an
 Run as a program, it runs a command on the first of N hosts, named h1 to hN:
   python tests/cluster/hosts.py 8 launch/sweep.sh --hosts h1,h2,h3,h4,h5,h6,h7,h8 ...
 """
+import argparse
 import os
 import re
 import signal
@@ -189,4 +190,10 @@ def main(num_hosts: int, command: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('num_hosts', metavar='N', type=int, choices=range(1, 250), help='number of hosts')
+    parser.add_argument('command', nargs=argparse.REMAINDER)
+    words = parser.parse_args()
+    if os.geteuid() or not words.command:
+        parser.error('expected root and a command')
+    sys.exit(main(words.num_hosts, words.command))
