@@ -137,12 +137,12 @@ ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
 [ ! -e ~/.bashrc ] || mount --bind /dev/null ~/.bashrc''')
         self.start_sshd(host)
 
-    def start_sshd(self, host: Host) -> None:
-        """Start sshd on a host."""
+    def start_sshd(self, host: Host, *settings: str) -> None:
+        """Start sshd on a host, with further settings such as ForceCommand=COMMAND."""
         Path('/run/sshd').mkdir(exist_ok=True)
         options = [f'HostKey={self.folder}/server', f'AuthorizedKeysFile={self.folder}/user.pub',
                    'StrictModes=no', 'PermitRootLogin=yes', 'UsePAM=no', 'PidFile=none',
-                   f'ListenAddress={host.address}', 'MaxStartups=100',
+                   f'ListenAddress={host.address}', 'MaxStartups=100', *settings,
                    *([f'SetEnv={self.variables}'] if self.variables else [])]
         host.sshd = subprocess.Popen(host.inside([_SSHD, '-D', '-e', *(w for o in options for w in ('-o', o))]),
                                      stderr=open(self.folder / f'sshd_{host.name}.log', 'w'))
