@@ -15,7 +15,8 @@ if [ "${MLPERF_RN50_RANKS_PER_DEVICE:-1}" != 1 ]; then
     export CUDA_MPS_PIPE_DIRECTORY
 fi
 # Horovod 0.28.1 looks up the host's own name for Gloo, also if an interface is selected, and crashes without an address.
-if [ "${HOROVOD_CONTROLLER:-}" = gloo ]; then
+if [ "${HOROVOD_CONTROLLER:-}" = gloo ] && command -v getent >/dev/null; then
+    read -r HOSTNAME </proc/sys/kernel/hostname # the variable may come from another host
     address=$(getent ahostsv4 "$HOSTNAME" | sed 's/ .*//;q') || true
     if [ -z "$address" ] || [[ $address = 127.* && ${HOROVOD_CROSS_SIZE:-1} != 1 ]]; then
         echo "launch/bind.sh: host name $HOSTNAME: got ${address:-no address}, expected one that other hosts reach; correct \

@@ -3,7 +3,8 @@
 # Usage: launch/guard.sh --host HOST --launcher PID RUN_FOLDER JOB
 #                                           next to the launcher: prints "ready", closes its output, stays connected to
 #                                           the host, forwards USR1, the stop request, to the ranks there, and sends
-#                                           USR2 to the launcher when the host is lost
+#                                           USR2 to the launcher when the host is lost; if the host was never reached,
+#                                           prints the reason to stderr
 #        launch/guard.sh --here HOST RUN_FOLDER JOB
 #                                           on the host: ends the ranks when the launcher is gone or does not answer;
 #                                           if it did not answer, adds a line to failures.jsonl in the run folder
@@ -12,17 +13,20 @@
 #                                           those
 
 set -u
-readonly silence_s=20
+read -r HOSTNAME </proc/sys/kernel/hostname # the variable may come from another host, the program may be missing
+readonly silence_s=20 login_s=60 list_s=15
 # Stdin has a line from the launcher every 5 s; after 20 s without one, end the ranks.
 guard_here() { # HOST RUN_FOLDER
     local word signal pid code
+    trap '' PIPE
+    echo "connected $job"
     while :; do
         read -r -t "$silence_s" word
         code=$?
         [ "$code" = 0 ] || break
         [ "$word" != stop ] || ask_to_stop
     done
-    trap '' HUP TERM PIPE
+    trap '' HUP TERM
     # In the background, because the run folder may be on the far side of the same failed network.
     [ "$code" -le 128 ] || note "$1" "$2" "had no contact to the launcher for $silence_s s" &
     for signal in TERM KILL; do # TERM leaves time for a checkpoint
@@ -72,33 +76,60 @@ list_here() { # HOST
 list_on() { # HOST...
     local host
     for host in "$@"; do
-        { (reach "$host" --list-here "$host" "$job" </dev/null 2>/dev/null) ||
+        { (limit=$list_s reach "$host" --list-here "$host" "$job" </dev/null 2>/dev/null) ||
             echo "host $host, which does not answer"; } &
     done
     wait
 }
-reach() { # HOST ARGUMENTS...: runs this script on the host
+reach() { # HOST ARGUMENTS...: runs this script on the host, for at most $limit seconds, if set
     case $1 in
-        localhost | 127.0.0.1 | "$(hostname)" | "$(hostname -s)") exec "$0" "${@:2}" ;;
+        localhost | 127.0.0.1 | "$HOSTNAME" | "${HOSTNAME%%.*}") exec "$0" "${@:2}" ;;
     esac
-    exec ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "$1" \
-        "$(printf '%q ' "$0" "${@:2}")"
+    exec ${limit:+timeout --foreground "$limit"} ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 \
+        -o ServerAliveCountMax=3 "$1" "$(printf '%q ' "$0" "${@:2}")"
+}
+# Connects its input to the far side. ConnectTimeout of ssh ends before the login, which may hang.
+connect() { # HOST RUN_FOLDER
+    local output far='' code line last='ssh gave no reason'
+    trap 'kill $far; exit' TERM # a login that hangs does not end with its input
+    trap 'kill -ALRM $$' EXIT # to keep_in_touch
+    SECONDS=0
+    exec {output}< <(reach "$1" --here "$1" "$2" "$job" 2>&1 <&0)
+    far=$!
+    while :; do
+        read -r -t $((login_s - SECONDS)) line <&"$output"
+        code=$?
+        [ "$code" = 0 ] || break # a rest without a line end is in $line
+        if [ "$line" = "connected $job" ]; then
+            trap '' TERM # the far side ends by itself, after its ranks
+            while read -r line <&"$output"; do :; done
+            exit
+        fi
+        last=$line
+    done
+    [ -z "$line" ] || last=$line
+    [ "$code" -le 128 ] || last="no login within $login_s s"
+    kill "$far" 2>/dev/null
+    echo "$1 was not reached: $last" >&2
 }
 keep_in_touch() { # HOST LAUNCHER RUN_FOLDER
-    local pipe guard word=
-    trap 'word=stop' USR1
+    local pipe='' guard='' word='' nap=''
+    trap 'word=stop; [ -z "$pipe" ] || echo stop >&"$pipe"' USR1
     echo ready
     exec >/dev/null # the launcher waits until all guards have closed their common output
-    exec {pipe}> >(reach "$1" --here "$1" "$3" "$job" >/dev/null 2>&1)
+    trap 'kill $nap; kill -USR2 '"$2"'; exit 0' ALRM # from connect, when the host is lost
+    exec {pipe}> >(connect "$1" "$3")
     guard=$!
-    trap 'exit 0' TERM # closes the pipe, so that the guard on the host ends
+    trap 'trap "" ALRM; kill "$guard" $nap; exit 0' TERM # closes the pipe, so that the guard on the host ends
     trap '' PIPE
     while kill -0 "$2" 2>/dev/null; do
         echo "$word" >&"$pipe" || break
         kill -0 "$guard" || break
         sleep 5 {pipe}>&- &
-        wait -n $! "$guard"
+        nap=$!
+        wait "$nap"
     done 2>/dev/null
+    kill "$guard" 2>/dev/null
     kill -USR2 "$2" 2>/dev/null
 }
 

@@ -22,7 +22,7 @@ check_folder() {
         fail "$folder on $HOSTNAME: got ${state/directory/a folder}, expected a folder, owner $EUID, mode 700; remove it, or set CUDA_MPS_PIPE_DIRECTORY to a folder of yours"
 }
 ask() { # QUESTION
-    echo "$1" | nvidia-cuda-mps-control >/dev/null 2>&1
+    echo "$1" | timeout 30 nvidia-cuda-mps-control >/dev/null 2>&1
 }
 
 case ${1:-} in
@@ -30,7 +30,7 @@ case ${1:-} in
     folder) printf '%s\n' "$folder"; exit ;;
     *) print_header >&2; exit 2 ;;
 esac
-nvidia-smi -L >/dev/null 2>&1 || exit 0
+timeout 60 nvidia-smi -L >/dev/null 2>&1 || exit 0
 command -v nvidia-cuda-mps-control >/dev/null ||
     fail "nvidia-cuda-mps-control is missing on $HOSTNAME; install it with the driver, or use --ranks-per-device 1"
 export CUDA_MPS_PIPE_DIRECTORY=$folder CUDA_MPS_LOG_DIRECTORY=${CUDA_MPS_LOG_DIRECTORY:-$folder/log}
@@ -50,5 +50,5 @@ mkdir -p -- "$CUDA_MPS_LOG_DIRECTORY" || fail "$CUDA_MPS_LOG_DIRECTORY cannot be
 limits=(-u CUDA_MPS_ACTIVE_THREAD_PERCENTAGE -u HOROVOD_RANK)
 [[ ${CUDA_VISIBLE_DEVICES:-} == MIG-* ]] || limits+=(-u CUDA_VISIBLE_DEVICES)
 exec 9<"$folder"
-flock 9
+flock -w 60 9 || fail "$folder on $HOSTNAME is locked by another start of the service for 60 s; end that, or set CUDA_MPS_PIPE_DIRECTORY to another folder"
 ask get_server_list || env "${limits[@]}" nvidia-cuda-mps-control -d 9<&-

@@ -8,6 +8,6 @@
 set -euo pipefail
 [ $# -gt 0 ] || { print_header >&2; exit 2; }
 if ! getent passwd "$(id -u)" >/dev/null; then
-    echo "user$(id -u):x:$(id -u):$(id -u)::${HOME:-/tmp}:/bin/bash" >>/var/lib/extrausers/passwd
+    echo "user$EUID:x:$EUID:$EUID::${HOME:-/tmp}:/bin/bash" >>/var/lib/extrausers/passwd
 fi
 exec "$@"

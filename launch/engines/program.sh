@@ -5,7 +5,7 @@ export PYTHONNOUSERSITE=1
 
 # Replaces a script in launch/ by the program of its checkout.
 run_program() { # ARGUMENTS...
-    local here python
+    local here python user
     here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
     python=$here/.venv/bin/python
     # The command line as typed, for messages that repeat it; a container or sbatch has set it already.
@@ -20,7 +20,8 @@ run_program() { # ARGUMENTS...
         }
         exit 0
     elif [ -L "$python" ]; then
-        echo "mlperf-rn50: $python: user $(id -un 2>/dev/null || id -u) cannot execute $(readlink -m -- "$python"), to which it links; give access to that Python, or run launch/setup.sh as this user in a checkout of its own" >&2
+        user=$(id -un 2>/dev/null) || user=$EUID # without a name, id prints the number and fails
+        echo "mlperf-rn50: $python: user $user cannot execute $(readlink -m -- "$python"), to which it links; give access to that Python, or run launch/setup.sh as this user in a checkout of its own" >&2
     else
         echo "mlperf-rn50: $here/.venv is missing; run launch/setup.sh there" >&2
     fi

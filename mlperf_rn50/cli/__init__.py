@@ -124,7 +124,7 @@ def explain_missing(error: ModuleNotFoundError) -> UserError | None:
     module = (error.name or '').partition('.')[0]
     for extra, packages in EXTRAS.items():
         if module in packages:
-            pip = f" or pip install '.[{extra}]'" if extra else ''
+            pip = f" or pip install '.[{extra}]'" if extra not in ('', 'cpu') else ''  # training also needs Horovod
             return UserError(f'{packages[module]} is not installed; in the checkout, run launch/setup.sh{pip}')
     return None
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.parsers import command_parser, config_parser
 from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
-from mlperf_rn50.launch.arguments import parse_arguments, ranks_parser
+from mlperf_rn50.launch.arguments import Options, parse_arguments, ranks_parser
 from mlperf_rn50.launch.engines import CHECKOUT, ENGINES
 from mlperf_rn50.launch.kubernetes import options as kubernetes
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
@@ -48,7 +48,10 @@ def run(argv: Sequence[str]) -> int:
     if name == 'ranks':
         return run_ranks(words)
     if name == 'kubernetes':
-        training = kubernetes.plan_training(words)  # before the import, because --help needs no packages
+        training = kubernetes.plan_training([w for w in words if w != '--dry-run'])  # before the imports, for --help
+        if '--dry-run' in words:
+            from mlperf_rn50.cli import train
+            return train.run(kubernetes.train_words(words))
         from mlperf_rn50.launch.kubernetes.manifests import print_manifests
         print_manifests(*training)
         return EXIT_OK
@@ -69,19 +72,37 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
     parser = engine.make_parser(name)
     options = parse_arguments(parser, argv)  # before the imports, because --help needs no packages
     from mlperf_rn50.cli import train
+    from mlperf_rn50.launch.checks import check_machine, place_ranks
     from mlperf_rn50.launch.launcher import Launcher
     known = config_parser('train', train.add_options)._option_string_actions
     if wrong := [w for w in options.train if w.startswith('--') and w.partition('=')[0] not in known]:
         raise option_error(f'unrecognized arguments: {wrong[0]}', parser, known)
-    if '--dry-run' in options.train and (not engine.in_slurm or 'SLURM_JOB_NODELIST' in os.environ):
-        with closing(SignalQueue(())) as none:
-            place, _ = Launcher(name, engine, options, none, load_train_config).settle()
+    if engine.in_slurm and os.environ.get('SLURM_RESTART_COUNT', '0') != '0':
+        options = replace(options, resume=options.resume or True)  # a requeued job resumes its run
+    if isinstance(options.resume, str):
+        options = choose_run(options)
+    if not options.only_prints or '--dry-run' in options.train and (
+            not engine.in_slurm or 'SLURM_JOB_NODELIST' in os.environ):
+        engine.program(options)  # report a missing image or folder first
+        place, config = place_ranks(engine, options, load_train_config)
+        check_machine(engine, place, config)
         options = replace(options, nodes=len(place.hosts), ranks_per_node=place.ranks_per_node)
     if options.only_prints:
         return train.run(options.as_train)
-    if engine.in_slurm and os.environ.get('SLURM_RESTART_COUNT', '0') != '0':
-        options = replace(options, resume=True)  # a requeued job resumes its run
-    return Launcher(name, engine, options, signals or SignalQueue(LAUNCHER_SIGNALS, STOPPING), load_train_config).run()
+    # Before this, Ctrl-C ends the program at once.
+    signals = signals or SignalQueue(LAUNCHER_SIGNALS, STOPPING)
+    return Launcher(name, engine, options, signals).run(place, config)
+
+
+def choose_run(options: Options) -> Options:
+    """Return the options for the run of a path given with --resume; raise UserError if it has no such run."""
+    from mlperf_rn50.train.checkpoint.resumable import find_run
+    if other := '--config' if options.config else '--seeds' if options.seeds > 1 else '':
+        raise ConfigError(f'--resume, {other}: got {options.resume} with {other}, expected only one of them')
+    run, path = find_run(Path(str(options.resume)))
+    if options.run_dir and not Path(options.run_dir).resolve() == run.dir.resolve():
+        raise ConfigError(f'--run-dir: got {options.run_dir}, expected {run.dir}, the folder of --resume; omit it')
+    return replace(options, resume=str(path), run_dir=str(run.dir))
 
 
 def run_ranks(argv: Sequence[str]) -> int:
@@ -92,5 +113,5 @@ def run_ranks(argv: Sequence[str]) -> int:
     options = parse_arguments(ENGINES['local'].make_parser('local'), ['--ranks-per-device', per_device])
     options = replace(options, hosts=o.hosts, command=os.environ.get(COMMAND, ''))
     signals = SignalQueue(LAUNCHER_SIGNALS, STOPPING if o.words[:1] == ['train'] else '')
-    launcher = Launcher('ranks', ENGINES['local'], options, signals, load_train_config)
+    launcher = Launcher('ranks', ENGINES['local'], options, signals)
     return launcher.run_program(o.ranks_per_node, [o.program, *o.words], os.environ.get(DEVICE_VARIABLE, 'cpu'))

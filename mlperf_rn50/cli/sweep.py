@@ -22,7 +22,7 @@ from mlperf_rn50.cli import launch
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_RESUMABLE, ConfigError, UserError
 from mlperf_rn50.files import read_text
-from mlperf_rn50.launch.arguments import announce, count
+from mlperf_rn50.launch.arguments import PRINTING, announce, count
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.sweep_layouts import SweepLayout, parse_layouts, parse_lr_table, plan_layouts
 from mlperf_rn50.parser import Parser
@@ -66,6 +66,8 @@ def run(argv: Sequence[str]) -> int:
         worst = max(worst, run_layout(o, layout, rest, signals))
         if signals.is_requested:
             return EXIT_AT_ONCE if signals.is_forced else EXIT_RESUMABLE
+    if any(word.partition('=')[0] in PRINTING for word in rest):
+        return worst
     catch(signal.default_int_handler, END_SIGNALS)
     try:
         report.run([f'logs/{o.study}'])

@@ -12,12 +12,16 @@ from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.launcher_env import COMMAND, print_stderr
 from mlperf_rn50.text import printable
 
-_PRINTING = ('--dry-run', '--print', '--print-config')  # options with which train starts no ranks
+PRINTING = ('--dry-run', '--print', '--print-config')  # options with which train starts no ranks
 
 
 @dataclass(frozen=True)
 class Options:
-    """Parsed options of a launcher; None leaves a value to the configuration. command: the command line as typed."""
+    """Parsed options of a launcher; None leaves a value to the configuration.
+
+    resume: True for the newest run of the folder, or a run's checkpoint or folder of checkpoints.
+    command: the command line as typed.
+    """
 
     config: str | None
     run_dir: str | None
@@ -27,7 +31,7 @@ class Options:
     seeds: int
     restarts: int
     elastic: bool
-    resume: bool
+    resume: bool | str
     doctor: bool
     hosts: Sequence[Host]
     image: str | None
@@ -38,13 +42,14 @@ class Options:
     @property
     def only_prints(self) -> bool:
         """True if the options only print values, without starting a run."""
-        return any(word.partition('=')[0] in _PRINTING for word in self.train)
+        return any(word.partition('=')[0] in PRINTING for word in self.train)
 
     @property
     def as_train(self) -> list[str]:
         """These options as a command line of train."""
-        values = {'--config': self.config, '--run.dir': self.run_dir, '--run.num_nodes': self.nodes,
-                  '--run.ranks_per_node': self.ranks_per_node}
+        resumed = self.run_dir if self.resume is True else self.resume
+        values = {'--config': self.config, '--resume': not self.config and resumed, '--run.dir': self.run_dir,
+                  '--run.num_nodes': self.nodes, '--run.ranks_per_node': self.ranks_per_node}
         return [*(f'{name}={value}' for name, value in values.items() if value), *self.train]
 
 
@@ -86,7 +91,9 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
         help='after a failure, resume from the last checkpoint, at most N times, while restarts make progress')
     add('--elastic', action='store_true', help='with --restarts: resume on the hosts that answer within 30 s, '
         'without those that failed twice')
-    add('--resume', action='store_true', help='resume the newest run in the run folder')
+    add('--resume', metavar='PATH', nargs='?', const=True, default=False,
+        help='resume the newest run in the run folder, or the run of PATH, such as logs/run/checkpoints_1 (a folder of '
+        'checkpoints or one checkpoint)')
     add('--no-doctor', dest='doctor', action='store_false', help='do not check the nodes first')
     if has_hosts:
         add('--hosts', metavar='h1,h2,...', action='extend', type=parse_hosts, help='hosts over ssh, or h1:R,...')

@@ -16,6 +16,7 @@ from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
 from mlperf_rn50.system.launcher_env import COMMAND
 
 CHECKOUT = Path(__file__).parents[2]
+_SCONTROL_S = 60  # time limit for scontrol
 _IN_IMAGE = ('/opt/mlperf_rn50/launch/bind.sh', '/opt/mlperf_rn50/.venv/bin/mlperf-rn50')
 
 
@@ -107,10 +108,21 @@ def nodes_of_slurm_job(env: Mapping[str, str]) -> list[str]:
     nodes = env.get('SLURM_JOB_NODELIST')
     if not nodes:
         raise ConfigError('SLURM_JOB_NODELIST is not set; submit this file with sbatch')
-    done = subprocess.run(['scontrol', 'show', 'hostnames', nodes], capture_output=True, text=True)
-    if done.returncode:
-        raise ConfigError(f'scontrol: {" ".join(done.stderr.split())}')
-    return [parse_host(name) for name in done.stdout.split()]
+    is_done, text = run_scontrol('show', 'hostnames', nodes)
+    if not is_done:
+        raise ConfigError(f'scontrol: {text}')
+    return [parse_host(name) for name in text.split()]
+
+
+def run_scontrol(*words: str) -> tuple[bool, str]:
+    """Run scontrol of Slurm; return whether it succeeded, and its output or the reason of the failure."""
+    try:
+        done = subprocess.run(['scontrol', *words], capture_output=True, text=True, timeout=_SCONTROL_S)
+    except subprocess.TimeoutExpired:
+        return False, f'no answer within {_SCONTROL_S} s; see whether slurmctld runs'
+    except OSError as e:
+        return False, f'{e.strerror}'
+    return not done.returncode, ' '.join((done.stderr if done.returncode else done.stdout).split())
 
 
 def environment(options: Options, env: Mapping[str, str], job: str, device: str) -> dict[str, str]:

@@ -1,15 +1,18 @@
 """Hosts reached with ssh: parsing, slots and reachability."""
 import platform
 import re
+import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import read_text
+from mlperf_rn50.launch.helpers import memory_file, start_helper, text_of, wait_briefly
+from mlperf_rn50.system.signals import SignalQueue
 
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 _SSH_LIMIT_S = 10
@@ -110,20 +113,27 @@ def check_ranks(hosts: Sequence[Host], ranks_per_node: int) -> None:
                               'change that or --ranks-per-node')
 
 
-def _is_reachable(name: str) -> bool:
+def is_here(name: str) -> bool:
+    """Return whether a host is this machine, which needs no ssh."""
     this_host = platform.node()
-    if name in ('localhost', '127.0.0.1', this_host, this_host.partition('.')[0]):
-        return True
-    command = ['ssh', '-n', '-o', 'BatchMode=yes', '-o', 'ConnectTimeout=5', name, 'true']
-    try:
-        return subprocess.run(command, capture_output=True, timeout=_SSH_LIMIT_S).returncode == 0
-    except (subprocess.TimeoutExpired, OSError):
-        return False
+    return name in ('localhost', '127.0.0.1', this_host, this_host.partition('.')[0])
 
 
-def silent_hosts(names: Sequence[str]) -> list[str]:
-    """Return the unreachable hosts, in the order of the names."""
-    if not names:
-        return []
-    with ThreadPoolExecutor(min(len(names), _MAX_CONNECTIONS)) as pool:
-        return [name for name, is_reachable in zip(names, pool.map(_is_reachable, names)) if not is_reachable]
+def silent_hosts(names: Sequence[str], signals: SignalQueue) -> dict[str, str]:
+    """Return the unreachable hosts with ssh's reasons, if any; none after a stop request, which ends the search."""
+    silent: dict[str, str] = {}
+    others = [name for name in names if not is_here(name)]
+    if not shutil.which('ssh'):
+        return dict.fromkeys(others, 'ssh: not found')
+    for first in range(0, len(others), _MAX_CONNECTIONS):
+        if signals.is_requested:
+            break
+        part = others[first:first + _MAX_CONNECTIONS]
+        with ExitStack() as stack:
+            outputs = [stack.enter_context(memory_file()) for _ in part]
+            processes = [start_helper(['ssh', '-n', '-o', 'BatchMode=yes', '-o', 'ConnectTimeout=5', name, 'true'],
+                                      stdout=subprocess.DEVNULL, stderr=output) for name, output in zip(part, outputs)]
+            wait_briefly(processes, signals, _SSH_LIMIT_S)
+            silent |= {name: ''.join(text_of(output).splitlines()[-1:])
+                       for name, process, output in zip(part, processes, outputs) if process.returncode != 0}
+    return {} if signals.is_requested else silent

@@ -61,7 +61,7 @@ def as_child() -> None:
 
 
 def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQueue, job: str, limit_s: float = 0.0,
-               status: StatusReader = lambda: None, report: Callable[[str], object] = lambda _: None,
+               status: StatusReader | None = None, report: Callable[[str], object] = lambda _: None,
                end_signal: signal.Signals = signal.SIGTERM, messengers: Sequence[subprocess.Popen] = (),
                output: int | None = None) -> int:
     """Run an engine to its end; return its exit code, 128 + N after signal N.
@@ -71,7 +71,7 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQu
     Args:
         job: value of MLPERF_RN50_JOB in the environment of every process of the job.
         limit_s: limit for the start of the run; 0 for none. Once the run has begun, its ranks enforce their own limits.
-        status: see StatusReader.
+        status: see StatusReader; None for a program without a state to save, which a stop request ends.
         report: called with a message about an exceeded limit, before the engine is terminated.
         messengers: processes that forward SIGUSR1 to the ranks as a stop request; if empty, the engine forwards it.
     """
@@ -83,13 +83,13 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQu
               Stage.KILLING: 1.0}
     while process.poll() is None:
         number = signals.next(min(1.0, since + limits[stage] - time.monotonic()))
-        required, now = stage_of(number, signals.is_forced), time.monotonic()
-        if stage in _WAITING and not has_ended and now - looked >= _LOOK_S:
+        required, now = stage_of(number, signals.is_forced or not status), time.monotonic()
+        if status and stage in _WAITING and not has_ended and now - looked >= _LOOK_S:
             looked, has_ended = now, bool(status())
             if has_ended:
                 since, limits = now, limits | dict(zip(_WAITING, END_LIMITS_S))
         is_late = required is None and now - since >= limits[stage]
-        if is_late and stage is Stage.RUNNING and not has_ended and status() is not None:
+        if is_late and stage is Stage.RUNNING and not has_ended and status and status() is not None:
             is_late, limits[stage] = False, float('inf')
         if required is None and not is_late:
             continue
@@ -108,7 +108,7 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQu
             process.send_signal(end_signal)
         elif stage is Stage.KILLING:
             kill_job(job, process.pid)
-    if signals.is_forced or stage is Stage.KILLING:
+    if signals.is_forced or stage > Stage.STOPPING and (not status or stage is Stage.KILLING):
         kill_job(job, process.pid)
     if is_lost:
         return EXIT_FAILED

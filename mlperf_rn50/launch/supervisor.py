@@ -2,7 +2,7 @@
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from mlperf_rn50.text import plural
 
 _DOCTOR = 'd'  # appended to an attempt's job name for its doctor
 _SIGNAL_CODES = 128  # exit code of an engine that a signal has ended, less the number of the signal
+NOT_REACHED = 'was not reached'  # cause of a host with which launch/guard.sh could not connect
 _WAIT_LIMIT_S = 60.0  # maximum wait for silent hosts before a restart
 _ELASTIC_LIMIT_S = 30.0  # the same with --elastic, which then excludes them
 _RETRY_S = 2.0  # pause between checks for silent hosts
@@ -48,8 +49,8 @@ class Supervisor:
     """Supervisor of the runs of one launcher; it reaches the hosts only through start and silent."""
 
     # Run a command on all ranks, under a job name.
-    start: Callable[[Placement, str, Sequence[str], StatusReader], int]
-    silent: Callable[[Sequence[str]], list[str]]  # return the hosts that do not answer; none without ssh
+    start: Callable[[Placement, str, Sequence[str], StatusReader | None], int]
+    silent: Callable[[Sequence[str]], dict[str, str]]  # return silent hosts with reasons; none without ssh
     say: Callable[[str], None]
     signals: SignalQueue
     options: Options
@@ -76,10 +77,13 @@ class Supervisor:
         restarts_left, is_checked, run_dir = self.options.restarts, False, self.place.run_dir
         self._stuck.clear()
         self._attempts = read_attempts(run_dir, self.batch_job)
-        train_options = self.train_options(attempts.newest_run(run_dir) if is_resumed else None)
+        path = self.options.resume
+        number = attempts.resumed_run(path) if isinstance(path, str) else None
+        chosen = attempts.newest_run(run_dir) if number is None else RunFolder(run_dir, number)
+        train_options = self.train_options(chosen if is_resumed else None)
         while True:
             self._num_jobs += 1
-            job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(run_dir)
+            job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(run_dir, number)
             code = 0 if is_checked else self._run_doctor(job, train_options)
             is_fit = not code
             if not is_fit and not self.signals.is_requested and (code == EXIT_USAGE or code == EXIT_FAILED and (
@@ -91,7 +95,7 @@ class Supervisor:
             if attempt.end == 'interrupted' and self.has_ssh and not self.signals.is_requested and (
                     code == EXIT_FAILED or self._has_failure(job)):
                 attempt = replace(attempt, end=None)  # guards send the ranks a stop request if a host is lost
-            silent: Sequence[str] = ()
+            silent: dict[str, str] = {}
             if not attempt.end and not self.signals.is_requested:
                 silent = self.silent(self.place.hosts)
                 attempt = self.explain_failure(job, attempt, silent)
@@ -126,7 +130,10 @@ class Supervisor:
     def train_options(self, run: RunFolder | None) -> list[str]:
         """Return the options of train that resume or begin a run; raise ConfigError if neither is possible."""
         if run and newest_step(run.checkpoints) >= 0:
-            return ['--resume', str(run.checkpoints), *(['--elastic'] if self.options.elastic else [])]
+            given = self.options.resume
+            is_given = isinstance(given, str) and not any(a.gained for a in self._attempts)
+            return ['--resume', str(given if is_given else run.checkpoints),
+                    *(['--elastic'] if self.options.elastic else [])]
         if not self.options.config:
             raise ConfigError(f'--resume: {self.place.run_dir} has no checkpoint of its newest run; start a new run '
                               'with --config')
@@ -134,11 +141,11 @@ class Supervisor:
 
     def _status(self, before: attempts.RunProgress) -> str | None:
         """Return the status of a run that has ended, '' once the ranks have written to its folder, before that None."""
-        if attempts.read_progress(self.place.run_dir) == before:
+        if attempts.read_progress(self.place.run_dir, before.run if before.is_chosen else None) == before:
             return None
         return attempts.read_attempt(self.place.run_dir, before, 0, True).end or ''
 
-    def _start(self, job: str, words: Sequence[str], status: StatusReader) -> int:
+    def _start(self, job: str, words: Sequence[str], status: StatusReader | None) -> int:
         self.say(('starting ' if words[0] == 'train' else 'checking the nodes with ')
                  + plural(len(self.place.hosts) * self.place.ranks_per_node, 'rank'))
         ranks = ['--run.num_nodes', len(self.place.hosts), '--run.ranks_per_node', self.place.ranks_per_node,
@@ -149,7 +156,7 @@ class Supervisor:
         if not self.options.doctor or self.signals.is_requested:
             return 0
         # The doctor is a separate job, so that its guards end only its own processes.
-        return self._start(job + _DOCTOR, ['doctor', '--quiet', *train_options], lambda: None)
+        return self._start(job + _DOCTOR, ['doctor', '--quiet', *train_options], None)
 
     def _record(self, job: str, attempt: Attempt) -> None:
         if attempt.end or not self.signals.is_requested:  # a stop request is not a failure
@@ -157,7 +164,7 @@ class Supervisor:
             self._attempts.append(attempt)
         self._stuck = {} if attempt.gained else {**self._stuck, job: self.place}
 
-    def explain_failure(self, job: str, attempt: Attempt, silent: Sequence[str]) -> Attempt:
+    def explain_failure(self, job: str, attempt: Attempt, silent: Mapping[str, str]) -> Attempt:
         """Report where an attempt failed and which hosts do not answer; return the attempt with the first cause."""
         place = self.place
         where = attempt.place if attempt.run is None else f'last recorded: {attempt.place}'
@@ -167,9 +174,11 @@ class Supervisor:
         for host in silent:
             note_failure(place.run_dir, Failure(job, host, 'does not answer', is_outside=True))
         lost = {f.host: f.cause for f in reversed(self._failures(job)) if f.rank is None and f.host in place.hosts}
-        lost |= dict.fromkeys(silent, f'does not answer {platform.node()}')
+        lost |= {host: f'does not answer {platform.node()}' for host in silent
+                 if not lost.get(host, '').startswith(NOT_REACHED)}
         for host, cause in lost.items():
-            self.say(f'host {host} (with rank {place.ranks_of(host)}) {cause}; {where}')
+            reason = f' ({silent[host]})' if silent.get(host) and NOT_REACHED not in cause else ''
+            self.say(f'host {host} (with rank {place.ranks_of(host)}) {cause}; {where}{reason}')
         text = f'the ranks ended with exit code {attempt.exit_code}'
         cause, origin = text, 'outside' if is_killed else ''
         if first := next(iter(self._failures(job)), None):
@@ -185,7 +194,7 @@ class Supervisor:
         for host, cause in self._bad_hosts().items():
             self.say(f'excluding {host} after {attempts.MAX_FAILURES} failures in attempts without a newer '
                      f'checkpoint ({cause})')
-            self._exclude([host])
+            self._exclude({host})
         start = time.monotonic()
         while silent := self.silent(self.place.hosts):
             waited_s = time.monotonic() - start
@@ -209,7 +218,7 @@ class Supervisor:
                     if (place := self._stuck.get(job := f.job.removesuffix(_DOCTOR)))]
         return bad_hosts(failures, self.place.hosts) if self.options.elastic and self.has_ssh else {}
 
-    def _exclude(self, hosts: Sequence[str]) -> None:
+    def _exclude(self, hosts: Collection[str]) -> None:
         self.place = replace(self.place, hosts=tuple(h for h in self.place.hosts if h not in hosts))
 
 

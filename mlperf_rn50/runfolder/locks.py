@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import no_link, refuse_existing, regular_file, writing_folder
+from mlperf_rn50.runfolder.names import run_numbers
+from mlperf_rn50.runfolder.records import RECORDS
 
 LAUNCHER_LOCK = '.launcher.lock'  # in the run folder, held by its launcher
 OUTPUT_LOCK = '.mlperf_rn50.lock'  # in a folder of outputs
@@ -86,7 +88,7 @@ def is_locked(path: Path) -> bool | None:
 
 @contextmanager
 def folder_lock(folder: Path, option: str = '--run-dir', name: str = LAUNCHER_LOCK) -> Iterator[None]:
-    """Lock a folder for one program; remove the folders created here if they stay empty.
+    """Lock a folder for one program; remove the folders created here if no run began in them.
 
     Raise ConfigError if it is in use, not writable, or has another file of this name.
     """
@@ -106,5 +108,8 @@ def folder_lock(folder: Path, option: str = '--run-dir', name: str = LAUNCHER_LO
             lock.path.unlink()  # before close(), so that no other program can lock a file that is then deleted
         lock.close()
         with suppress(OSError):
+            if folder in made and not run_numbers(folder):
+                for record in RECORDS:
+                    (folder / record).unlink(missing_ok=True)
             for path in made:
                 path.rmdir()

@@ -234,6 +234,9 @@ class Failure:
     time_s: float = 0.0  # since 1970; 0 in records of earlier versions
 
 
+RECORDS = 'attempts.jsonl', 'failures.jsonl'  # of the launchers of a folder
+
+
 def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
     """Record an attempt for later launchers; write nothing if there is no run folder."""
     append(folder / 'attempts.jsonl', replace(attempt, job=job))

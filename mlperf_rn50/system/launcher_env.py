@@ -51,24 +51,40 @@ def launched_local() -> tuple[int, int]:
     """Return this process's rank on its node and the number of ranks there; (0, 1) without a launcher."""
     rank, size = _number(_LOCAL_RANK), _number(_LOCAL_SIZE)
     if rank is None and size is None and (num_tasks := _slurm_number('SLURM_STEP_NUM_TASKS')):
-        rank, size = _slurm_number('SLURM_LOCALID'), num_tasks // (_slurm_number('SLURM_STEP_NUM_NODES') or 1)
-    return rank or 0, size or 1
+        rank, even = _slurm_number('SLURM_LOCALID'), -(-num_tasks // (_slurm_number('SLURM_STEP_NUM_NODES') or 1))
+        tasks = os.environ.get('SLURM_STEP_TASKS_PER_NODE', '')
+        size = _tasks_on_node(tasks, _slurm_number('SLURM_NODEID') or 0) or even
+    rank, size = rank or 0, size or 1
+    if rank >= size:
+        raise ConfigError(f'rank on this node: got {rank} with {size} ranks, expected at most {size - 1}, from the '
+                          'environment of the launcher; start the ranks with a script in launch/')
+    return rank, size
+
+
+def _tasks_on_node(text: str, node: int) -> int:
+    """Return the tasks of a node from Slurm's list, such as 4(x2),3 for 4, 4 and 3; 0 if it is not in the list."""
+    for tasks, repeats in re.findall(r'(\d{1,9})(?:\(x(\d{1,9})\))?', text, re.ASCII):
+        node -= int(repeats or 1)
+        if node < 0:
+            return int(tasks)
+    return 0
 
 
 def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
-    """Return the command line that resumes a run. A launcher can resume only the newest run of a folder (is_newest)."""
+    """Return the command line that resumes a run; is_newest: whether it is the one that the launcher would resume."""
     num_ranks = os.environ.get('OMPI_COMM_WORLD_SIZE')  # of mpirun without a launcher
     typed = shlex.join(['mlperf-rn50', 'train', *sys.argv[2:]])
     words = shlex.split(os.environ.get(COMMAND) or f'mpirun -np {num_ranks} ' * bool(num_ranks) + typed)
     place = next((i for i in range(2, len(words) + 1)
                   if os.path.basename(words[i - 2]) == 'mlperf-rn50' and words[i - 1] == 'train'), 0)
-    if is_newest and not place:
-        return shlex.join([*words, *(['--resume'] if '--resume' not in words else [])])  # a launcher
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument('--resume', nargs='?', const='')
+    if is_newest and not place:  # a launcher
+        given, others = parser.parse_known_args(words)
+        return shlex.join([*others, '--resume', *([str(checkpoints)] if given.resume else [])])
     num_local = launched_local()[1]
     ranks = [*(['--hosts', 'HOSTS'] if num_local < (launched_size() or 1) else []), str(num_local)]
     start = words[:place] or ['launch/ranks.sh', *ranks, 'mlperf-rn50', 'train']
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument('--resume')
     given, changes = parser.parse_known_args(words[place or len(words):])  # the run folder lacks a resume's options
     return shlex.join([*start, '--resume', str(checkpoints), *(changes if given.resume else [])])
 

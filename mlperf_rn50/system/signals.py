@@ -40,27 +40,37 @@ class StopRequests:
 
 
 class SignalQueue(StopRequests):
-    """Queue of received signals, in order of arrival. Their only effect is a notice at the first stop request."""
+    """Queue of received signals, in order of arrival. Their only effect is a notice at the first stop request.
 
-    def __init__(self, numbers: Sequence[signal.Signals], notice: str = '') -> None:
+    A stop request counts when it arrives, also while the program waits for something else than next(). With in_thread,
+    it counts when next() returns it, because a native call of the main thread delays handlers.
+    """
+
+    def __init__(self, numbers: Sequence[signal.Signals], notice: str = '', in_thread: bool = False) -> None:
         # Python writes the number of each signal into the pipe. sigtimedwait would need less code, but
         # if SIGCONT interrupts it just when its timeout has expired, it returns a signal that was never sent.
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # File objects close the ends of the pipe when this object is deleted.
         self._reader, self._writer = open(reader, 'rb', buffering=0), open(writer, 'wb', buffering=0)
-        self._poll, self._notice = select.poll(), notice
+        self._poll, self._notice, self._in_thread = select.poll(), notice, in_thread
         self._poll.register(reader, select.POLLIN)
         self._before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        catch(lambda *_: None, numbers)
+        catch(lambda number, _: None if in_thread else self._count(number), numbers)
+
+    def _count(self, number: int) -> None:
+        if number not in STOP_SIGNALS:
+            return
+        if self._notice and not self.is_requested:
+            with suppress(RuntimeError):  # this handler has interrupted another message
+                print_stderr(self._notice)
+        self.add(number, time.monotonic())
 
     def next(self, timeout_s: float | None = None) -> int | None:
         """Wait up to timeout_s for a signal, by default until close(); return its number, or None."""
         self._poll.poll(None if timeout_s is None else max(0.0, 1000 * timeout_s))
         byte = self._reader.read(1)
-        if byte and byte[0] in STOP_SIGNALS:
-            if self._notice and not self.is_requested:
-                print_stderr(self._notice)
-            self.add(byte[0], time.monotonic())
+        if byte and self._in_thread:
+            self._count(byte[0])
         return byte[0] if byte else None
 
     def discard(self, number: int) -> None:
@@ -105,7 +115,8 @@ def end_with_parent(number: signal.Signals) -> None:
 @contextmanager
 def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None]:
     """Handle signals in a thread if no watcher process does, because native calls delay Python's handlers."""
-    signals = SignalQueue(STOP_SIGNALS if request_stop else (), STOPPING if launched_size() is None else '')
+    signals = SignalQueue(STOP_SIGNALS if request_stop else (), STOPPING if launched_size() is None else '',
+                          in_thread=True)
 
     def read_signals() -> None:
         while number := signals.next():  # None after close()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
-from mlperf_rn50.errors import UserError
+from mlperf_rn50.errors import EXIT_USAGE, UserError
 from mlperf_rn50.system.cgroup import find_limits, parse_cpu_list, read_small, render_cpu_list
 from mlperf_rn50.system.gpu_env import missing_settings
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
@@ -155,3 +155,6 @@ if __name__ == '__main__':
     except UserError as e:
         print_stderr(f'mlperf-rn50: {platform.node()}: {e}')
         sys.exit(e.exit_code)
+    except OSError as e:  # of the program or of /sys
+        print_stderr(f'mlperf-rn50: {platform.node()}: {e.filename or sys.argv[1]}: {e.strerror}')
+        sys.exit(EXIT_USAGE)

@@ -4,6 +4,7 @@ A bridge connects them like a switch. Requires root, iproute2, openssh-server an
 Run as a program, it runs a command on the first of N hosts, named h1 to hN:
   python tests/cluster/hosts.py 8 launch/sweep.sh --hosts h1,h2,h3,h4,h5,h6,h7,h8 ...
 """
+import argparse
 import os
 import re
 import signal
@@ -136,12 +137,12 @@ ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
 [ ! -e ~/.bashrc ] || mount --bind /dev/null ~/.bashrc''')
         self.start_sshd(host)
 
-    def start_sshd(self, host: Host) -> None:
-        """Start sshd on a host."""
+    def start_sshd(self, host: Host, *settings: str) -> None:
+        """Start sshd on a host, with further settings such as ForceCommand=COMMAND."""
         Path('/run/sshd').mkdir(exist_ok=True)
         options = [f'HostKey={self.folder}/server', f'AuthorizedKeysFile={self.folder}/user.pub',
                    'StrictModes=no', 'PermitRootLogin=yes', 'UsePAM=no', 'PidFile=none',
-                   f'ListenAddress={host.address}', 'MaxStartups=100',
+                   f'ListenAddress={host.address}', 'MaxStartups=100', *settings,
                    *([f'SetEnv={self.variables}'] if self.variables else [])]
         host.sshd = subprocess.Popen(host.inside([_SSHD, '-D', '-e', *(w for o in options for w in ('-o', o))]),
                                      stderr=open(self.folder / f'sshd_{host.name}.log', 'w'))
@@ -189,4 +190,10 @@ def main(num_hosts: int, command: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('num_hosts', metavar='N', type=int, choices=range(1, 250), help='number of hosts')
+    parser.add_argument('command', nargs=argparse.REMAINDER)
+    words = parser.parse_args()
+    if os.geteuid() or not words.command:
+        parser.error('expected root and a command')
+    sys.exit(main(words.num_hosts, words.command))

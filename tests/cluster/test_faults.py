@@ -69,6 +69,21 @@ def test_host_with_cut_link_is_reported(start, cluster, phase, num_hosts, where)
         assert_nothing_lost(job.run_dir)
 
 
+@pytest.mark.slow  # the limit of a login is 60 s
+@pytest.mark.parametrize('words', [BARE, (), ('--restarts', 1, '--elastic', '--train.target_accuracy', 0.05)],
+                         ids=['ranks', 'doctor', 'elastic'])
+def test_host_whose_login_hangs_is_named_or_excluded(start, cluster, words):
+    cluster.kill_sshd(cluster.hosts[1])
+    cluster.start_sshd(cluster.hosts[1], 'ForceCommand=sleep 100000')
+    job = start(*words)
+    code, output = job.end()
+    named = 'host h2 (with rank 1) was not reached: no login within 60 s; before a run began'
+    assert named in output and code == (0 if '--elastic' in words else 1), output
+    assert not cluster.hosts[0].pids()
+    assert job.run_dir.exists() == ('--elastic' in words)
+    cluster.kill_sshd(cluster.hosts[1])
+
+
 def test_host_with_one_way_packet_loss_is_reported(start, cluster):
     job = start(*BARE, '--comm.stall_limit_s', 0)
     job.wait_for_step(8)

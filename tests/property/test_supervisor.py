@@ -82,8 +82,8 @@ class Fake:
         self.silent = set()  # hosts become reachable again during a pause
 
     def supervisor(self, options):
-        return Supervisor(self.start, lambda hosts: [h for h in hosts if h in self.silent], self.messages.append, self,
-                          options, Placement(self.folder, HOSTS, 1), True, 'batch', 'token')
+        return Supervisor(self.start, lambda hosts: {h: '' for h in hosts if h in self.silent}, self.messages.append,
+                          self, options, Placement(self.folder, HOSTS, 1), True, 'batch', 'token')
 
 
 def end_of(todo, hosts):
@@ -160,13 +160,44 @@ def test_run_has_begun_once_its_folder_exists_and_ended_once_it_says_so(tmp_path
 
     class Recording(Fake):
         def start(self, layout, job, words, status):
-            before = status()
+            before = status and status()
             code = super().start(layout, job, words, status)
-            seen.append((words[0], before, status()))
+            seen.append((words[0], before, status and status()))
             return code
     world = Recording(tmp_path / 'run', [FIT, GAINS, FIT])
     assert world.supervisor(replace(OPTIONS, doctor=True, restarts=1)).run_all() == EXIT_OK
     assert seen == [('doctor', None, None), ('train', None, ''), ('doctor', None, None), ('train', None, 'converged')]
+
+
+def test_older_run_is_resumed_from_the_given_checkpoint_and_later_from_its_newest(tmp_path):
+    runs = [RunFolder(tmp_path, number) for number in range(2)]
+    for run, end in zip(runs, ('interrupted', 'converged')):
+        (run.checkpoints / 'step_00000002').mkdir(parents=True)
+        run.result.touch()
+        run.metrics.write_text(json.dumps({'event': 'end', 'status': end}) + '\n')
+    given, paths = runs[0].checkpoints / 'step_00000001', []
+    given.mkdir()
+
+    def start(layout, job, words, status):
+        paths.append(words[words.index('--resume') + 1])
+        assert status() is None
+        events = [{'event': 'resumed', 'step': 1}, {'event': 'end', 'status': 'converged'}][:1 + (len(paths) > 2)]
+        if len(paths) == 1:
+            (runs[0].checkpoints / 'step_00000002').rmdir()  # as train does, because it is later
+        if len(paths) == 2:
+            (runs[0].checkpoints / 'step_00000003').mkdir()
+        with open(runs[0].metrics, 'a') as f:
+            f.writelines(json.dumps(event) + '\n' for event in events)
+        assert status() == ('converged' if len(paths) > 2 else '')
+        return 1
+    world = Fake(tmp_path, [])
+    world.start = start
+    options = replace(OPTIONS, config=None, run_dir=str(tmp_path), resume=str(given), restarts=5)
+    supervised = world.supervisor(options)
+    supervised.place = replace(supervised.place, run_dir=tmp_path)
+    assert supervised.run_all() == EXIT_OK
+    assert paths == [str(given), str(given), str(runs[0].checkpoints)]
+    assert [json.loads(line)['run'] for line in text_of(tmp_path / 'attempts.jsonl').splitlines()] == [0, 0, 0]
 
 
 @pytest.mark.parametrize('lost', [dict(code=137), dict(code=205, silent={'h2'}), dict(code=EXIT_FAILED, silent={'h2'}),

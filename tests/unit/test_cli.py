@@ -19,7 +19,7 @@ from mlperf_rn50.config import SECTIONS
 
 # Distributions whose names differ from the imported module.
 DISTRIBUTIONS = {'nvidia': 'nvidia-dali-cuda120', 'pil': 'pillow', 'pynvml': 'nvidia-ml-py', 'sklearn': 'scikit-learn'}
-INSTALL = 'is not installed; in the checkout, run launch/setup.sh or pip install'
+INSTALL = 'is not installed; in the checkout, run launch/setup.sh'
 
 
 def test_help_lists_every_command_and_is_printed_without_arguments():
@@ -61,8 +61,8 @@ def test_debug_shows_the_traceback():
 
 
 @pytest.mark.parametrize('words, missing, message', [
-    (['prepare', 'digits', '--out', 'digits'], 'sklearn', f"scikit-learn {INSTALL} '.[demo]'"),
-    (['train', '--dry-run'], 'jsonargparse', f"jsonargparse {INSTALL} '.[cpu]'")])
+    (['prepare', 'digits', '--out', 'digits'], 'sklearn', f"scikit-learn {INSTALL} or pip install '.[demo]'"),
+    (['train', '--dry-run'], 'jsonargparse', f'jsonargparse {INSTALL}')])
 def test_missing_package_is_one_line_with_the_install_command(words, missing, message, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     done = call(*words)
@@ -78,7 +78,7 @@ def test_missing_package_that_is_imported_late_is_one_line(words, module, name, 
     done = run([*CLI, *words], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': f'{tmp_path}:{ROOT}'})
     assert (done.returncode, done.stdout) == (2, ''), done.stderr
     [line] = [x for x in done.stderr.splitlines() if 'img/s' not in x]
-    assert line == f"mlperf-rn50: {name} {INSTALL} '.[cpu]'"
+    assert line == f'mlperf-rn50: {name} {INSTALL}'
 
 
 @pytest.mark.parametrize('name', ['mlperf_rn50.nothing', None])

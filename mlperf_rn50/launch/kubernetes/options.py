@@ -173,6 +173,18 @@ def parse_words(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return argparse.ArgumentParser.parse_known_args(make_parser(), argv)
 
 
+def _given(o: argparse.Namespace) -> list[str]:
+    """Return the options of the launcher that override the configuration, as options of train."""
+    values = {'--run.dir': o.run_dir, '--run.num_nodes': o.nodes, '--run.ranks_per_node': o.ranks_per_node}
+    return [word for option, value in values.items() if value is not None for word in (option, str(value))]
+
+
+def train_words(argv: Sequence[str]) -> list[str]:
+    """Return the command line of train for the plan of a training."""
+    o, options = parse_words(argv)
+    return ['--config', str(_find_config(o.config)), *_given(o), *options]
+
+
 def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
     """Return the run that a command line requests and a warning or ''; raise ConfigError for an invalid one."""
     o, options = parse_words(argv)
@@ -181,14 +193,12 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
             text.encode()
         except UnicodeEncodeError:
             raise ConfigError(f'{text!r}: got invalid UTF-8, expected UTF-8 for the manifest') from None
-    path = _find_config(o.config)
+    path, given = _find_config(o.config), _given(o)
     import jsonargparse  # imported late, because --help needs no packages
 
     from mlperf_rn50.config_file import add_config_options, resolve_config
     checker = jsonargparse.ArgumentParser('mlperf-rn50 train', allow_abbrev=False, exit_on_error=False)
     add_config_options(checker)
-    values = {'--run.dir': o.run_dir, '--run.num_nodes': o.nodes, '--run.ranks_per_node': o.ranks_per_node}
-    given = [word for option, value in values.items() if value is not None for word in (option, str(value))]
     config = resolve_config(path, [*given, *options], checker)  # the pods parse the options in the same order
     num_nodes, ranks_per_node = config.run.num_nodes or 1, config.run.ranks_per_node or 1
     longest = f'-worker-{num_nodes - 1}'  # '-launcher' is never longer

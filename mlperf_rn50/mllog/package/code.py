@@ -70,14 +70,14 @@ def missing_code(home: Path) -> list[str]:
 def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
     """Copy the program at the runs' commit and return ''. If that fails, copy the checkout and return a note."""
     commit = value_at(env, 'git_commit')
-    with suppress(ValueError):  # from git, such as for an unknown commit
+    with suppress(ValueError, subprocess.TimeoutExpired):  # such as for an unknown commit
         if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit):
             names = git(home, 'ls-tree', '-r', '--name-only', commit).decode('utf-8', 'replace').splitlines()
             if set(_CALLED) <= set(names):
                 tops = {name.partition('/')[0] for name in names}
                 tar = git(home, 'archive', '--format=tar', commit, '--', *(name for name in _CODE if name in tops))
                 folder.mkdir(parents=True, exist_ok=True)
-                subprocess.run(['tar', '--extract', '--directory', str(folder)], input=tar, check=True)
+                subprocess.run(['tar', '--extract', '--directory', str(folder)], input=tar, check=True, timeout=60)
                 return ''
     for name in _CODE:
         source = home / name

@@ -1,0 +1,44 @@
+"""Short helper programs of a launcher, such as ssh: each has a time limit, and a stop request ends the wait for it."""
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TextIO
+
+from mlperf_rn50.launch.process import as_child
+from mlperf_rn50.system.signals import STOP_SIGNALS, SignalQueue
+
+_KILL_LIMIT_S = 2.0  # time for a killed process to disappear
+
+
+def memory_file() -> TextIO:
+    """Return a file for the output of a helper that needs no disk."""
+    return open(os.memfd_create('output'), 'w+', errors='replace')
+
+
+def text_of(output: TextIO) -> str:
+    """Return the text that processes have written to a file."""
+    output.seek(0)
+    return output.read()
+
+
+def start_helper(command: Sequence[str], **outputs: Any) -> subprocess.Popen:
+    """Start a program in its own session; it ends with the launcher."""
+    return subprocess.Popen(command, preexec_fn=as_child, start_new_session=True, **outputs)
+
+
+def wait_briefly(processes: Sequence[subprocess.Popen], signals: SignalQueue, limit_s: float) -> bool:
+    """Wait for processes up to a limit or the next stop request; return whether all ended, and kill the others."""
+    end = time.monotonic() + limit_s
+    while any(p.poll() is None for p in processes) and (left_s := end - time.monotonic()) > 0:
+        if signals.next(min(1.0, left_s)) in STOP_SIGNALS:
+            break
+    late = [p for p in processes if p.returncode is None]
+    for process in late:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its session
+        with suppress(subprocess.TimeoutExpired):  # it may hang in a file system
+            process.wait(_KILL_LIMIT_S)
+    return not late

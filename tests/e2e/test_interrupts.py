@@ -1,0 +1,107 @@
+"""Ctrl-C in each state of a launcher, with stand-ins that hang for ssh, Slurm, guards and MPS."""
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import wait_for, write_files
+
+CONFIG = """data: {synthetic: true, num_train: 64, num_val: 20, num_classes: 10, image_size: 32, resize_shorter: 32}
+model: {name: resnet18}
+train: {local_batch_size: 4}
+"""
+# Shorter limits, and a program that fails at once instead of the ranks.
+DRIVER = """import sys
+from dataclasses import replace
+from mlperf_rn50.cli import main
+from mlperf_rn50.launch import engines, launcher, process
+process.TERM_LIMIT_S = launcher.TERM_LIMIT_S = 2.0
+if '--comm.start_limit_s' in sys.argv:
+    launcher._GRACE_S = 0.0
+if guard := GUARD:
+    launcher._GUARD = guard
+if FAILS:
+    engines.ENGINES = {k: replace(v, get_program=lambda o, f: ['sh', '-c', 'exit 7', 'sh', 'sh'])
+                       for k, v in engines.ENGINES.items()}
+    from mlperf_rn50.cli import launch
+    launch.ENGINES = engines.ENGINES
+sys.exit(main(sys.argv[1:]))
+"""
+HANG = 'echo "$$ $*" >>"$STATE"; exec sleep 100000'
+FAR = ('mpirun', '--hosts', f'{os.uname().nodename},h2')
+HERE = ('mpirun', '--hosts', 'localhost', '--no-doctor')
+BARE = (*FAR, '--no-doctor')
+
+
+def when(pattern, text, other='exit 255'):
+    return f'case "$*" in {pattern}) {text} ;; *) {other} ;; esac'
+
+
+class State:
+    """A launcher in a state: its words, stand-ins in PATH, and what the state looks like in the file of stand-ins."""
+
+    def __init__(self, *words, seen='^[0-9]+ ', guard='', fails=False, variables=(), code=1, presses=1, **programs):
+        self.words, self.seen, self.guard, self.fails = words, seen, guard, fails
+        self.variables, self.code, self.presses, self.programs = dict(variables), code, presses, programs
+
+
+STATES = {
+    'nodes of a Slurm job': State('slurm', scontrol=HANG, variables={'SLURM_JOB_NODELIST': 'n[1-2]'}, code=130),
+    'probe before the test of settings': State(*FAR, ssh=HANG, seen=' h2 true', variables={'OMPI_MCA_btl': 'self,tcp'}),
+    'start of the guards': State(*BARE, guard=HANG),
+    'doctor': State(*FAR, ssh=HANG, seen='orted'),
+    'start of the ranks': State(*BARE, ssh=HANG, seen='orted', presses=2),
+    'list of processes': State(*BARE, '--comm.start_limit_s', '1', ssh=HANG, seen='--list-here'),
+    'probe after a failure': State(*BARE, ssh=when('*true', HANG), seen=' true'),
+    'wait for silent hosts': State(*BARE, '--restarts', '3', ssh='echo "$*" >>"$STATE"; exit 255',
+                                   seen=r'( true\n[^~]*){3}'),
+    'pause before a restart': State('local', '--no-doctor', '--restarts', '3', fails=True, seen='waiting 5 s'),
+    'end of the guards': State(*HERE, fails=True, guard='trap "echo 1 hangs >>$STATE" TERM; exec >/dev/null\n'
+                                                        'while :; do sleep 0.1; done'),
+    'end of MPS': State(*HERE, '--ranks-per-device', '2', **{'nvidia-smi': HANG}, fails=True)}
+
+
+def left_over(mark):
+    """Return the command lines of the processes with a variable."""
+    found = []
+    for path in Path('/proc').glob('[0-9]*'):
+        try:
+            if f'MARK={mark}'.encode() in (path / 'environ').read_bytes().split(b'\0'):
+                found.append((path / 'cmdline').read_text().replace('\0', ' '))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize('state', STATES)
+def test_ctrl_c_ends_a_launcher_and_leaves_nothing_behind(tmp_path, state):
+    s = STATES[state]
+    write_files(tmp_path, {'c.yaml': CONFIG, 'state': '', 'tmp/.keep': ''})
+    for name, text in {**s.programs, 'guard': s.guard}.items():
+        write_files(tmp_path, {f'bin/{name}': f'#!/bin/bash\n{text}'}, mode=0o755)
+    driver = DRIVER.replace('GUARD', repr(s.guard and f'{tmp_path}/bin/guard'), 1).replace('FAILS', repr(s.fails), 1)
+    env = {**os.environ, 'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}', 'STATE': f'{tmp_path}/state',
+           'MARK': str(tmp_path), 'TMPDIR': f'{tmp_path}/tmp', **s.variables}
+    log, output = tmp_path / 'state', tmp_path / 'output'
+    with open(output, 'w') as file:
+        process = subprocess.Popen([sys.executable, '-c', driver, 'launch', *s.words, '--config', 'c.yaml', '--run-dir',
+                                    'run'], cwd=tmp_path, env=env, stdout=file, stderr=file, start_new_session=True)
+
+    def reached(pattern):
+        wait_for(lambda: re.search(pattern, log.read_text() + output.read_text()),
+                 lambda: process.poll() is None, lambda: f'{log.read_text()}\n{output.read_text()}', 0.02)
+    reached(f'(?m){s.seen}')
+    for number in range(s.presses):
+        os.killpg(process.pid, signal.SIGINT)
+        if number + 1 < s.presses:
+            reached('stopping; ')
+            time.sleep(1.1)  # one Ctrl-C may arrive twice within a second
+    assert process.wait(120) == s.code, output.read_text()
+    wait_for(lambda: not left_over(str(tmp_path)), lambda: True, lambda: str(left_over(str(tmp_path))))
+    assert not (tmp_path / 'run').exists()
+    assert [p.name for p in (tmp_path / 'tmp').iterdir()] == ['.keep']
+    assert 'Traceback' not in output.read_text()
