@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Binds a rank to cores of one NUMA node and the nearest GPU, sets OMP_NUM_THREADS, and prints the binding.
 # Usage: launch/bind.sh PROGRAM [ARGUMENTS...]     all launchers start their ranks with this script
-# MLPERF_RN50_BIND=off disables binding. An existing OMP_NUM_THREADS is kept.
+# MLPERF_RN50_BIND=off disables binding. The first number of an existing OMP_NUM_THREADS is kept.
 # SIGUSR1, the stop request, is blocked until the program unblocks it.
 . "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
@@ -15,7 +15,8 @@ if [ "${MLPERF_RN50_RANKS_PER_DEVICE:-1}" != 1 ]; then
     export CUDA_MPS_PIPE_DIRECTORY
 fi
 # Horovod 0.28.1 looks up the host's own name for Gloo, also if an interface is selected, and crashes without an address.
-if [ "${HOROVOD_CONTROLLER:-}" = gloo ] && command -v getent >/dev/null; then
+if [[ -n ${HOROVOD_GLOO_RENDEZVOUS_ADDR:-} && -z ${OMPI_COMM_WORLD_RANK:-}${PMIX_RANK:-} ]] &&
+    command -v getent >/dev/null; then
     read -r HOSTNAME </proc/sys/kernel/hostname # the variable may come from another host
     address=$(getent ahostsv4 "$HOSTNAME" | sed 's/ .*//;q') || true
     if [ -z "$address" ] || [[ $address = 127.* && ${HOROVOD_CROSS_SIZE:-1} != 1 ]]; then

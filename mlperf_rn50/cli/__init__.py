@@ -4,11 +4,15 @@ The docstring of a module is the help of its command; its first line is the summ
 has make_parser() or add_options(parser), and run(argv), which returns the exit code. Shared code is in the modules
 parsers, ranks, terminal and weights.
 """
+# ruff: noqa: E402
+import signal
+
+# Until main() handles Ctrl-C, the imports would print a traceback; the default action ends the process silently.
+_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
 import importlib
 import io
 import logging
 import os
-import signal
 import sys
 import time
 import traceback
@@ -25,11 +29,16 @@ from mlperf_rn50.files import DISK_FAULTS
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.launcher_env import launched_rank, launched_size, print_stderr, rank_name
 from mlperf_rn50.system.out_of_memory import explain_error
-from mlperf_rn50.system.signals import END_SIGNALS, catch, end_at_once
+from mlperf_rn50.system.signals import END_SIGNALS, catch, end_at_once, interrupt
+from mlperf_rn50.system.variables import settle_variables
 from mlperf_rn50.text import printable
+
+signal.signal(signal.SIGINT, _handler)
 
 COMMANDS = ('bench', 'check', 'classify', 'completion', 'doctor', 'evaluate', 'export', 'launch', 'package', 'predict',
             'prepare', 'recipe', 'report', 'sweep', 'train', 'watch', 'why')
+# Commands whose packages read no variables of MXNet, except for why --probe.
+_READERS = ('check', 'completion', 'package', 'predict', 'recipe', 'report', 'watch', 'why')
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
 _EPILOG = """examples:
   mlperf-rn50 prepare digits --out data/digits
@@ -112,6 +121,8 @@ def _run(argv: Sequence[str]) -> int:
         if hasattr(command, 'add_options') and {'-h', '--help'} & {*words}:
             print(config_help(argv[place], command, words), end='')
             return EXIT_OK
+        if argv[place] not in _READERS or '--probe' in words:
+            settle_variables(os.environ, starts_ranks=argv[place] in ('launch', 'sweep'))
         return command.run(words)
     except ModuleNotFoundError as e:
         if missing := explain_missing(e):
@@ -198,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: list[str]) -> int:
     """Run a command, print its error and return its exit code; raise OSError if the output cannot be written."""
     # Signals that the launcher blocked stay blocked until the run handles stop requests.
-    catch(signal.default_int_handler, END_SIGNALS, unblock=False)
+    catch(interrupt, END_SIGNALS, unblock=False)
     try:
         return _run(argv)
     except UserError as e:

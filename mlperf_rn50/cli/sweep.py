@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import platform
 import re
-import signal
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +25,7 @@ from mlperf_rn50.launch.arguments import PRINTING, announce, count
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.sweep_layouts import SweepLayout, parse_layouts, parse_lr_table, plan_layouts
 from mlperf_rn50.parser import Parser
-from mlperf_rn50.system.signals import END_SIGNALS, STOPPING, SignalQueue, catch
+from mlperf_rn50.system.signals import END_SIGNALS, STOPPING, SignalQueue, catch, interrupt
 from mlperf_rn50.text import plural
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
             return EXIT_AT_ONCE if signals.is_forced else EXIT_RESUMABLE
     if any(word.partition('=')[0] in PRINTING for word in rest):
         return worst
-    catch(signal.default_int_handler, END_SIGNALS)
+    catch(interrupt, END_SIGNALS)
     try:
         report.run([f'logs/{o.study}'])
     except UserError as e:  # such as no logs after failures, which determine the exit code

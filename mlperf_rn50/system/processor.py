@@ -78,9 +78,12 @@ def check_precision(option: str, precision: str, processor: Processor) -> None:
 
 
 def omp_threads(text: str) -> int | None:
-    """Return OMP_NUM_THREADS of the outermost parallel region; None without a number. Source: OpenMP 5.2, 21.1.2."""
+    """Return OMP_NUM_THREADS of the outermost parallel region; None without a number. Source: OpenMP 5.2, 21.1.2.
+
+    A number that no machine bears, such as 100000, with which libgomp aborts, counts as none.
+    """
     first = text.partition(',')[0].strip()
-    return int(first) if re.fullmatch(r'[1-9]\d{0,8}', first, re.ASCII) else None
+    return int(first) if re.fullmatch(r'[1-9]\d{0,3}', first, re.ASCII) else None
 
 
 def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
@@ -96,10 +99,9 @@ def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: in
 
 def set_omp_threads(num_threads: int) -> int:
     """Set OMP_NUM_THREADS unless it is already a number. Return the effective number."""
-    given = omp_threads(os.environ.get('OMP_NUM_THREADS', ''))
-    if given is None:
-        os.environ['OMP_NUM_THREADS'] = str(num_threads)
-    return given or num_threads
+    threads = omp_threads(os.environ.get('OMP_NUM_THREADS', '')) or num_threads
+    os.environ['OMP_NUM_THREADS'] = str(threads)  # one number, because MXNet reads no list
+    return threads
 
 
 def leave_openmp_to_engine() -> None:

@@ -10,8 +10,10 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, NoReturn
 
 from mlperf_rn50.errors import EXIT_AT_ONCE
@@ -24,6 +26,8 @@ STOPPING = 'mlperf-rn50: stopping; a run that has trained writes a checkpoint fi
 # One Ctrl-C may arrive twice, from the terminal for the process group and from the launcher. Only a later one counts.
 _SECOND_CTRL_C_S = 1.0
 _END_LIMIT_S = 2.0  # time for a program without state to end after a stop request
+# Functions in which an exception is lost: packages catch it during their imports, the interpreter in finalisers.
+_DEAF, _AGAIN_S = {'_find_and_load', '__del__'}, 0.05
 
 
 class StopRequests:
@@ -97,6 +101,16 @@ def catch(handler: Callable[[int, Any], Any], numbers: Sequence[signal.Signals] 
             signal.signal(number, handler)
     if unblock:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle a signal by KeyboardInterrupt, at the end of an import or finaliser; end at once after a second one."""
+    if number != signal.SIGALRM and signal.getitimer(signal.ITIMER_REAL)[0]:
+        end_at_once()
+    if not _DEAF & {f.f_code.co_name for f, _ in traceback.walk_stack(frame)}:
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
 
 
 def end_at_once(code: int = EXIT_AT_ONCE) -> NoReturn:

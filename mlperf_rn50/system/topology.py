@@ -18,6 +18,7 @@ from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
 from mlperf_rn50.system.launcher_env import environment_number, launched_local, print_stderr, rank_name
 from mlperf_rn50.system.mpi_session import check_session
 from mlperf_rn50.system.processor import quota_threads, set_omp_threads
+from mlperf_rn50.system.variables import settle_variables
 
 SYS = Path('/sys')
 
@@ -122,6 +123,7 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
 
 
 def _bind(command: Sequence[str]) -> None:
+    settle_variables(os.environ)
     if launched_local()[0] == 0:  # one report per node is enough
         check_session(os.environ)
     if 'train' in command:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from helpers import CLI, run, shipped_logs, write_files
 from lines import run_lines, write_lines, write_set
 from made_systems import study_of
 
@@ -146,3 +147,15 @@ def test_unlogged_initialisation_has_no_bar(tmp_path):
     write_lines(tmp_path / 'result_0.txt', [text for text in run_lines(target=0.759) if '"init_' not in text])
     svg = render_svg(pictures_of(tmp_path)['time_parts'])
     assert 'before the clock 0.0 s' not in svg and 'later epochs 10.0 s' in svg
+
+
+def test_settings_of_matplotlib_in_the_current_folder_change_nothing(tmp_path):
+    mine, other = tmp_path / 'mine', tmp_path / 'other'
+    settings = 'text.usetex: True\naxes.facecolor: red\nlines.linewidth: 9\nsavefig.format: pdf\nfigure.dpi: 20\n'
+    write_files(mine, {'matplotlibrc': settings})
+    write_files(other, {'empty': ''})
+    for folder in (mine, other):
+        done = run([*CLI, 'report', shipped_logs() / 'digits_2ranks', '--out', 'out'], cwd=folder)
+        assert done.returncode == 0, done.stderr
+    files = [{p.name: p.read_bytes() for p in (folder / 'out').rglob('*.svg')} for folder in (mine, other)]
+    assert files[0] == files[1] != {}

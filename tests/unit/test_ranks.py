@@ -15,7 +15,7 @@ from mlperf_rn50.train.comm.horovod import check_controller
 from mlperf_rn50.train.options import TrainConfig
 
 
-@pytest.mark.parametrize('given, threads', [(None, '1'), ('', '1'), ('many', '1'), ('3,2', '3,2')])
+@pytest.mark.parametrize('given, threads', [(None, '1'), ('', '1'), ('many', '1'), ('3,2', '3')])
 def test_threads_follow_the_quota_unless_set(monkeypatch, given, threads):
     monkeypatch.setattr(_ranks, 'find_limits', lambda: Limits(quota_cpus=1.5))
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(64)))
@@ -52,10 +52,18 @@ def test_packages_that_no_rank_uses_are_not_imported_with_mxnet():
 
 @pytest.mark.parametrize('env, has_mpi, has_gloo, message', [
     ({'HOROVOD_CONTROLLER': 'gloo'}, True, False, 'built without Gloo; start the ranks with launch/mpirun.sh'),
-    ({'OMPI_COMM_WORLD_SIZE': '2'}, False, True, 'built without MPI; use launch/horovodrun.sh')])
+    ({'OMPI_COMM_WORLD_SIZE': '2', 'PMIX_NAMESPACE': '1'}, False, True, 'built without MPI; use launch/horovodrun.sh')])
 def test_missing_controller_of_horovod_is_named(env, has_mpi, has_gloo, message):
     with pytest.raises(ConfigError, match=message):
         check_controller(env, has_mpi, has_gloo)
     check_controller(env, True, True)
     check_controller({}, False, False)  # a single process uses neither
     check_controller({'HOROVOD_CONTROLLER': 'gloo'}, False, True)
+
+
+@pytest.mark.parametrize('name, others', [('OMPI_COMM_WORLD_SIZE', {'PMIX_NAMESPACE': '1'}),
+                                          ('HOROVOD_SIZE', {'HOROVOD_GLOO_RENDEZVOUS_ADDR': 'h1'})])
+def test_number_of_ranks_that_an_earlier_launcher_left_is_refused(name, others):
+    with pytest.raises(ConfigError, match=f"{name}: got '2' in the environment without a launcher; unset it"):
+        check_controller({name: '2'}, True, True)
+    check_controller({name: '2', **others}, True, True)

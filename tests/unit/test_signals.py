@@ -123,6 +123,49 @@ def test_stop_as_the_first_process_of_a_container():
     assert end(outer)[0] == 75
 
 
+# A made-up command that swallows exceptions as packages do in their imports, and as the interpreter does in finalisers.
+SWALLOWING = '''
+import sys, time
+sys.path.insert(0, {folder!r})
+from mlperf_rn50.cli import main
+class Array:
+    def __del__(self):
+        show()
+def show():
+    print('ready', flush=True)
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        pass
+def run(_):
+    {body}
+    time.sleep(0.2)
+    return 7
+sys.modules['mlperf_rn50.cli.report'] = sys.modules['shown'] = sys
+sys.run, sys.show = run, show
+sys.exit(main(['report']))
+'''
+
+
+@pytest.mark.parametrize('body', ['import swallows', 'Array()'])
+@pytest.mark.parametrize('number', [INT, TERM])
+def test_ctrl_c_in_an_import_or_finaliser_is_not_lost(tmp_path, body, number):
+    (tmp_path / 'swallows.py').write_text('from shown import show\ntry:\n    show()\nexcept BaseException:\n    pass\n')
+    process = subprocess.Popen([sys.executable, '-c', SWALLOWING.format(folder=str(tmp_path), body=body)], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == 'ready\n'
+    process.send_signal(number)
+    assert end(process) == (130, '')
+
+
+def test_ctrl_c_during_the_first_imports_is_silent(tmp_path):
+    """At the import of argparse, which the command line needs first; argparse.py sends the signal."""
+    (tmp_path / 'argparse.py').write_text('import os, signal; os.kill(os.getpid(), signal.SIGINT)')
+    code = f'import sys; sys.path.insert(0, {str(tmp_path)!r}); import mlperf_rn50.cli'
+    done = subprocess.run([sys.executable, '-I', '-c', code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-INT, '')
+    assert signal.getsignal(INT) is not signal.SIG_DFL  # only during these imports
+
+
 @pytest.mark.slow
 def test_preparation_is_interrupted_between_two_images(tmp_path):
     from PIL import Image

@@ -25,7 +25,9 @@ INK, GRID = '#1b1e23', '#808893'
 # Palette by Okabe and Ito for the colour-blind, adapted to a contrast of 3:1. All further systems use INK.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#c4649b', '#a67c00', '#7a6fd0')
 WIDTH_IN = 4.6  # keeps text larger than 9 CSS px on a phone, where plots are 360 px wide
-STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 'text.color': INK,
+# Based on Matplotlib's own values, because a matplotlibrc of the user or of the current folder may set any other.
+STYLE = {**{name: value for name, value in matplotlib.rcParamsDefault.items() if name != 'backend'},
+         'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 'text.color': INK,
          'axes.edgecolor': GRID, 'axes.labelcolor': INK, 'axes.labelsize': 9.5, 'hatch.linewidth': 0.6,
          'xtick.color': GRID, 'ytick.color': GRID, 'xtick.labelcolor': INK, 'ytick.labelcolor': INK,
          'xtick.labelsize': 9.5, 'ytick.labelsize': 9.5, 'legend.fontsize': 9.5, 'axes.titlesize': 9.5,

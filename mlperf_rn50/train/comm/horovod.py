@@ -21,6 +21,8 @@ from mlperf_rn50.system.launcher_env import launched_size
 from mlperf_rn50.train.comm.cores import thread_ids
 from mlperf_rn50.train.comm.sharing import check_places, find_sets, find_stages
 
+# Variables that a launcher sets together with the number of ranks; without them, it is left over in the environment.
+_SET_WITH = {'OMPI_COMM_WORLD_SIZE': 'PMIX_NAMESPACE', 'HOROVOD_SIZE': 'HOROVOD_GLOO_RENDEZVOUS_ADDR'}
 # Number of names for background sums: more than are ever pending, and few enough for Horovod's cache.
 _MAX_IN_BACKGROUND = 16
 # Factor on gradients that are exchanged in 16 bits: a power of two, and large, so that small values do not become zero.
@@ -100,7 +102,11 @@ def _set_to_minus_0(arrays: Sequence[NDArray]) -> None:
 
 
 def check_controller(env: Mapping[str, str], has_mpi: bool, has_gloo: bool) -> None:
-    """Raise ConfigError if Horovod was built without the controller that the launcher requires."""
+    """Raise ConfigError without a launcher, or if Horovod was built without the controller that it requires."""
+    found = [name for name in _SET_WITH if name in env]
+    if found and not any(_SET_WITH[name] in env for name in found):
+        raise ConfigError(f'{found[0]}: got {env[found[0]]!r} in the environment without a launcher; unset it, or '
+                          'start the ranks with launch/local.sh')
     if env.get('HOROVOD_CONTROLLER') == 'gloo' and not has_gloo:
         raise ConfigError('HOROVOD_CONTROLLER: got gloo from the launcher, but Horovod was built without Gloo; start '
                           'the ranks with launch/mpirun.sh')
