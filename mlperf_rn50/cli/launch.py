@@ -102,7 +102,7 @@ def choose_run(options: Options) -> Options:
     run, path = find_run(Path(str(options.resume)))
     if options.run_dir and not Path(options.run_dir).resolve() == run.dir.resolve():
         raise ConfigError(f'--run-dir: got {options.run_dir}, expected {run.dir}, the folder of --resume; omit it')
-    return replace(options, resume=str(path), run_dir=str(run.dir))
+    return replace(options, resume=str(path), run_dir=str(run.dir), run=run)
 
 
 def run_ranks(argv: Sequence[str]) -> int:

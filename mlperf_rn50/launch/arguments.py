@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from mlperf_rn50.launch.hosts import Host, load_hostfile, parse_hosts
 from mlperf_rn50.parser import Parser
+from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.launcher_env import COMMAND, print_stderr
 from mlperf_rn50.text import printable
 
@@ -19,7 +20,7 @@ PRINTING = ('--dry-run', '--print', '--print-config')  # options with which trai
 class Options:
     """Parsed options of a launcher; None leaves a value to the configuration.
 
-    resume: True for the newest run of the folder, or a run's checkpoint or folder of checkpoints.
+    resume: True for the newest run of the folder, or a checkpoint or folder of checkpoints of `run`.
     command: the command line as typed.
     """
 
@@ -38,6 +39,7 @@ class Options:
     mounts: Sequence[str]
     train: Sequence[str]
     command: str
+    run: RunFolder | None = None
 
     @property
     def only_prints(self) -> bool:

@@ -12,7 +12,7 @@ from mlperf_rn50.errors import EXIT_CODES, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USA
 from mlperf_rn50.runfolder import records
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.locks import is_locked
-from mlperf_rn50.runfolder.names import RunFolder, folder_index, is_checkpoint_name, newest_step, run_numbers
+from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
 from mlperf_rn50.runfolder.records import Attempt
 from mlperf_rn50.system.launcher_env import resume_command
 
@@ -34,7 +34,7 @@ class RunProgress:
     run: int
     lines: int
     step: int
-    is_chosen: bool = False  # by the user; else the newest run
+    chosen: RunFolder | None = None  # by the user; None: the newest run
 
 
 def read_metrics(run: RunFolder) -> list[ProgressRecord]:
@@ -46,12 +46,6 @@ def newest_run(folder: Path) -> RunFolder | None:
     """Return the newest run in a folder; None if it has no run."""
     numbers = run_numbers(folder)
     return RunFolder(folder, max(numbers)) if numbers else None
-
-
-def resumed_run(path: str) -> int:
-    """Return the number of the run to which a checkpoint or a folder of checkpoints belongs."""
-    folder = Path(path)
-    return folder_index(folder.parent if is_checkpoint_name(folder.name) else folder)
 
 
 def end_of(lines: Sequence[ProgressRecord]) -> str | None:
@@ -70,17 +64,17 @@ def describe_unfinished(folder: Path) -> str:
     return ''
 
 
-def read_progress(folder: Path, number: int | None = None) -> RunProgress:
+def read_progress(folder: Path, chosen: RunFolder | None = None) -> RunProgress:
     """Return the current progress of a run in a folder, by default of the newest one."""
-    run = newest_run(folder) if number is None else RunFolder(folder, number)
+    run = chosen or newest_run(folder)
     if run is None:
         return RunProgress(-1, 0, -1)
-    return RunProgress(run.index, len(read_metrics(run)), newest_step(run.checkpoints), number is not None)
+    return RunProgress(run.index, len(read_metrics(run)), newest_step(run.checkpoints), chosen)
 
 
 def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: bool) -> Attempt:
     """Return the result of an attempt; is_resumed: whether the attempt resumed a run, not began one."""
-    run = RunFolder(folder, before.run) if before.is_chosen else newest_run(folder)
+    run = before.chosen or newest_run(folder)
     is_same = run is not None and run.index == before.run
     if run is None or is_same and not is_resumed:
         return Attempt(None, exit_code, None, False, False)

@@ -9,12 +9,11 @@ from pathlib import Path
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.arguments import Options
-from mlperf_rn50.launch.attempts import newest_run, resumed_run
+from mlperf_rn50.launch.attempts import newest_run
 from mlperf_rn50.launch.engines import Engine, nodes_of_slurm_job
 from mlperf_rn50.launch.hosts import check_ranks, common_slots, is_here
 from mlperf_rn50.launch.supervisor import Placement
 from mlperf_rn50.runfolder.locks import folder_lock
-from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
 from mlperf_rn50.system.mpi_session import SHARED_MEMORY, no_room, tmp_dir
@@ -34,8 +33,7 @@ def place_ranks(engine: Engine, options: Options, load: Callable[[Sequence[str]]
     if not o.config and not o.run_dir:
         raise ConfigError('--resume: got no --run-dir, expected the folder of the run to resume')
     folder = Path(o.run_dir or '')
-    run = None if o.config else RunFolder(folder, resumed_run(o.resume)) if isinstance(o.resume, str) else newest_run(
-        folder)
+    run = None if o.config else o.run or newest_run(folder)
     if not o.config and not run:
         with folder_lock(folder):  # another launcher may be starting the run
             raise ConfigError(f'--resume: got no run in {o.run_dir}, expected one; start it with --config')

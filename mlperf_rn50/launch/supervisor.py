@@ -77,13 +77,11 @@ class Supervisor:
         restarts_left, is_checked, run_dir = self.options.restarts, False, self.place.run_dir
         self._stuck.clear()
         self._attempts = read_attempts(run_dir, self.batch_job)
-        path = self.options.resume
-        number = attempts.resumed_run(path) if isinstance(path, str) else None
-        chosen = attempts.newest_run(run_dir) if number is None else RunFolder(run_dir, number)
-        train_options = self.train_options(chosen if is_resumed else None)
+        chosen = self.options.run
+        train_options = self.train_options(chosen or attempts.newest_run(run_dir) if is_resumed else None)
         while True:
             self._num_jobs += 1
-            job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(run_dir, number)
+            job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(run_dir, chosen)
             code = 0 if is_checked else self._run_doctor(job, train_options)
             is_fit = not code
             if not is_fit and not self.signals.is_requested and (code == EXIT_USAGE or code == EXIT_FAILED and (
@@ -130,9 +128,8 @@ class Supervisor:
     def train_options(self, run: RunFolder | None) -> list[str]:
         """Return the options of train that resume or begin a run; raise ConfigError if neither is possible."""
         if run and newest_step(run.checkpoints) >= 0:
-            given = self.options.resume
-            is_given = isinstance(given, str) and not any(a.gained for a in self._attempts)
-            return ['--resume', str(given if is_given else run.checkpoints),
+            is_given = self.options.run and not any(a.gained for a in self._attempts)
+            return ['--resume', str(self.options.resume if is_given else run.checkpoints),
                     *(['--elastic'] if self.options.elastic else [])]
         if not self.options.config:
             raise ConfigError(f'--resume: {self.place.run_dir} has no checkpoint of its newest run; start a new run '
@@ -141,7 +138,7 @@ class Supervisor:
 
     def _status(self, before: attempts.RunProgress) -> str | None:
         """Return the status of a run that has ended, '' once the ranks have written to its folder, before that None."""
-        if attempts.read_progress(self.place.run_dir, before.run if before.is_chosen else None) == before:
+        if attempts.read_progress(self.place.run_dir, before.chosen) == before:
             return None
         return attempts.read_attempt(self.place.run_dir, before, 0, True).end or ''
 

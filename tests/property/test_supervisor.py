@@ -192,7 +192,7 @@ def test_older_run_is_resumed_from_the_given_checkpoint_and_later_from_its_newes
         return 1
     world = Fake(tmp_path, [])
     world.start = start
-    options = replace(OPTIONS, config=None, run_dir=str(tmp_path), resume=str(given), restarts=5)
+    options = replace(OPTIONS, config=None, run_dir=str(tmp_path), resume=str(given), run=runs[0], restarts=5)
     supervised = world.supervisor(options)
     supervised.place = replace(supervised.place, run_dir=tmp_path)
     assert supervised.run_all() == EXIT_OK

@@ -30,8 +30,8 @@ EPILOG = """examples:
       --run-dir /results/c4140 --data.dir /data/imagenet --namespace training | kubectl apply -f -
   kubectl delete mpijob,configmap -l app.kubernetes.io/instance=mlperf-rn50
 
-All other options are passed to: mlperf-rn50 train. This command checks --config and the options. Relative paths of
-the run folder and the data start at the first volume."""
+All other options are passed to: mlperf-rn50 train; --dry-run prints the plan instead. This command checks --config and
+the options. Relative paths of the run folder and the data start at the first volume."""
 
 
 @dataclass(frozen=True)
