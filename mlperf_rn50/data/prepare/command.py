@@ -247,7 +247,8 @@ def find_state(options: Namespace) -> str:
 
     Return '' if the source is missing.
     """
-    root, state, paths = Path(options.source or ''), [options.validation, options.resize_shorter], [options.ground_truth]
+    root, paths = Path(options.source or ''), [options.ground_truth]
+    state = [options.validation, options.resize_shorter]
     if not root.exists():
         return ''
     if options.dataset == 'im2rec':  # resolved, because --out may be the same folder
