@@ -19,7 +19,7 @@ import mlperf_rn50
 from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.batches import device_context, synthetic_batches, train_batches
 from mlperf_rn50.data.pipeline import synthetic_inputs
-from mlperf_rn50.data.records import MANIFEST_NAME, Record, find_split, load_manifest
+from mlperf_rn50.data.records import MANIFEST_NAME, Record, data_digest, find_split, load_manifest
 from mlperf_rn50.data.verify import check_sample, is_edited
 from mlperf_rn50.doctor.checks import Check, Facts, check_facts
 from mlperf_rn50.doctor.gpu_stack import cuda_libraries, cuda_major, environment_facts, has_code, mxnet_facts, one_line
@@ -78,7 +78,7 @@ def _data_facts(config: Config, rank: int) -> dict:
         return {'problem': str(e)}
     return {'problem': '', 'dataset': manifest['dataset'], 'num_probed': num_probed,
             'has_checksums': all('crc_sha256' in entry for entry in manifest['splits'].values()),
-            'manifest': hashlib.sha256((folder / MANIFEST_NAME).read_bytes()).hexdigest()[:12],
+            'manifest': data_digest(config.data)[:12],
             'num_images': sum(s['num_images'] for s in manifest['splits'].values())}
 
 

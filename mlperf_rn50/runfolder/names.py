@@ -58,7 +58,7 @@ class RunFolder:
 
     @property
     def trace_request(self) -> Path:
-        """Path of a file that requests a trace of a running job; its content is ignored."""
+        """Path of an empty file that requests a trace of a running job."""
         return self.dir / 'trace'
 
     def trace(self, rank: int) -> Path:

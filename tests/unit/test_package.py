@@ -138,9 +138,9 @@ def test_one_failed_run_is_accepted_and_is_the_first_warning(tmp_path):
     append(result(folder, 2), mllog('global_batch_size', 0, 63))
     run_set, = load_run_sets([folder], Rules(['4.0.0']))
     assert submission.refusals_of(run_set.judgement, run_set.runs) == []
-    warnings = submission.find_warnings(run_set.runs, run_set.judgement)
-    assert warnings[0] == '1 of 5 runs did not converge (result_0.txt: failed) and counts as the slowest'
-    assert any(text.startswith('result_2.txt:') and 'global_batch_size is 63' in text for text in warnings)
+    remarks = submission.find_remarks(run_set.runs, run_set.judgement)
+    assert remarks[0] == ('warning', '1 of 5 runs did not converge (result_0.txt: failed) and counts as the slowest')
+    assert any(text.startswith('result_2.txt:') and 'global_batch_size is 63' in text for _, text in remarks)
 
 
 def test_score_is_scaled_by_reference_convergence_points(tmp_path):
@@ -285,7 +285,7 @@ def test_hanging_checker_is_stopped(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('official, scored, is_shown', [(0.44, 0.48, True), (0.44, 0.4401, False), (0.44, None, False)])
 def test_differing_scores_are_reported(tmp_path, official, scored, is_shown):
-    tree = submission.Package(tmp_path, warnings=('result_0.txt: x',), official_score_minutes=official)
+    tree = submission.Package(tmp_path, remarks=[('warning', 'result_0.txt: x')], official_score_minutes=official)
     text = '  warning: the scores differ: 0.44 min from result_summarizer, 0.48 min from report; '
     rendered = submission.render_package(tree, 'x', scored)
     assert (text in rendered) == rendered.endswith('see the warnings above') == ('differ' in rendered) == is_shown

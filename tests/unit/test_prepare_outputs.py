@@ -11,9 +11,10 @@ from numbered import encoded, tar_of
 from PIL import Image
 
 from mlperf_rn50.cli.prepare import make_parser
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.prepare import command as packing
 from mlperf_rn50.data.prepare.samples import Sample
-from mlperf_rn50.data.records import RecordFile, load_manifest
+from mlperf_rn50.data.records import RecordFile, data_digest, load_manifest
 from mlperf_rn50.data.verify import verify
 from mlperf_rn50.errors import DataError, UserError
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
@@ -265,3 +266,18 @@ def test_names_do_not_control_the_terminal(source, tmp_path):
         done = call('prepare', 'folder', '--source', source, '--out', tmp_path / 'out', '--name', 'x\x1b[1m')
         assert done.returncode == 0 and word in done.stdout
         assert not {'\x1b', '\x07', '\x9b'} & {*done.stdout, *done.stderr}
+
+
+def test_other_size_of_images_without_a_source_is_not_already_prepared(tmp_path):
+    words = 'digits', '--out', tmp_path / 'out'
+    assert prepare(*words) == prepare(*words) == 0
+    with pytest.raises(DataError, match='--resize-shorter'):
+        prepare(*words, '--resize-shorter', 4)
+
+
+def test_copies_of_a_source_give_the_same_data(words, source, tmp_path):
+    """The doctor compares the data of hosts, each of which may have prepared its own copy."""
+    copy = shutil.copytree(source, tmp_path / 'copy/source')
+    assert prepare(*words) == prepare('folder', '--source', copy, '--out', tmp_path / 'other') == 0
+    assert len({data_digest(DataConfig(dir=str(tmp_path / name))) for name in ('out', 'other')}) == 1
+    assert len({(tmp_path / name / 'manifest.json').read_bytes() for name in ('out', 'other')}) == 2

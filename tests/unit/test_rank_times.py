@@ -37,7 +37,8 @@ def test_bin_of_a_time(seconds, number):
     assert np.flatnonzero(python).tolist() == [number] and all(h[0] == 1 == h.sum() for h in others)
 
 
-@pytest.mark.parametrize('make, expected', [(Path.touch, True), (os.mkfifo, True), (os.mkdir, False)])
+@pytest.mark.parametrize('make, expected', [
+    (Path.touch, True), (os.mkfifo, True), (os.mkdir, False), (lambda path: path.write_text('mine'), False)])
 def test_file_requests_a_trace_once(tmp_path, make, expected):
     make(tmp_path / 'trace')
     times = RankTimes(Comm(), None, {}, RunFolder(tmp_path, 0), None)

@@ -245,17 +245,20 @@ def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int 
 def find_state(options: Namespace) -> str:
     """Return a digest of options, and of name, size, time of change and inode of each file of the source, unread.
 
-    Return '' without a source.
+    Return '' if the source is missing.
     """
-    root, state = Path(options.source or ''), [options.validation, options.resize_shorter]
-    if not options.source or not root.exists():
+    root, paths = Path(options.source or ''), [options.ground_truth]
+    state = [options.validation, options.resize_shorter]
+    if not root.exists():
         return ''
     if options.dataset == 'im2rec':  # resolved, because --out may be the same folder
-        paths = sorted({os.path.realpath(p) for p in root.iterdir() if p.suffix in ('.rec', '.idx', '.lst')})
+        paths += sorted({os.path.realpath(p) for p in root.iterdir() if p.suffix in ('.rec', '.idx', '.lst')})
+    elif root.is_dir() and options.source:
+        paths += (os.path.join(place, name) for place, _, names in walk(root, lambda _: None)
+                  if _PARTS not in place.removeprefix(str(root)) for name in names if name not in _OUTPUTS)
     else:
-        paths = [os.path.join(place, name) for place, _, names in walk(root, lambda _: None)
-                 if _PARTS not in place.removeprefix(str(root)) for name in names if name not in _OUTPUTS]
-    for path in (*(paths or [options.source]), options.ground_truth or ''):
+        paths.append(options.source)
+    for path in filter(None, paths):
         with suppress(OSError):  # a link to nothing
             found = os.stat(path)
             state.append((path.removeprefix(str(root)), found.st_size, found.st_ctime_ns, found.st_ino))

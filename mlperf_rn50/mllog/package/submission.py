@@ -45,18 +45,20 @@ class Order:
         return self.out / self.org
 
 
+Remark = tuple[str, str]  # 'warning' or 'note', and a text
+
+
 @dataclass(frozen=True)
 class Package:
     """Result of building the tree of an Order, or of checking a finished tree."""
 
     home: Path | None  # the tree; None if it was refused and not written
     refusals: Sequence[str] = ()  # violated rules
-    warnings: Sequence[str] = ()  # about the runs
+    remarks: Sequence[Remark] = ()  # about the runs
     findings: Sequence[CheckResult] = ()  # results of the checkers for an accepted run set
     notes: Sequence[str] = ()
     official_score_minutes: float | None = None  # from result_summarizer
     flaws: Sequence[str] = ()  # flaws in a new tree's descriptions; in a finished tree, they are refusals
-    remarks: Sequence[str] = ()  # notes about the runs
 
     @property
     def is_open(self) -> bool:
@@ -120,14 +122,14 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
     _check_order(order)
     if refusals := refusals_of(judgement, runs) or [flaw for run in runs for flaw in find_flaws(run)]:
         return Package(None, list(dict.fromkeys(refusals)))
-    warnings, remarks = find_warnings(runs, judgement), find_warnings(runs, judgement, is_note=True)
+    remarks = find_remarks(runs, judgement)
     with writing_folder(order.out), folder_lock(order.out, '--out', OUTPUT_LOCK), \
             tempfile.TemporaryDirectory(dir=order.out, prefix='.package-') as place:
         new = Path(place) / order.org
         notes = _write_tree(new, runs, order)
         verdict = judge_tree(new, ROUNDS[order.round])
         if verdict.problems:
-            return Package(None, verdict.problems, warnings, notes=notes, remarks=remarks)
+            return Package(None, verdict.problems, remarks, notes=notes)
         refuse_existing(path for p in Path(place).rglob('*')
                         if p.is_dir() and not (path := order.out / p.relative_to(place)).is_dir())
         if (order.home / CODE_FOLDER / 'code').exists():
@@ -137,7 +139,7 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
     summary = verdict.crash or ('no score' if score is None else f'{score:.2f} min')
     findings = [_summary(runs, judgement), *verdict.results, ('result_summarizer', summary)]
     flaws, _ = system_desc.check_description(order.home, order.system, {r.division for r in runs} - {None})
-    return Package(order.home, (), warnings, findings, notes, score, flaws, remarks)
+    return Package(order.home, (), remarks, findings, notes, score, flaws)
 
 
 def refusals_of(judgement: Judgement, runs: Sequence[Run]) -> list[str]:
@@ -153,36 +155,35 @@ def _summary(runs: Sequence[Run], judgement: Judgement) -> CheckResult:
     return 'logs', f'{num_passed} of {len(runs)} pass the rules of {name}{"; one may fail" * bool(judgement.misses)}'
 
 
-def find_warnings(runs: Sequence[Run], judgement: Judgement, is_note: bool = False) -> list[str]:
-    """Return the warnings about an accepted set: a failed run, and errors and warnings about its logs; or the notes."""
-    result = [f'1 of {len(runs)} runs did not converge ({path.name}: {reason}) and counts as the slowest'
-              for path, reason in judgement.misses.items() if not is_note]
-    graded = [(r, [w for w in r.findings if (w.grade == 'note') == is_note]) for r in runs]
-    counts = Counter(text for _, found in graded for text in dict.fromkeys(w.text for w in found))
+def find_remarks(runs: Sequence[Run], judgement: Judgement) -> list[Remark]:
+    """Return remarks about an accepted set: a failed run, and the findings of any grade about its logs."""
+    result = [('warning', f'1 of {len(runs)} runs did not converge ({path.name}: {reason}) and counts as the slowest')
+              for path, reason in judgement.misses.items()]
+    grades = {w.text: 'note' if w.grade == 'note' else 'warning' for r in runs for w in r.findings}
+    counts = Counter(text for r in runs for text in dict.fromkeys(w.text for w in r.findings))
     shared = [text for text, count in counts.items() if count == len(runs) > 1]
-    result += [f'all {len(runs)} logs: {text}' for text in shared]
-    for run, found in graded:
-        rest = [w for w in found if w.text not in shared]
-        result += [f'{run.path.name}{"" if w.line is None else f":{w.line}"}: {w.text}' for w in rest[:_MAX_WARNINGS]]
+    result += [(grades[text], f'all {len(runs)} logs: {text}') for text in shared]
+    for run in runs:
+        rest = [w for w in run.findings if w.text not in shared]
+        result += [(grades[w.text], f'{run.path.name}{"" if w.line is None else f":{w.line}"}: {w.text}')
+                   for w in rest[:_MAX_WARNINGS]]
         if len(rest) > _MAX_WARNINGS:
-            result.append(f'{run.path.name}: {len(rest) - _MAX_WARNINGS} more; mlperf-rn50 report '
-                          '--findings shows them')
-    return result
+            result.append(('note', f'{run.path.name}: {len(rest) - _MAX_WARNINGS} more findings; mlperf-rn50 report '
+                           '--findings shows them'))
+    return sorted(result, reverse=True, key=lambda remark: remark[0])  # warnings first
 
 
 def check_finished(home: Path, round_name: str, sets: Mapping[str, tuple[Sequence[Run], Judgement]]) -> Package:
     """Check a finished tree and, if it has no problems, run the official tools on it. sets: judged runs by system."""
     problems: list[str] = []
-    warnings: list[str] = []
-    remarks: list[str] = []
+    remarks: list[Remark] = []
     notes: list[str] = []
     findings: list[CheckResult] = []
     for system, (runs, judgement) in sets.items():
         refusals, (checker, text) = refusals_of(judgement, runs), _summary(runs, judgement)
         flaws, gaps = system_desc.check_description(home, system, {r.division for r in runs} - {None})
         problems += [*(f'{system}: {refusal}' for refusal in refusals), *flaws]
-        for texts, is_note in ((warnings, False), (remarks, True)):
-            texts += [f'{system}: {text}' for text in find_warnings(runs, judgement, is_note)]
+        remarks += [(grade, f'{system}: {text}') for grade, text in find_remarks(runs, judgement)]
         findings.append((checker, f'{system}: {text}'))
         notes += gaps
     code = home / CODE_FOLDER / 'code'  # written by copy_code; other code is not checked
@@ -192,18 +193,18 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, tuple[Sequenc
     findings += [*verdict.results, *([('result_summarizer', verdict.crash)] if verdict.crash else []),
                  *(('result_summarizer', f'{name}: {minutes:.2f} min') for name, minutes in verdict.scores.items())]
     score = next(iter(verdict.scores.values())) if len(verdict.scores) == 1 else None
-    return Package(home, [*problems, *verdict.problems], warnings, findings, notes, score, remarks=remarks)
+    return Package(home, [*problems, *verdict.problems], remarks, findings, notes, score)
 
 
 def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:
     """Return a package as text. score_minutes is the score that `report` computes."""
-    lines = [heading, *(f'  warning: {text}' for text in package.warnings)]
+    lines = [heading, *(f'  {grade}: {text}' for grade, text in package.remarks)]
     lines += [f'  - {text}' for text in (*package.refusals, *package.flaws)]
     lines += [f'  {name:19s} {text}' for name, text in package.findings]
     if not package.refusals and score_minutes is not None:
         lines.append(f'  {"report score":19s} {score_minutes:.2f} min')
     lines += [f'  warning: {text}' for text in _compare(package, score_minutes)]
-    lines += [f'  note: {text}' for text in (*package.remarks, *package.notes)]
+    lines += [f'  note: {text}' for text in package.notes]
     return '\n'.join(map(printable, lines))
 
 
@@ -213,7 +214,7 @@ def _compare(package: Package, score_minutes: float | None) -> list[str]:
     if official is None or score_minutes is None or abs(official - score_minutes) < _SAME_SCORE_MINUTES or any(
             name == 'scaling' for name, _ in package.findings):
         return []
-    hint = '; see the warnings above' if package.warnings else ''
+    hint = '; see the warnings above' if package.remarks else ''
     return [f'the scores differ: {official:.2f} min from result_summarizer, {score_minutes:.2f} min from report; the '
             f'former is official{hint}']
 
@@ -222,7 +223,7 @@ def package_as_json(package: Package, score_minutes: float | None) -> dict[str, 
     """Return a package as JSON with the keys of docs/results.md."""
     return {'passed': not package.refusals, 'tree': str(package.home) if package.home else None,
             'refusals': package.refusals, 'flaws': package.flaws,
-            'oddities': [*package.warnings, *package.remarks],
+            'oddities': [text for _, text in package.remarks],
             'findings': [{'checker': name, 'text': text} for name, text in package.findings],
             'notes': (*_compare(package, score_minutes), *package.notes), 'score_minutes': score_minutes,
             'official_score_minutes': package.official_score_minutes}

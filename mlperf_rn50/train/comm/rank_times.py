@@ -63,8 +63,9 @@ class RankTimes:
         """Look, on rank 0, for a request in the run folder, which the loop passes on to all ranks."""
         if self._comm.rank == 0:
             with suppress(OSError):
-                self._folder.trace_request.unlink()
-                self.request = True
+                if not self._folder.trace_request.stat().st_size:  # otherwise a file of the user
+                    self._folder.trace_request.unlink()
+                    self.request = True
 
     def trace(self, is_requested: bool = False, is_end: bool = False) -> None:
         """Trace the next steps if requested; write a trace once it is complete, or as it is at the end of the run."""
