@@ -247,7 +247,7 @@ def test_missing_or_truncated_file_is_found_before_the_first_batch(tmp_path, mis
         with pytest.raises(DataError, match=rf'{name}.rec: got 3 bytes, expected \d+ as in manifest.json; prepare'):
             build()
         (tmp_path / f'{name}{missing}').unlink()
-        with pytest.raises(DataError, match=f'{name}{missing}: No such file or directory; create it with: mlperf-rn50'):
+        with pytest.raises(DataError, match=f'{name}{missing}: No such file or directory; copy it again, or create it'):
             build()
 
 
