@@ -5,7 +5,7 @@ import itertools
 import json
 import re
 from argparse import ArgumentError
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -92,6 +92,14 @@ def load_tree(path: Path, max_bytes: int = _MAX_BYTES) -> Any:
         raise ConfigError(f'{path}: cannot read the configuration: {e.strerror}') from e
     except (yaml.YAMLError, ValueError) as e:
         raise ConfigError(f'{path}: not a valid YAML file: {" ".join(str(e).split())}') from e
+
+
+def override(tree: dict, values: Mapping[str, Any]) -> dict:
+    """Set values of keys such as schedule.base_lr in a tree; return it."""
+    for key, value in values.items():
+        section, _, name = key.partition('.')
+        tree.setdefault(section, {})[name] = value
+    return tree
 
 
 def load_yaml(path: Path) -> dict:

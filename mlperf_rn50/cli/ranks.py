@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.config_file import resolve_config
+from mlperf_rn50.config_file import load_yaml, override, resolve_config, resolve_tree
 from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, missing_settings
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser) -> tuple[Config, Any]:
     """Return the configuration of a run and, for --resume, the run folder and checkpoint."""
     if options.resume:
+        from mlperf_rn50.train.checkpoint.changes import recorded_changes
         from mlperf_rn50.train.checkpoint.resumable import find_run
-        resume = find_run(Path(options.resume))
-        return resolve_config(resume[0].config, argv, parser), resume
+        run, place = find_run(Path(options.resume))
+        tree = override(load_yaml(run.config), recorded_changes(run))
+        return resolve_tree(tree, str(run.config), argv, parser), (run, place)
     return resolve_config(Path(options.config) if options.config else None, argv, parser), None
 
 

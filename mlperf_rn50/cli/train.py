@@ -43,13 +43,14 @@ def parse_command(argv: Sequence[str]) -> tuple[Namespace, cfg.Config, Any, Sequ
     """Return options, configuration, (run folder, checkpoint) for --resume or else None, and keys that may differ."""
     from mlperf_rn50.cli.ranks import load_config
     from mlperf_rn50.config_file import parse_config_options
-    from mlperf_rn50.train.checkpoint.changes import parse_allowed
+    from mlperf_rn50.train.checkpoint.changes import kept_changes, parse_allowed
     parser = config_parser('train', add_options)
     options = parse_config_options(parser, argv)
     if options.resume and options.config:
         raise ConfigError('--resume, --config: got both, expected one; a resumed run has its own configuration')
     allowed = parse_allowed(options.allow_changed)
-    return options, *load_config(options, argv, parser), allowed
+    config, resume = load_config(options, argv, parser)
+    return options, config, resume, (*allowed, *(kept_changes(resume[0], config) if resume else ()))
 
 
 def run(argv: Sequence[str]) -> int:

@@ -69,7 +69,8 @@ def _cpus(rows: Sequence[Facts]) -> Check:
     quota = first['cgroup']['quota_cpus']
     return Check('CPUs', 'ok' if allowed >= len(node) else 'warning',
                  f'{plural(len(node), "rank")} may use {allowed:g} of the {first["num_machine_cpus"]} CPUs of '
-                 f'{first["host"]}' + (', the quota of their control group' if quota == allowed else ''),
+                 f'{first["host"]}'
+                 + (', the quota of their control group' if quota == allowed else ''),
                  f'ranks with less than one CPU each wait for each other; start at most {max(1, int(allowed))} there, '
                  'or allow more CPUs (taskset, --cpus-per-task of Slurm, --cpus of a container)')
 

@@ -143,7 +143,7 @@ class ResumedRecord(Struct, tag_field='event', tag='resumed', omit_defaults=True
     time_s: Number | None = None
     epoch: Epochs | None = None  # trained so far
     elapsed_parts: dict[Name, Number] = {}  # of time_s, in seconds: fields of mllog.elapsed.ElapsedParts
-    changed: dict[str, Any] = {}  # values [before, now] of each changed configuration key
+    changed: dict[str, tuple[Any, Any]] = {}  # before and now, of each changed configuration key
 
 
 class BandRecord(Struct, array_like=True):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mlperf_rn50.config import Config, to_tree
+from mlperf_rn50.config import Config, render_value, to_tree
 from mlperf_rn50.errors import CheckpointError, ConfigError
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.elapsed import Resume, elapsed_parts, make_resume
@@ -59,6 +59,10 @@ def _check(resumption: LoadedCheckpoint, plan: Plan, is_elastic: bool, digest: s
              (f'images and classes in {plan.config.data.dir}', f'SHA-256 {digest:.12}…',
               f'SHA-256 {before.data_sha256 or digest:.12}…', 'use the same data'),
              ('run.seed', before.seed if seed is None else seed, before.seed, 'omit run.seed')]
+    averages = plan.config.train.ema, before.config.get('train', {}).get('ema')
+    if averages.count(None) == 1:
+        facts.append(('train.ema', *map(render_value, averages),
+                      'keep it, because the average of weights begins with the run'))
     if not is_elastic:
         facts += [('ranks', plan.world_size, before.world_size,
                    f'start {plural(before.world_size, "rank")}, or resume with {plan.world_size} and --elastic'),

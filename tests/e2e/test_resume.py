@@ -1,8 +1,10 @@
 """Resume after a kill, a stop request or a full disk, compared with an uninterrupted run."""
 import os
+import shutil
 import signal
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -10,6 +12,8 @@ import pytest
 from e2e.training import arguments, assert_aborted, assert_one_line, metrics, start, thin_ranks, wait_for_checkpoint
 from helpers import call, run
 
+from mlperf_rn50.analysis.watch.follower import Follower
+from mlperf_rn50.analysis.why.load import load_run, run_folder_at
 from mlperf_rn50.files import LineFile
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.jsonl import read_lines
@@ -111,3 +115,23 @@ def test_full_disk_is_one_line_and_the_run_resumes(thin, tiny, tmp_path, monkeyp
     assert 'resumed from' in done.stderr
     assert [m['step'] for m in metrics(tmp_path, 'train')] == [*range(1, 7), *range(7, 11)]
     assert read_run(tmp_path / 'result_0.txt').num_resumes == 1
+
+
+def test_change_that_a_resume_was_allowed_is_kept_by_later_resumes(thin, ended, tmp_path):
+    run_dir = Path(shutil.copytree(ended, tmp_path / 'run'))
+    resume = 'train', '--checkpoint.keep=9', '--resume', run_dir
+    assert_aborted(call(*resume, '--train.max_epochs=3', '--schedule.base_lr=0.5', '--allow-changed=schedule.base_lr'))
+    older = list_checkpoints(run_dir / 'checkpoints')[0]  # before the change
+    done = call(*resume, '--train.max_epochs=4', '--schedule.base_lr=0.25')
+    assert_one_line(done, 2, 'schedule.base_lr 0.5 -> 0.25', '--allow-changed schedule.base_lr')
+    for place, epochs in ((run_dir, 4), (older, 5)):
+        assert_aborted(call(*resume[:3], place, f'--train.max_epochs={epochs}'))
+        newest = list_checkpoints(run_dir / 'checkpoints')[-1]
+        assert load(newest)[0].config['schedule']['base_lr'] == 0.5
+        config = load_run(run_folder_at(run_dir)).config
+        assert Follower(run_dir).look().max_epochs == config.train.max_epochs == epochs
+
+
+def test_average_of_weights_begins_with_the_run(ended):
+    done = call('train', '--resume', ended, '--train.max_epochs=5', '--train.ema=0.9', '--allow-changed=train.ema')
+    assert_one_line(done, 2, 'train.ema: got 0.9, the checkpoint has null')

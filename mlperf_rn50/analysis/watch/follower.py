@@ -147,7 +147,8 @@ class Follower:
             return replace(state, status=STARTING, note=f'starting: no readable log yet: {text(str(run))}')
         if run.status == 'running' and run.last_epoch is None:  # the data set and the target may not be logged yet
             return replace(state, status=STARTING, note='starting')
-        state = replace(state, energy=self._used_energy(run), max_epochs=_max_epochs(paths.config))
+        state = replace(state, energy=self._used_energy(run),
+                        max_epochs=_max_epochs(paths.config, self._history.max_epochs))
         state = _live_run(state, run, self._history, ages.get(metrics))
         locks = (path for path in (paths.lock, self.folder / LAUNCHER_LOCK) if is_locked(path))
         # Only a lock taken after the log's last line is of a new start. An older one is of this run, or of a launcher
@@ -206,11 +207,14 @@ def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str,
     return (*behind, *stragglers, *quiet, *log)[:MAX_ITEMS]
 
 
-def _max_epochs(path: Path) -> int | None:
-    """Return the last epoch of the schedule in config.yaml, computed as in train/plan.py; None if unknown."""
+def _max_epochs(path: Path, changed: Any) -> int | None:
+    """Return the last epoch of a run, computed as in train/plan.py from config.yaml; None if unknown.
+
+    changed: train.max_epochs of a resume, or None.
+    """
     with suppress(ConfigError, ValueError, KeyError, msgspec.MsgspecError):
         config = msgspec.convert(load_tree(path, _MAX_CONFIG_BYTES), dict[str, dict[str, Any]])
-        epochs = config.get('train', {}).get('max_epochs') or config['schedule']['decay_epochs']
+        epochs = changed or config.get('train', {}).get('max_epochs') or config['schedule']['decay_epochs']
         return max(1, int(msgspec.convert(epochs, Epochs)))
     return None
 

@@ -1,6 +1,7 @@
 """History of a run, accumulated from the records of metrics.jsonl."""
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveEvaluation, RankTime
 from mlperf_rn50.runfolder import records
@@ -30,6 +31,7 @@ class MetricsHistory:
     standings: dict[int, records.CourseRecord] = field(default_factory=dict)
     resumed: records.ResumedRecord | None = None
     num_resumes: int = 0
+    max_epochs: Any = None  # as a resume changed it
 
     def add(self, record: records.MetricsRecord) -> None:
         match record:
@@ -69,6 +71,7 @@ class MetricsHistory:
         """Drop all records after the checkpoint, because the resumed run trains these steps again."""
         self.num_resumes += 1
         self.resumed = record
+        _, self.max_epochs = record.changed.get('train.max_epochs', (None, self.max_epochs))
         if self.last.step and self.last.epoch:
             epoch = record.step * self.last.epoch / self.last.step if record.epoch is None else record.epoch
             self.evaluations = {e: v for e, v in self.evaluations.items() if e <= epoch + 1e-6}

@@ -9,13 +9,13 @@ from typing import TypeVar
 import msgspec
 
 from mlperf_rn50.config import Config, check_values
-from mlperf_rn50.config_file import load_tree
+from mlperf_rn50.config_file import load_tree, override
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder, run_number, run_numbers
-from mlperf_rn50.runfolder.records import MetricsRecord
+from mlperf_rn50.runfolder.records import MetricsRecord, ResumedRecord
 
 _MAX_RECORDS, _MAX_CONFIG_BYTES = 200_000, 1 << 14
 T = TypeVar('T')
@@ -50,11 +50,16 @@ def run_folder_at(path: Path) -> RunFolder:
 def load_run(folder: RunFolder) -> WhyRun:
     """Read the log, the records and the configuration of a run; what is unreadable is missing."""
     log, config = None, None
+    lines: Iterator[tuple[int, MetricsRecord]] = read_lines(folder.metrics, MetricsRecord)  # type: ignore[arg-type]
+    records = tuple(record for _, record in islice(lines, _MAX_RECORDS))
     with suppress(UserError):
         log = read_run(folder.result)
-    with suppress(ConfigError, msgspec.MsgspecError):
-        loaded = msgspec.convert(load_tree(folder.config, _MAX_CONFIG_BYTES), Config)
+    with suppress(ConfigError, msgspec.MsgspecError, AttributeError, TypeError):
+        tree = load_tree(folder.config, _MAX_CONFIG_BYTES)
+        for record in records:
+            if isinstance(record, ResumedRecord):
+                override(tree, {key: now for key, (_, now) in record.changed.items()})
+        loaded = msgspec.convert(tree, Config)
         check_values(loaded)
         config = loaded
-    lines: Iterator[tuple[int, MetricsRecord]] = read_lines(folder.metrics, MetricsRecord)  # type: ignore[arg-type]
-    return WhyRun(folder, log, tuple(record for _, record in islice(lines, _MAX_RECORDS)), config)
+    return WhyRun(folder, log, records, config)

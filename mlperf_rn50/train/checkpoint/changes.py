@@ -5,6 +5,9 @@ from typing import Any
 
 from mlperf_rn50.config import KEYS, Config, render_value, to_tree
 from mlperf_rn50.errors import CheckpointError, ConfigError, nearest
+from mlperf_rn50.runfolder.jsonl import read_lines
+from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.records import ResumedRecord
 
 # The default of fused_bn_relu changed from false to null when fused_bn_add_relu was added, which old checkpoints lack.
 _FORMER_DEFAULT, _ADDED_WITH_IT = ('model.fused_bn_relu', False, None), 'fused_bn_add_relu'
@@ -38,6 +41,24 @@ def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> lis
 def free_keys() -> set[str]:
     """Return the keys that are declared with free_option."""
     return {key for key, field in KEYS.items() if field.metadata.get('is_free')}
+
+
+def recorded_changes(run: RunFolder) -> dict[str, Any]:
+    """Return the values of keys that earlier resumes were allowed to change; the files are untrusted."""
+    lines = read_lines(run.metrics, ResumedRecord, b'"changed"')
+    return {
+        key: value
+        for _, record in lines
+        for key, (_, value) in record.changed.items()
+        if key in KEYS.keys() - free_keys()
+    }
+
+
+def kept_changes(run: RunFolder, config: Config) -> list[str]:
+    """Return the keys of recorded_changes that still have these values."""
+    tree = to_tree(config)
+    recorded = recorded_changes(run).items()
+    return [f'{s}.{k}' for (s, _, k), value in ((key.partition('.'), v) for key, v in recorded) if tree[s][k] == value]
 
 
 def check_changes(changes: Sequence[Change], allowed: Sequence[str], where: str) -> None:

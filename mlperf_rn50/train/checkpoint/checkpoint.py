@@ -148,6 +148,8 @@ def _load(path: Path) -> tuple[Progress, TrainerState]:
     try:
         described = _unseal(read_text(path / 'state.json', _MAX_STATE_BYTES))
         progress, trainer = parse_state(described['state'])
+        if is_checkpoint_name(path.name) and progress.step != step_of(path):
+            raise ValueError(f'step: got {progress.step}, expected {step_of(path)} as in its name')
         data, expected = read_bytes(path / 'arrays.npz'), str(described['arrays_sha256'])
         got = hashlib.sha256(data).hexdigest()
         if expected != got:

@@ -5,8 +5,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from mlperf_rn50.runfolder.records import Fraction, Number
+
 _From0 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _From1 = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+_Count = Annotated[int, Meta(ge=0, le=10**12)]
+_Batch = Annotated[int, Meta(ge=1, le=10**9)]
 _Number = Annotated[float, Meta(ge=0, lt=2.0**63)]  # rejects NaN
 _ADDED = ('data_sha256', 'boot', 'start_s')  # keys that older checkpoints lack
 
@@ -15,17 +19,17 @@ _ADDED = ('data_sha256', 'boot', 'start_s')  # keys that older checkpoints lack
 class Progress:
     """What a run counts, equal on every rank."""
 
-    step: _From0
+    step: _Count
     seed: _From0
     world_size: _From1
-    best_top1: _Number  # a fraction
-    clock_s: _Number  # training up to the checkpoint that the result is made of, without lost training and pauses
-    global_batch_size: _From1
-    lr_batch_size: _From1  # images per step for which the learning rate is configured
+    best_top1: Fraction
+    clock_s: Number  # training up to the checkpoint that the result is made of, without lost training and pauses
+    global_batch_size: _Batch
+    lr_batch_size: _Batch  # images per step for which the learning rate is configured
     num_train: _From1
     result_index: _From0
     nodes: list[Annotated[int, Meta(ge=0, lt=2**31)]]  # node number of every rank
-    num_resumes: _From0 = 0
+    num_resumes: _Count = 0
     images: _From0 = 0  # images and train_s count from the start or the last resume
     train_s: _Number = 0.0
     config: dict[str, dict[str, Any]] = field(default_factory=dict)
