@@ -90,9 +90,10 @@ reach() { # HOST ARGUMENTS...: runs this script on the host, for at most $limit 
 }
 # Connects its input to the far side. ConnectTimeout of ssh ends before the login, which may hang.
 connect() { # HOST RUN_FOLDER
-    local output far='' code line last='ssh gave no reason'
+    local output far='' code line parent last='ssh gave no reason'
     trap 'kill $far; exit' TERM # a login that hangs does not end with its input
-    trap 'kill -ALRM $$' EXIT # to keep_in_touch
+    # Tell keep_in_touch, unless it has ended, because its number may be that of another process then.
+    trap 'read -r _ _ _ parent _ </proc/$BASHPID/stat; [ "$parent" != $$ ] || kill -ALRM $$' EXIT
     SECONDS=0
     exec {output}< <(reach "$1" --here "$1" "$2" "$job" 2>&1 <&0)
     far=$!

@@ -97,11 +97,10 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
 def choose_run(options: Options) -> Options:
     """Return the options for the run of a path given with --resume; raise UserError if it has no such run."""
     from mlperf_rn50.train.checkpoint.resumable import find_run
-    if other := '--config' if options.config else '--seeds' if options.seeds > 1 else '':
-        raise ConfigError(f'--resume, {other}: got {options.resume} with {other}, expected only one of them')
     run, path = find_run(Path(str(options.resume)))
-    if options.run_dir and not Path(options.run_dir).resolve() == run.dir.resolve():
-        raise ConfigError(f'--run-dir: got {options.run_dir}, expected {run.dir}, the folder of --resume; omit it')
+    if options.config or options.seeds > 1 or Path(options.run_dir or run.dir).resolve() != run.dir.resolve():
+        raise ConfigError(f'--resume: got {options.resume} with --config, --seeds or another --run-dir, expected none '
+                          'of these; omit them, because the run has its own folder and configuration')
     return replace(options, resume=str(path), run_dir=str(run.dir), run=run)
 
 

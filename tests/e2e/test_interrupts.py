@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import wait_for, write_files
+from helpers import HANG_LIMIT_S, wait_for, write_files
 
 CONFIG = """data: {synthetic: true, num_train: 64, num_val: 20, num_classes: 10, image_size: 32, resize_shorter: 32}
 model: {name: resnet18}
@@ -46,7 +46,8 @@ class State:
 
     def __init__(self, *words, seen='^[0-9]+ ', guard='', fails=False, variables=(), code=1, presses=1, **programs):
         self.words, self.seen, self.guard, self.fails = words, seen, guard, fails
-        self.variables, self.code, self.presses, self.programs = dict(variables), code, presses, programs
+        self.variables, self.presses, self.programs = dict(variables), presses, programs
+        self.codes = code if isinstance(code, tuple) else (code,)
 
 
 STATES = {
@@ -54,7 +55,9 @@ STATES = {
     'probe before the test of settings': State(*FAR, ssh=HANG, seen=' h2 true', variables={'OMPI_MCA_btl': 'self,tcp'}),
     'start of the guards': State(*BARE, guard=HANG),
     'doctor': State(*FAR, ssh=HANG, seen='orted'),
-    'start of the ranks': State(*BARE, ssh=HANG, seen='orted', presses=2),
+    'start of the ranks': State(*BARE, ssh=HANG, seen='orted', presses=2, code=(1, 130)),  # mpirun may end at the first
+    'start with horovodrun': State('horovodrun', *BARE[1:], ssh=HANG, seen='StrictHostKeyChecking',
+                                    presses=2, code=130),
     'list of processes': State(*BARE, '--comm.start_limit_s', '1', ssh=HANG, seen='--list-here'),
     'probe after a failure': State(*BARE, ssh=when('*true', HANG), seen=' true'),
     'wait for silent hosts': State(*BARE, '--restarts', '3', ssh='echo "$*" >>"$STATE"; exit 255',
@@ -100,7 +103,7 @@ def test_ctrl_c_ends_a_launcher_and_leaves_nothing_behind(tmp_path, state):
         if number + 1 < s.presses:
             reached('stopping; ')
             time.sleep(1.1)  # one Ctrl-C may arrive twice within a second
-    assert process.wait(120) == s.code, output.read_text()
+    assert process.wait(HANG_LIMIT_S) in s.codes, output.read_text()
     wait_for(lambda: not left_over(str(tmp_path)), lambda: True, lambda: str(left_over(str(tmp_path))))
     assert not (tmp_path / 'run').exists()
     assert [p.name for p in (tmp_path / 'tmp').iterdir()] == ['.keep']

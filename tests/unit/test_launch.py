@@ -626,9 +626,8 @@ def test_place_of_options_hosts_and_configuration(words, run, expected, monkeypa
 
 
 @pytest.mark.parametrize('words, message', [
-    (['--resume', 'RUN/checkpoints_1', '--config', 'c'], '--resume, --config: got .* with --config, expected only one'),
-    (['--resume', 'RUN/checkpoints_1', '--seeds', 2], '--resume, --seeds: got '),
-    (['--resume', 'RUN/checkpoints_1', '--run-dir', '/x'], '--run-dir: got /x, expected RUN, the folder of --resume'),
+    *((['--resume', 'RUN/checkpoints_1', *words], '--resume: got .*/checkpoints_1 with --config, --seeds or')
+      for words in (['--config', 'c'], ['--seeds', 2], ['--run-dir', '/x'])),
     (['--resume', 'RUN/checkpoints_2'], 'checkpoints_2: contains no checkpoint')])
 def test_older_run_to_resume_is_given_without_contradiction(tmp_path, words, message):
     run = begin(tmp_path, 1)
