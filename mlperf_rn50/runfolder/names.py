@@ -118,10 +118,9 @@ def new_run(folder: Path) -> RunFolder:
     """Claim the next free run number of a folder, which is created if missing; raise UserError on failure."""
     with writing_folder(folder, 'run.dir'):
         make_folder(folder)
-        names = {p.name for p in folder.iterdir()}
-        taken = [int(m[1]) for name in names if (m := _NUMBERED.fullmatch(name))]
-        if names & _FIRST:
-            taken.append(0)
+        taken = [int(m[1]) for p in folder.iterdir() if (m := _NUMBERED.fullmatch(p.name))]
+        if any(p.name in _FIRST and not (p.is_dir() and next(p.iterdir(), None) is None) for p in folder.iterdir()):
+            taken.append(0)  # except for an empty folder, such as checkpoints on another disk
         for run in (RunFolder(folder, k) for k in count(max(taken, default=-1) + 1)):
             with suppress(FileExistsError):  # or another program claims it first
                 run.lock.touch(exist_ok=False)

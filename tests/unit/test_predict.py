@@ -484,7 +484,7 @@ def test_without_a_link_only_several_nodes_are_refused(tmp_path):
     assert (report['fastest'], report['cheapest'], report['knee']) == ('1x2', '1x2', None)
     refused = replace(answer, rows=answer.rows[1:])
     assert not refused.predicted and draw_prediction(refused) is None
-    assert {p.name for p in dump_prediction(refused, tmp_path / 'a/b').iterdir()} == {
+    assert {p.name for p in dump_prediction(refused, tmp_path / 'a/b').glob('[!.]*')} == {
         'prediction.json', 'prediction.md'}
 
 

@@ -340,3 +340,20 @@ def test_new_keys_and_defaults_changed_to_null_are_not_changes():
     assert [str(c) for c in find_changes(before, Config())] == ['model.fused_bn_relu false -> null']  # chosen
     del before['model']['fused_bn_add_relu']  # added when the default became null
     assert not find_changes(before, Config())
+
+
+@pytest.mark.parametrize('name, number', [
+    ('weights/best.npz', 1), ('checkpoints/step_00000003/state.json', 1), ('env.json', 1), ('tensorboard/events', 1),
+    ('notes.txt', 0), ('telemetry_4_host.jsonl', 5)])
+def test_number_of_a_new_run_depends_on_files_that_it_would_replace(tmp_path, name, number):
+    (tmp_path / 'disk').mkdir()
+    (tmp_path / 'run').mkdir()
+    for folder in ('checkpoints', 'weights'):  # on another disk, and empty
+        (tmp_path / 'run' / folder).symlink_to(tmp_path / 'disk')
+    if '/' in name:
+        (tmp_path / 'run/checkpoints').unlink()
+        (tmp_path / 'run/weights').unlink()
+    path = tmp_path / 'run' / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    assert new_run(tmp_path / 'run').index == number

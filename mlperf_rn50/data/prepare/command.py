@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import accumulate, chain, count, repeat
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 from tqdm import tqdm
@@ -110,6 +111,24 @@ def _source_of(sample: Sample) -> int:
     return zlib.crc32(sample.read())
 
 
+def _make_part(group: list[Sample], made: Iterable[tuple[int, bytes | str]], rec: BinaryIO, bar: tqdm) -> _Part:
+    """Append the records that make_record has made of a group of images to a .rec. Return their part."""
+    part = _Part()
+    for sample, (source, record) in zip(group, made):
+        bar.update()
+        part.sources.append(source)
+        if isinstance(record, str):
+            part.damaged.append((sample.name, record))
+            continue
+        part.names.append(sample.name)
+        part.checksums.append(zlib.crc32(record))
+        if not sample.is_record:
+            part.sizes.append(len(record))
+            rec.write(record)
+    sync(rec)
+    return part
+
+
 def _write_parts(rec_path: Path, samples: list[Sample], encode: Callable[[bytes], bytes], num_workers: int) -> _Part:
     """Append the missing parts of a split to its .rec, and a JSON file beside it for each. Return all parts as one."""
     parts, size, is_kept = list[_Part](), 0, True
@@ -120,24 +139,14 @@ def _write_parts(rec_path: Path, samples: list[Sample], encode: Callable[[bytes]
             path = rec_path.with_name(f'{rec_path.stem}_{len(parts):05d}.json')
             group = samples[start:start + PART_SIZE]
             part = decode(read_bytes(path), _Part) if is_kept and path.exists() else None
-            is_kept = bool(part and size + sum(part.sizes) <= end and part.sources == [*pool.map(_source_of, group)])
+            is_kept = bool(part and size + sum(part.sizes) <= end
+                           and part.sources == [*pool.map(_source_of, group)])
             if part and is_kept:
                 bar.update(len(group))
             else:
                 rec.truncate(size)
-                part = _Part()
-                for sample, (source, record) in zip(group, pool.map(make_record, group, count(start), repeat(encode))):
-                    bar.update()
-                    part.sources.append(source)
-                    if isinstance(record, str):
-                        part.damaged.append((sample.name, record))
-                        continue
-                    part.names.append(sample.name)
-                    part.checksums.append(zlib.crc32(record))
-                    if not sample.is_record:
-                        part.sizes.append(len(record))
-                        rec.write(record)
-                sync(rec)
+                made = pool.map(make_record, group, count(start), repeat(encode))
+                part = _make_part(group, made, rec, bar)
                 write_atomically(path, msgspec.json.encode(part))
             parts.append(part)
             size += sum(part.sizes)
@@ -171,8 +180,8 @@ def _claim(out: Path, dataset: Dataset, is_own: bool) -> None:
         if path.is_file() and not path.is_symlink() and path.samefile(part):
             path.unlink()
     links = _links(dataset, out)
-    refuse_existing(path for name in _OUTPUTS[:None if is_own else -1]
-                    if not ((path := out / name) in links and path.exists() and path.samefile(links[path])))
+    paths = [out / name for name in _OUTPUTS[:None if is_own else -1]]
+    refuse_existing(p for p in paths if not (p in links and p.exists() and p.samefile(links[p])))
 
 
 def is_prepared(out: Path, dataset_name: str) -> bool:
@@ -252,10 +261,12 @@ def find_state(options: Namespace) -> str:
     if not root.exists():
         return ''
     if options.dataset == 'im2rec':  # resolved, because --out may be the same folder
-        paths += sorted({os.path.realpath(p) for p in root.iterdir() if p.suffix in ('.rec', '.idx', '.lst')})
+        paths += sorted({os.path.realpath(p) for p in root.iterdir()
+                         if p.suffix in ('.rec', '.idx', '.lst')})
     elif root.is_dir() and options.source:
         paths += (os.path.join(place, name) for place, _, names in walk(root, lambda _: None)
-                  if _PARTS not in place.removeprefix(str(root)) for name in names if name not in _OUTPUTS)
+                  if _PARTS not in place.removeprefix(str(root))
+                  for name in names if name not in _OUTPUTS)
     else:
         paths.append(options.source)
     for path in filter(None, paths):
@@ -305,7 +316,8 @@ def _check_same(manifest: dict, options: Namespace, name: str, num_workers: int)
     and numbers of images in folders are compared.
     """
     state = find_state(options)
-    if not state or state == manifest.get('source_state', '' if options.dataset == 'folder' else state):
+    unknown = '' if options.dataset == 'folder' else state
+    if state in ('', manifest.get('source_state', unknown)):
         return
     found, skipped = find_dataset(options, name), {*manifest['skipped']}
     splits = found.train, found.validation
@@ -315,9 +327,9 @@ def _check_same(manifest: dict, options: Namespace, name: str, num_workers: int)
         raise DataError(f'--source: got {now} images of {len(found.classes)} classes, expected {before} of '
                         f'{len(manifest["classes"])}, as in --out; remove that folder or use another one')
     if 'source_sha256' in manifest:
-        blocks = [samples[k:k + PART_SIZE] for samples in splits for k in range(0, len(samples), PART_SIZE)]
-        sources = chain.from_iterable(thread_map(lambda block: [*map(_source_of, block)], blocks, desc='compare',
-                                                 max_workers=num_workers, disable=None))
+        blocks = [s[k:k + PART_SIZE] for s in splits for k in range(0, len(s), PART_SIZE)]
+        sources = chain.from_iterable(thread_map(
+            lambda block: [*map(_source_of, block)], blocks, max_workers=num_workers, desc='compare', disable=None))
         if _sources_digest(found, options.resize_shorter, sources) != manifest['source_sha256']:
             raise DataError(f'--source: got other images, names, labels or --resize-shorter than those in {options.out}'
                             '; remove that folder or use another one')
