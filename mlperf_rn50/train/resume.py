@@ -7,7 +7,7 @@ from pathlib import Path
 from mlperf_rn50.config import Config, render_value, to_tree
 from mlperf_rn50.errors import CheckpointError, ConfigError
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.elapsed import Resume, elapsed_parts, make_resume
+from mlperf_rn50.mllog.elapsed import SKEW_S, Resume, elapsed_parts, make_resume
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder
@@ -109,6 +109,10 @@ def find_resumes(folder: RunFolder, progress: Progress, boot_clock: tuple[str, f
     boot, boot_s = boot_clock
     is_same_boot = boot and boot == progress.boot
     resumed_s = boot_s - progress.start_s if is_same_boot else max(now_s - log.start_s, stopped_s)
+    if is_same_boot and progress.clock_s > resumed_s + SKEW_S:
+        raise CheckpointError(
+            f'{folder.checkpoints}: the checkpoint has {progress.clock_s:.6g} s of training, expected '
+            f'at most {resumed_s:.6g} s since run_start; resume from an earlier checkpoint')
     is_pause = keys.RUN_STOP in log.lines and log.status != 'failed'
     return [*log.resumes, make_resume(log.resumes, progress.clock_s, resumed_s=resumed_s, stopped_s=stopped_s,
                                       is_pause=is_pause)]

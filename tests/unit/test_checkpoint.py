@@ -15,13 +15,15 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from lines import run_lines, write_lines
 
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError
-from mlperf_rn50.runfolder.names import list_checkpoints, new_run
+from mlperf_rn50.runfolder.names import RunFolder, list_checkpoints, new_run
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 from mlperf_rn50.train.checkpoint.checkpoint import load, load_newest, save
 from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState, dump_state, parse_state
+from mlperf_rn50.train.resume import find_resumes
 
 ARRAYS = {'model/a': np.arange(6, dtype=np.float32).reshape(2, 3), 'optimizer/a': np.ones(3, np.float16)}
 STATE = TrainerState(ARRAYS, 0.3, 512.0, 7)
@@ -50,7 +52,7 @@ def test_state_of_an_earlier_version_has_no_digest_of_the_images():
 
 
 def test_checkpoint_of_version_0_5_is_read(tmp_path):
-    path = save(tmp_path, progress(), STATE, keep=2)
+    path = save(tmp_path, progress(40), STATE, keep=2)
     (path / 'state.json').write_text(checkpoint._seal({'format': 4, 'state': {
         'step': 40, 'seed': 3, 'world_size': 2, 'best_top1': 0.25, 'clock_s': 12.5, 'global_batch_size': 64,
         'lr_batch_size': 128, 'num_train': 1437, 'result_index': 1, 'nodes': [0, 1], 'num_resumes': 2, 'last_lr': 0.02,
@@ -365,3 +367,26 @@ def test_write_error_is_raised_once_by_the_next_call():
             after()
         saver.check()
         saver.finish()
+
+
+@pytest.mark.parametrize('changes, key', [
+    ({'step': 2**63 - 1}, 'step'), ({'step': 5}, 'step'), ({'clock_s': 1e18}, 'clock_s'),
+    ({'best_top1': 5.0}, 'best_top1'),
+    ({'lr_batch_size': 10**12}, 'lr_batch_size'), ({'num_resumes': 10**15}, 'num_resumes')])
+def test_impossible_numbers_are_damage(tmp_path, changes, key):
+    path = save(tmp_path, progress(4), STATE, keep=1)
+    content = json.loads((path / 'state.json').read_text())
+    content.pop('sha256')
+    content['state'] |= changes
+    (path / 'state.json').write_text(checkpoint._seal(content))
+    with pytest.raises(DamagedCheckpoint, match=key):
+        load(path)
+
+
+def test_clock_of_a_checkpoint_is_at_most_the_time_since_run_start(tmp_path):
+    write_lines(tmp_path / 'result_0.txt', run_lines())
+    run, state = RunFolder(tmp_path, 0), progress(4, boot='b', start_s=100.0, clock_s=30.0)
+    assert find_resumes(run, state, ('b', 130.0), 0.0)[0].resumed_s == 30.0
+    for start_s, clock_s in ((1e9, 30.0), (100.0, 40.0)):
+        with pytest.raises(CheckpointError, match='s of training, expected at most'):
+            find_resumes(run, replace(state, start_s=start_s, clock_s=clock_s), ('b', 130.0), 0.0)
