@@ -154,10 +154,12 @@ def card_row(card: str) -> list[str]:
     """Return the row of docs/gpu.md with the expected speed of a card, after the heading of the table of speeds."""
     lines = (ROOT / 'docs/gpu.md').read_text().split('## Expected speed')[-1].splitlines()
     heading = next(line for line in lines if line.startswith('| card'))
-    for line in (line for line in lines if line.startswith('| ')):
-        if any(set(kind.split()) <= set(re.split(r'[\W_]|(?<=sxm)\d', card.lower()))
-               for kind in line.split('|')[1].lower().split(',')):
-            return [heading, line] if line.count('|') == heading.count('|') else [line[:MAX_WIDTH]]
+    words = set(re.split(r'[\W_]|(?<=sxm)\d', card.lower()))
+    kinds = [(len(found), line) for line in lines if line.startswith('| ')
+             for kind in line.split('|')[1].lower().split(',') if (found := set(kind.split())) and found <= words]
+    if kinds:
+        line = max(kinds, key=lambda k: k[0])[1]  # the row that names the form and memory of the card, if there is one
+        return [heading, line] if line.count('|') == heading.count('|') else [line[:MAX_WIDTH]]
     return ['docs/gpu.md has no row for this card']
 
 
