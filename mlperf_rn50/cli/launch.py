@@ -85,7 +85,7 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
             not engine.in_slurm or 'SLURM_JOB_NODELIST' in os.environ):
         engine.program(options)  # report a missing image or folder first
         place, config = place_ranks(engine, options, load_train_config)
-        check_machine(engine, place, config)
+        check_machine(engine, options, place, config)
         options = replace(options, nodes=len(place.hosts), ranks_per_node=place.ranks_per_node)
     if options.only_prints:
         return train.run(options.as_train)

@@ -50,7 +50,7 @@ def place_ranks(engine: Engine, options: Options, load: Callable[[Sequence[str]]
     return Placement(Path(run.dir if run else config.run.dir), hosts, ranks_per_node), config
 
 
-def check_machine(engine: Engine, place: Placement, config: Config) -> None:
+def check_machine(engine: Engine, options: Options, place: Placement, config: Config) -> None:
     """Raise ConfigError if this machine cannot bear its ranks."""
     num_here = 0 if engine.in_slurm else sum(map(is_here, place.hosts)) * place.ranks_per_node
     check_room(engine, num_here or place.ranks_per_node)
@@ -59,7 +59,7 @@ def check_machine(engine: Engine, place: Placement, config: Config) -> None:
     num_cpus = ceil(min(num_cpus, limits.quota_cpus or num_cpus))
     if num_here > _MAX_RANKS_PER_CPU * num_cpus:
         found = f'{plural(num_cpus, "CPU")}, expected at most {_MAX_RANKS_PER_CPU} ranks per CPU'
-    num_devices = -(-num_here // config.run.ranks_per_device)
+    num_devices = -(-num_here // options.ranks_per_device)
     if config.train.device == 'gpu' and num_devices > 1:  # for one, the doctor knows why a GPU is not found
         num_gpus = max(len(all_bus_ids(SYS)), len(find_visible_gpus()))
         if num_gpus < num_devices:

@@ -179,18 +179,20 @@ def test_dry_run_of_a_sweep_shows_each_layout_without_a_report(tmp_path, monkeyp
     ('local', ['localhost'], 17, {}, '17 on this machine, which has 2 CPUs'), ('local', ['localhost'], 16, {}, None),
     ('mpirun', ['localhost', 'h2'], 17, {}, '17 on this machine'), ('mpirun', ['h1', 'h2'], 17, {}, None),
     ('slurm', ['localhost'], 17, {}, None), ('local', ['localhost'], 1, {'device': 'gpu'}, None),
+    ('local', ['localhost'], 4, {'device': 'gpu'}, None),
     ('local', ['localhost'], 8, {'device': 'gpu'}, 'which has 1 GPU, expected 8; give other machines with --hosts')])
 def test_ranks_that_this_machine_cannot_bear_are_refused(monkeypatch, script, hosts, ranks, config, expected):
     monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {0, 1})
     monkeypatch.setattr(checks, 'find_limits', lambda: SimpleNamespace(quota_cpus=None))
     monkeypatch.setattr(checks, 'all_bus_ids', lambda sys: ['0000:3b:00.0'])
     place, config = supervisor.Placement(None, tuple(hosts), ranks), Config(train=TrainConfig(**config))
+    words = ['--ranks-per-device', 4] if ranks == 4 else []
     with pytest.raises(ConfigError, match=expected) if expected else nullcontext():
-        check_machine(ENGINES[script], place, config)
+        check_machine(ENGINES[script], options(*words, script=script), place, config)
     monkeypatch.setattr(checks, 'find_limits', lambda: SimpleNamespace(quota_cpus=0.5))
     if expected and config.train.device == 'cpu':
         with pytest.raises(ConfigError, match='has 1 CPU, expected at most 8 ranks per CPU'):
-            check_machine(ENGINES[script], place, config)
+            check_machine(ENGINES[script], options(*words, script=script), place, config)
 
 
 def test_environment_of_ranks_and_of_redirected_output():
