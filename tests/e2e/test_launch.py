@@ -127,7 +127,8 @@ def test_error_of_horovodrun_is_one_line(engines, last, code, expected):
     ('10.0.0.1 STREAM', '2', None)])
 def test_gloo_needs_an_address_of_the_host(engines, address, num_hosts, expected):
     programs = {'bin/getent': f'[ -z "{address}" ] || echo "{address}"', '.venv/bin/python': 'echo binds'}
-    done = engines('bind.sh', 'true', programs=programs, HOROVOD_CONTROLLER='gloo', HOROVOD_CROSS_SIZE=num_hosts)
+    done = engines('bind.sh', 'true', programs=programs, HOROVOD_CROSS_SIZE=num_hosts,
+                   HOROVOD_GLOO_RENDEZVOUS_ADDR='10.0.0.1')
     assert done.returncode == (2 if expected else 0)
     if expected:
         assert f'launch/bind.sh: host name {os.uname().nodename}: {expected}, expected one that' in done.stderr
