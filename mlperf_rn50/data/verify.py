@@ -44,7 +44,7 @@ def checksum(file: int, start: int, length: int) -> int | None:
     return zlib.crc32(stored) if len(stored) == length else None
 
 
-def _described(rec_path: Path) -> dict[str, Path]:
+def described(rec_path: Path) -> dict[str, Path]:
     """Return the files that describe the records of a .rec, by the manifest keys of their SHA-256."""
     return {'index_sha256': rec_path.with_suffix(INDEX), 'idx_sha256': rec_path.with_suffix('.idx'),
             'crc_sha256': rec_path.with_suffix(CHECKSUMS), 'names_sha256': rec_path.with_suffix(NAMES)}
@@ -97,7 +97,7 @@ def describe_records(rec_path: Path, made: Path, names: list[str], checksums: li
         with replacing(path) as f:
             np.save(f, array)
     return {'num_images': len(names), 'rec_bytes': size, 'rec_sha256': sha256_of(rec_path),
-            **{key: sha256_of(path) for key, path in {**_described(made), 'idx_sha256': idx}.items()}}
+            **{key: sha256_of(path) for key, path in {**described(made), 'idx_sha256': idx}.items()}}
 
 
 def _verify_records(rec_path: Path, index: np.ndarray, checksums: np.ndarray, num_workers: int) -> tuple[bool, str]:
@@ -117,7 +117,7 @@ def _verify_records(rec_path: Path, index: np.ndarray, checksums: np.ndarray, nu
 
 def _verify_split(rec_path: Path, entry: dict, num_workers: int) -> Iterator[tuple[bool, str]]:
     """For each file of a split, yield whether it is intact, and a line to print."""
-    paths, size = _described(rec_path), rec_path.stat().st_size
+    paths, size = described(rec_path), rec_path.stat().st_size
     problems = {key: _file_problem(path, entry[key]) for key, path in paths.items() if key in entry}
     whole = {key for key, problem in problems.items() if not problem}
     yield from ((False, problem) for problem in problems.values() if problem)

@@ -99,7 +99,7 @@ def test_file_that_prepare_did_not_write_is_refused(words, tmp_path, name, is_li
 def test_complete_and_damaged_data_of_prepare_are_not_replaced(words, tmp_path):
     assert prepare(*words) == 0
     os.truncate(tmp_path / 'out/train.rec', 100)
-    with pytest.raises(UserError, match='train.rec exists already and is not replaced; move it'):
+    with pytest.raises(UserError, match='train.rec: got 100 bytes, expected .*; copy the folder from an intact source, or prepare it again'):
         prepare(*words)
     assert (tmp_path / 'out/train.rec').stat().st_size == 100
 
@@ -281,3 +281,12 @@ def test_copies_of_a_source_give_the_same_data(words, source, tmp_path):
     assert prepare(*words) == prepare('folder', '--source', copy, '--out', tmp_path / 'other') == 0
     assert len({data_digest(DataConfig(dir=str(tmp_path / name))) for name in ('out', 'other')}) == 1
     assert len({(tmp_path / name / 'manifest.json').read_bytes() for name in ('out', 'other')}) == 2
+
+
+@pytest.mark.parametrize('name', ['train.rec', 'train.idx', 'validation.crc.npy', 'train.names.txt'])
+def test_prepared_data_without_one_of_its_files_is_not_called_prepared(source, tmp_path, name):
+    words = 'folder', '--source', source, '--out', tmp_path / 'out'
+    assert prepare(*words) == 0
+    (tmp_path / 'out' / name).unlink()
+    with pytest.raises(DataError, match=f'{name}: missing, expected as listed in manifest.json'):
+        prepare(*words)

@@ -38,7 +38,7 @@ from mlperf_rn50.data.records import (
     pack_record,
     parse_record,
 )
-from mlperf_rn50.data.verify import REPAIR, describe_records, dump_manifest, verify
+from mlperf_rn50.data.verify import REPAIR, describe_records, described, dump_manifest, verify
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
 from mlperf_rn50.files import (
     describe_disk,
@@ -185,14 +185,20 @@ def _claim(out: Path, dataset: Dataset, is_own: bool) -> None:
 
 
 def is_prepared(out: Path, dataset_name: str) -> bool:
-    """Return whether a folder contains this complete data set. Raise DataError if it contains a different one."""
+    """Return whether a folder contains this data set. Raise DataError if it is another one, or not complete."""
     if not os.path.lexists(out / MANIFEST_NAME):
         return False
     manifest = load_manifest(out)
     if manifest['dataset'] != dataset_name:
         raise DataError(f'--out: {out} contains {manifest["dataset"]}, expected {dataset_name}; use a new folder')
-    recs = {out / f'{name}.rec': split['rec_bytes'] for name, split in manifest['splits'].items()}
-    return all(rec.is_file() and rec.stat().st_size == size for rec, size in recs.items())
+    for split, entry in manifest['splits'].items():
+        rec = out / f'{split}.rec'
+        for path in (rec, *(path for key, path in described(rec).items() if key in entry)):
+            if not path.is_file():
+                raise DataError(f'{path}: missing, expected as listed in {MANIFEST_NAME}; {REPAIR}')
+        if (size := rec.stat().st_size) != entry['rec_bytes']:
+            raise DataError(f'{rec}: got {size:,} bytes, expected {entry["rec_bytes"]:,}; {REPAIR}')
+    return True
 
 
 def _sources_digest(dataset: Dataset, resize_shorter: int | None, sources: Iterable[int]) -> str:
