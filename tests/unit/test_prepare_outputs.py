@@ -99,7 +99,7 @@ def test_file_that_prepare_did_not_write_is_refused(words, tmp_path, name, is_li
 def test_complete_and_damaged_data_of_prepare_are_not_replaced(words, tmp_path):
     assert prepare(*words) == 0
     os.truncate(tmp_path / 'out/train.rec', 100)
-    with pytest.raises(UserError, match='train.rec: got 100 bytes, expected .*; copy the folder from an intact source, or prepare it again'):
+    with pytest.raises(UserError, match='train.rec: got 100 bytes, expected .*; copy the folder from an'):
         prepare(*words)
     assert (tmp_path / 'out/train.rec').stat().st_size == 100
 
