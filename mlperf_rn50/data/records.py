@@ -228,7 +228,7 @@ def load_manifest(folder: Path) -> dict:
         raise DataError(f'{path}: no such file; create the data with: mlperf-rn50 prepare') from e
     except OSError as e:
         raise DataError(f'{path}: {e.strerror}; prepare the data again') from e
-    except (ValueError, MemoryError) as e:
+    except ValueError as e:
         raise DataError(f'{path}: not a manifest ({" ".join(str(e).split())[:200]}); remove it and prepare the data '
                         'again') from e
 

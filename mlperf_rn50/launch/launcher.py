@@ -25,6 +25,7 @@ from mlperf_rn50.launch.process import HOST_LOST, LAUNCHER_SIGNALS, StatusReader
 from mlperf_rn50.launch.supervisor import Placement, Supervisor
 from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, FileLock
 from mlperf_rn50.runfolder.records import Failure, note_failure, read_attempts
+from mlperf_rn50.system.cgroup import free_processes, processes_needed
 from mlperf_rn50.system.launcher_env import resume_command
 from mlperf_rn50.system.mpi_session import SETTING_FILES, SHARED_MEMORY, mpi_settings, no_room, reason_of, tmp_dir
 from mlperf_rn50.system.signals import SignalQueue
@@ -218,7 +219,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def check_room(engine: Engine, num_ranks: int) -> None:
-    """Raise ConfigError if TMPDIR is unusable, or if Open MPI would hang: on a full disk or with too few open files."""
+    """Raise ConfigError if TMPDIR is unusable, or if Open MPI would hang or abort for want of files or processes."""
     if not os.access(tmp_dir(), os.W_OK | os.X_OK):
         raise ConfigError(f'TMPDIR: {tmp_dir()} is not a writable folder; create it or set TMPDIR to another one')
     if engine.script != 'openmpi.sh':
@@ -227,6 +228,10 @@ def check_room(engine: Engine, num_ranks: int) -> None:
     if 0 <= limit < needed:
         raise ConfigError(f'ulimit -n: got {limit} open files, expected at least {needed}, which Open MPI needs for '
                           f'{plural(num_ranks, "rank")} on a node; run ulimit -n {needed} before the launcher')
+    left, needed = free_processes(), processes_needed(num_ranks)
+    if left and left[0] < needed:
+        raise ConfigError(f'processes: {left[1]}, of which {left[0]} are free, expected {needed} for '
+                          f'{plural(num_ranks, "rank")} on a node; raise the limit')
     for folder, name in ((tmp_dir(), 'TMPDIR'), (SHARED_MEMORY, str(SHARED_MEMORY))):
         if folder.is_dir() and (free := shutil.disk_usage(folder).free) < _MIN_FREE_BYTES:
             raise ConfigError(no_room(name, folder, free, _MIN_FREE_BYTES))
