@@ -20,7 +20,7 @@ def read_arrays(data: bytes) -> Arrays:
             if sum(m.file_size for m in members) > len(data):
                 raise ValueError(f'got arrays larger than the {len(data)} bytes of the file')
             arrays = {m.filename.removesuffix('.npy'): _read_array(archive, m) for m in members}
-    except ValueError:
+    except (ValueError, MemoryError):  # a lack of memory is no damage
         raise
     except Exception as e:  # zipfile and NumPy raise many types for damaged headers
         raise ValueError(f'not an .npz ({" ".join(str(e).split())[:200] or type(e).__name__})') from e

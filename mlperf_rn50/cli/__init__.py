@@ -27,10 +27,9 @@ from mlperf_rn50.cli.terminal import has_colour, paint
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError, nearest
 from mlperf_rn50.files import DISK_FAULTS
 from mlperf_rn50.parser import Parser
-from mlperf_rn50.system.launcher_env import launched_rank, launched_size, print_stderr, rank_name
+from mlperf_rn50.system.launcher_env import launched_rank, launched_size, print_stderr, rank_name, settle_variables
 from mlperf_rn50.system.out_of_memory import explain_error
 from mlperf_rn50.system.signals import END_SIGNALS, catch, end_at_once, interrupt
-from mlperf_rn50.system.variables import settle_variables
 from mlperf_rn50.text import printable
 
 signal.signal(signal.SIGINT, _handler)

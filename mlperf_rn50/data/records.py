@@ -267,7 +267,7 @@ def load_manifest(folder: Path, dataset: str = '') -> dict:
         raise DataError(f'{path}: no such file; create the data with: {_create(folder, dataset)}') from e
     except OSError as e:
         raise DataError(f'{path}: {e.strerror}; prepare the data again') from e
-    except (ValueError, MemoryError) as e:
+    except ValueError as e:
         raise DataError(f'{path}: not a manifest ({" ".join(str(e).split())[:200]}); remove it and prepare the data '
                         'again') from e
 

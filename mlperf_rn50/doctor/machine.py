@@ -8,7 +8,7 @@ from dataclasses import asdict
 import psutil
 
 from mlperf_rn50.doctor.result import Check, Facts, by_node, hosts_of
-from mlperf_rn50.system.cgroup import find_limits
+from mlperf_rn50.system.cgroup import find_limits, free_processes, processes_needed
 from mlperf_rn50.system.launcher_env import launched_local
 from mlperf_rn50.system.mpi_session import SESSION_BYTES, SHARED_MEMORY, free_bytes, session_problem, tmp_dir
 from mlperf_rn50.system.out_of_memory import soft_limit
@@ -33,6 +33,7 @@ def limit_facts() -> Facts:
             'memory_available_bytes': psutil.virtual_memory().available,
             'shared_memory_free_bytes': free_bytes(SHARED_MEMORY),
             'tmp_dir': str(folder), 'tmp_dir_problem': session_problem(folder) if launched_local()[0] == 0 else '',
+            'free_processes': free_processes() if launched_local()[0] == 0 else None,
             'ulimits': {name: soft_limit(kind) for name, kind in _ULIMITS.items()}}
 
 
@@ -147,6 +148,18 @@ def _open_files(rows: Sequence[Facts]) -> Check:
                  f'run ulimit -n {needed} before the launcher, or set nofile in /etc/security/limits.conf of {host}')
 
 
+def _processes(rows: Sequence[Facts]) -> Check:
+    limited = [(*r['free_processes'], r) for r in rows if r['free_processes']]
+    if not limited:
+        return Check('processes', 'ok', 'unlimited on all hosts')
+    free, limit, row = min(limited, key=lambda x: x[0] - processes_needed(x[2]['local_size']))
+    # The ranks of the doctor have started part of their threads.
+    needed = processes_needed(row['local_size']) // 2
+    return Check('processes', 'ok' if free >= needed else 'warning',
+                 f'{free:,} more can start on {row["host"]} ({limit}), up to {needed:,} needed',
+                 'raise ulimit -u, or the pids limit of the container or job')
+
+
 def _unlimited(name: str, rows: Sequence[Facts], key: str, fix: str) -> Check:
     limited = [r for r in rows if r['ulimits'][key] is not None]
     if not limited:
@@ -163,4 +176,4 @@ def check_limits(rows: Sequence[Facts], device: str) -> list[Check]:
     address_space = _unlimited('address space', rows, 'address_space_bytes', 'a rank maps several times the memory '
                                'that it uses; run ulimit -v unlimited before the launcher')
     return [_cpus(rows), _other_programs(rows), _threads(rows), _memory(rows), _shared_memory(rows, device),
-            _tmp_dir(rows), _open_files(rows), address_space, locked_memory]
+            _tmp_dir(rows), _open_files(rows), _processes(rows), address_space, locked_memory]

@@ -14,7 +14,7 @@ from mlperf_rn50.launch.engines import Engine, nodes_of_slurm_job
 from mlperf_rn50.launch.hosts import check_ranks, common_slots, is_here
 from mlperf_rn50.launch.supervisor import Placement
 from mlperf_rn50.runfolder.locks import folder_lock
-from mlperf_rn50.system.cgroup import find_limits
+from mlperf_rn50.system.cgroup import find_limits, free_processes, processes_needed
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
 from mlperf_rn50.system.mpi_session import SHARED_MEMORY, no_room, tmp_dir
 from mlperf_rn50.text import plural
@@ -71,7 +71,7 @@ def check_machine(engine: Engine, options: Options, place: Placement, config: Co
 
 
 def check_room(engine: Engine, num_ranks: int) -> None:
-    """Raise ConfigError if TMPDIR is unusable, or if Open MPI would hang: on a full disk or with too few open files."""
+    """Raise ConfigError if TMPDIR is unusable, or if Open MPI would hang or abort for want of files or processes."""
     if not os.access(tmp_dir(), os.W_OK | os.X_OK):
         raise ConfigError(f'TMPDIR: {tmp_dir()} is not a writable folder; create it or set TMPDIR to another one')
     if engine.script != 'openmpi.sh':
@@ -80,6 +80,10 @@ def check_room(engine: Engine, num_ranks: int) -> None:
     if 0 <= limit < needed:
         raise ConfigError(f'ulimit -n: got {limit} open files, expected at least {needed}, which Open MPI needs for '
                           f'{plural(num_ranks, "rank")} on a node; run ulimit -n {needed} before the launcher')
+    left, needed = free_processes(), processes_needed(num_ranks)
+    if left and left[0] < needed:
+        raise ConfigError(f'processes: {left[1]}, of which {left[0]} are free, expected {needed} for '
+                          f'{plural(num_ranks, "rank")} on a node; raise the limit')
     for folder, name in ((tmp_dir(), 'TMPDIR'), (SHARED_MEMORY, str(SHARED_MEMORY))):
         if folder.is_dir() and (free := shutil.disk_usage(folder).free) < _MIN_FREE_BYTES:
             raise ConfigError(no_room(name, folder, free, _MIN_FREE_BYTES))

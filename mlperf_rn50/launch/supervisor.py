@@ -13,6 +13,7 @@ from mlperf_rn50.launch.arguments import Options
 from mlperf_rn50.launch.process import StatusReader
 from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
 from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
+from mlperf_rn50.system.out_of_memory import explain_exit
 from mlperf_rn50.system.signals import SignalQueue
 from mlperf_rn50.text import plural
 
@@ -176,7 +177,7 @@ class Supervisor:
         for host, cause in lost.items():
             reason = f' ({silent[host]})' if silent.get(host) and NOT_REACHED not in cause else ''
             self.say(f'host {host} (with rank {place.ranks_of(host)}) {cause}; {where}{reason}')
-        text = f'the ranks ended with exit code {attempt.exit_code}'
+        text = f'the ranks ended with exit code {attempt.exit_code}{explain_exit(attempt.exit_code)}'
         cause, origin = text, 'outside' if is_killed else ''
         if first := next(iter(self._failures(job)), None):
             host = place.name_of(first) if self.has_ssh else first.host

@@ -113,7 +113,7 @@ def load_weights(path: Path) -> tuple[WeightsDescription, Arrays]:
             raise DataError(f'{npz}: got SHA-256 {got[:12]}…, expected {description.sha256[:12]}… from '
                             f'{npz.stem}.json; copy both files again')
         arrays = read_arrays(data)
-    except (OSError, ValueError, MemoryError) as e:
+    except (OSError, ValueError) as e:
         raise _damaged(npz, e) from e
     for name, array in arrays.items():
         if array.dtype not in (np.float32, np.float16):

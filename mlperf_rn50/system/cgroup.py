@@ -1,11 +1,15 @@
-"""Limits on memory, CPU time and CPUs from this process's control groups, of version 1, version 2 or both.
+"""Limits on memory, CPU time, CPUs and processes, mostly from this process's control groups.
+
+Groups may be of version 1, version 2 or both.
 
 A group is subject to the limits of all its ancestors, so the tightest limit applies. Groups outside a container are
 not visible from inside.
 Source: Linux Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/{memory,cpusets}.rst, scheduler/sched-bwc.rst;
 proc(5) for /proc/self/cgroup and mountinfo.
 """
+import os
 import re
+import resource
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -13,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from mlperf_rn50.text import grouped
 
 ROOT = Path('/')
+_NUM_PROCESSES, _NUM_OF_MPI = 32, 16  # of a rank with few cores, 29 of which were measured, and of Open MPI on a node
 _NO_LIMIT_BYTES = 1 << 60  # without a limit, version 1 reports almost 1 << 63
 
 
@@ -111,6 +116,24 @@ def throttled_s(root: Path = ROOT) -> float:
     return max((int(number) * unit_s for text in texts for name, unit_s in (('throttled_usec', 1e-6),
                                                                             ('throttled_time', 1e-9))
                 for number in re.findall(rf'^{name} (\d+)$', text, re.MULTILINE)), default=0.0)
+
+
+def processes_needed(num_ranks: int) -> int:
+    """Return the least number of processes and threads for the ranks of a node."""
+    return _NUM_OF_MPI + _NUM_PROCESSES * num_ranks
+
+
+def free_processes(root: Path = ROOT) -> tuple[int, str] | None:
+    """Return the number of processes and threads that may still be started, and their limit; None without a limit."""
+    limits = [(limit - (_number(read_small(f / 'pids.current')) or 0), f'the pids limit of the cgroup is {limit}')
+              for f in _folders(root) if (limit := _number(read_small(f / 'pids.max'))) is not None]
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if os.geteuid() and most != resource.RLIM_INFINITY:  # root has no limit
+        own = [text for p in (root / 'proc').glob('[0-9]*/status') if re.search(
+            rf'^Uid:\t{os.getuid()}\t', text := read_small(p), re.MULTILINE)]
+        used = sum(int(n) for text in own for n in re.findall(r'^Threads:\t(\d+)', text, re.MULTILINE))
+        limits.append((most - used, f'ulimit -u is {most}'))
+    return min(limits, default=None)
 
 
 def _cpuset(folder: Path) -> set[int] | None:

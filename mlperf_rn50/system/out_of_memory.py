@@ -5,12 +5,15 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlperf_rn50.system.cgroup import find_limits, read_small
+from mlperf_rn50.errors import EXIT_CODES, EXIT_USAGE
+from mlperf_rn50.system.cgroup import find_limits, free_processes, read_small
 from mlperf_rn50.text import plural
 
 PROC = Path('/proc')
 _FAILED_ALLOCATION = re.compile(r'bad_alloc|Memory allocation failed|Failed to allocate CPU Memory|'
                                 r'Cannot allocate memory|failed to map segment|start new thread', re.IGNORECASE)
+
+_FAILED_START = re.compile('Resource temporarily unavailable|start new thread')  # fork() and clone() fail with EAGAIN
 
 
 def read_numbers(path: Path) -> dict[str, int]:
@@ -89,14 +92,25 @@ def explain_death(number: int, before: MemorySample, after: MemorySample, num_ra
     return ''
 
 
+def explain_exit(code: int) -> str:
+    """Return an addition to an exit code with which a library, such as MPI, ended a rank; '' for this program's."""
+    if code >= 128 or code in (*EXIT_CODES.values(), EXIT_USAGE):
+        return ''
+    limit = soft_limit(resource.RLIMIT_AS)
+    memory = f', probably out of memory, as ulimit -v is {gigabytes(limit)}' if limit is not None else ''
+    return f' by a library, such as MPI or Horovod{memory}; see its lines above, and run mlperf-rn50 doctor'
+
+
 def explain_error(error: BaseException) -> str:
-    """Explain an exception that reports a failed allocation. Return '' for any other exception."""
+    """Explain an exception that reports a failed allocation or start of a process; return '' for any other one."""
     text = str(error)
+    if soft_limit(resource.RLIMIT_AS) is None and _FAILED_START.search(text):
+        free = free_processes()
+        return (f'no process or thread can be started ({" ".join(text.split())[:120]}){f"; {free[1]}" if free else ""}'
+                '; raise the limit of processes (ulimit -u, pids of the container), or start fewer ranks on a host')
     if not isinstance(error, MemoryError) and not _FAILED_ALLOCATION.search(text):
         return ''
     limit = soft_limit(resource.RLIMIT_AS)
-    if limit is None and 'start new thread' in text:  # a limit on threads, not on memory
-        return ''
     used = read_numbers(PROC / 'self/status')
     if limit is not None:
         # A process that cannot even read its status has used all of its address space.

@@ -15,10 +15,15 @@ from mlperf_rn50.errors import EXIT_USAGE, UserError
 from mlperf_rn50.system.cgroup import find_limits, parse_cpu_list, read_small, render_cpu_list
 from mlperf_rn50.system.gpu_env import missing_settings
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
-from mlperf_rn50.system.launcher_env import environment_number, launched_local, print_stderr, rank_name
+from mlperf_rn50.system.launcher_env import (
+    environment_number,
+    launched_local,
+    print_stderr,
+    rank_name,
+    settle_variables,
+)
 from mlperf_rn50.system.mpi_session import check_session
 from mlperf_rn50.system.processor import quota_threads, set_omp_threads
-from mlperf_rn50.system.variables import settle_variables
 
 SYS = Path('/sys')
 

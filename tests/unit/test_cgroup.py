@@ -1,9 +1,12 @@
 """Control groups: limits on made-up trees of both versions, and explanations of out-of-memory errors."""
+import os
+import re
 import signal
 
 import pytest
 from helpers import write_files
 
+from mlperf_rn50.system import cgroup
 from mlperf_rn50.system import out_of_memory as oom
 from mlperf_rn50.system.cgroup import Limits, find_limits, memory_cgroup
 from mlperf_rn50.system.out_of_memory import MemorySample, explain_error, explain_kill
@@ -130,7 +133,39 @@ def test_explanation_of_an_abort(monkeypatch):
 def test_explanation_of_out_of_memory_errors(error):
     assert explain_error(error).startswith('out of memory: ')
     assert explain_error(ValueError('no such memory cell')) == ''
-    assert explain_error(RuntimeError("can't start new thread")) == ''  # the cause is not ulimit -v
+
+
+@pytest.mark.parametrize('error', [RuntimeError("can't start new thread"),
+                                   BlockingIOError(11, 'Resource temporarily unavailable'),
+                                   RuntimeError('Error in DALI: Resource temporarily unavailable')])
+def test_explanation_of_too_few_processes(monkeypatch, error):
+    monkeypatch.setattr(oom, 'free_processes', lambda: (3, 'ulimit -u is 40'))
+    assert re.search('no process or thread can be started .*; ulimit -u is 40; raise the limit', explain_error(error))
+
+
+def test_exit_code_of_a_library_is_explained(monkeypatch):
+    monkeypatch.setattr(oom, 'soft_limit', lambda kind: None)
+    assert [oom.explain_exit(code) for code in (0, 1, 2, 75, 130, 137)] == [''] * 6
+    assert 'by a library' in oom.explain_exit(17) and 'memory' not in oom.explain_exit(5)
+    monkeypatch.setattr(oom, 'soft_limit', lambda kind: 3 * GB)
+    assert 'probably out of memory, as ulimit -v is 3.0 GB' in oom.explain_exit(17)
+
+
+def test_processes_left_by_the_tightest_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(cgroup.resource, 'getrlimit', lambda _: (100, 100))
+    monkeypatch.setattr(cgroup.os, 'geteuid', lambda: 0)
+    assert cgroup.free_processes(tmp_path) is None
+    uid = os.getuid()
+    write_files(tmp_path, {'proc/7/status': f'Uid:\t{uid}\t{uid}\nThreads:\t30',
+                           'proc/8/status': 'Uid:\t4711\t1\nThreads:\t9',
+                           'proc/self/cgroup': '0::/job', 'sys/fs/cgroup/job/pids.max': '64',
+                           'proc/self/mountinfo': '1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw',
+                           'sys/fs/cgroup/job/pids.current': '14'})
+    assert cgroup.free_processes(tmp_path) == (50, 'the pids limit of the cgroup is 64')
+    monkeypatch.setattr(cgroup.os, 'geteuid', lambda: 1000)
+    assert cgroup.free_processes(tmp_path) == (50, 'the pids limit of the cgroup is 64')
+    (tmp_path / 'proc/7/status').write_text(f'Uid:\t{uid}\t{uid}\nThreads:\t90')
+    assert cgroup.free_processes(tmp_path) == (10, 'ulimit -u is 100')
 
 
 def test_sample_of_a_dead_process_keeps_earlier_values(tmp_path, monkeypatch):

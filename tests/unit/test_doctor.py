@@ -36,6 +36,7 @@ def facts(rank, host, **changes):
            'run_folder_problem': '',
            'cpus': [4 * (rank % 2) + i for i in range(4)], 'num_machine_cpus': 16, 'cgroup': asdict(Limits()),
            'shared_memory_free_bytes': 10**10, 'tmp_dir': '/tmp', 'tmp_dir_problem': '', 'ulimits': ULIMITS,
+           'free_processes': None,
            'use': {'cores': f'{rank % 2}', 'num_cores': 1, 'wall_s': 1.0, 'cpu_s': 0.1, 'cores_s': 0.2,
                    'load': 0.5, 'machine': host},
            'clock_offset_s': 0.001, 'all_reduce_s': 0.01, 'all_reduce_bytes': 10**8}
@@ -66,7 +67,7 @@ def processor(uses):
 def test_suitable_hosts_pass():
     checks = check_facts(rows(), 'cpu', 'bfloat16', 2, 2, 10**9)
     assert not has_failed(checks)
-    assert render_checks(checks, is_quiet=True) == 'doctor: 24 checks passed, 0 failed, 0 warnings'
+    assert render_checks(checks, is_quiet=True) == 'doctor: 25 checks passed, 0 failed, 0 warnings'
     assert '100 MB in 10 ms: 10.00 GB/s, bus 15.00 GB/s' in render_checks(checks, is_quiet=False)
 
 
@@ -108,6 +109,8 @@ CASES = [
      '--shm-size=1g'),
     ('shared memory', {'shared_memory_free_bytes': None}, {}, 'warning', 'no /dev/shm on h2', ''),
     ('shared memory', {'shared_memory_free_bytes': 64 << 20}, {'device': 'gpu'}, 'warning', '1,074 MB needed', ''),
+    ('processes', {'free_processes': [31, 'ulimit -u is 40']}, {}, 'warning',
+     '31 more can start on h2 (ulimit -u is 40)', 'raise ulimit -u'),
     ('open files', ulimit(open_files=138), {}, 'ok', '138 for a rank on h2, up to 138 needed', ''),
     ('open files', ulimit(open_files=137), {}, 'warning', '137 for a rank on h2, up to 138 needed', 'ulimit -n 138'),
     ('open files', ulimit(open_files=None), {}, 'ok', '1,024 for a rank on h1', ''),

@@ -678,8 +678,17 @@ def test_missing_or_full_tmpdir_is_refused_although_another_folder_has_space(tmp
 @pytest.mark.parametrize('limit, num_ranks, is_refused', [(35, 1, True), (36, 1, False), (64, 8, False), (63, 8, True),
                                                           (resource.RLIM_INFINITY, 999, False)])
 def test_too_few_open_files_for_open_mpi_are_refused(monkeypatch, limit, num_ranks, is_refused):
-    monkeypatch.setattr(resource, 'getrlimit', lambda kind: (limit, limit))
+    limits = {resource.RLIMIT_NOFILE: (limit, limit)}
+    monkeypatch.setattr(resource, 'getrlimit', lambda kind: limits.get(kind, (resource.RLIM_INFINITY,) * 2))
     message = rf'ulimit -n: got {limit} open files, expected at least {32 + 4 * num_ranks},'
+    with pytest.raises(ConfigError, match=message) if is_refused else nullcontext():
+        check_room(ENGINES['local'], num_ranks)
+
+
+@pytest.mark.parametrize('free, num_ranks, is_refused', [(79, 2, True), (80, 2, False), (48, 1, False)])
+def test_too_few_processes_for_the_ranks_are_refused(monkeypatch, free, num_ranks, is_refused):
+    monkeypatch.setattr(checks, 'free_processes', lambda: (free, 'ulimit -u is 99'))
+    message = f'processes: ulimit -u is 99, of which {free} are free, expected 80 for 2 ranks on a node'
     with pytest.raises(ConfigError, match=message) if is_refused else nullcontext():
         check_room(ENGINES['local'], num_ranks)
 

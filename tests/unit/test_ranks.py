@@ -1,5 +1,6 @@
 """Set-up of a rank before it runs a command."""
 import os
+import signal
 import subprocess
 import sys
 
@@ -67,3 +68,19 @@ def test_number_of_ranks_that_an_earlier_launcher_left_is_refused(name, others):
     with pytest.raises(ConfigError, match=f"{name}: got '2' in the environment without a launcher; unset it"):
         check_controller({name: '2'}, True, True)
     check_controller({name: '2', **others}, True, True)
+
+
+@pytest.mark.parametrize('body, code', [('time.sleep(1.5)', -signal.SIGABRT), ('time.sleep(600)', 0)])
+def test_rank_ends_if_the_thread_of_horovod_has_ended(body, code):
+    """Not if this process ends first, which ends the thread, too."""
+    program = f"""if True:
+        import sys, threading, time
+        from mlperf_rn50.train.comm import horovod
+        horovod._LOST_S = 0.1
+        thread = threading.Thread(target=lambda: {body}, daemon=True)
+        thread.start()
+        threading.Thread(target=horovod.end_without, args=(str(thread.native_id),), daemon=True).start()
+        time.sleep(600 if {code} else 0.5)"""
+    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True)
+    assert done.returncode == code
+    assert ('thread of Horovod that exchanges gradients has ended' in done.stderr) == bool(code)

@@ -284,7 +284,7 @@ def test_rank_ends_with_killed_watcher_and_reports_unless_stop_requested(is_stop
     ('os.kill(os.getpid(), signal.SIGSEGV)', [('killed by signal 11 (SIGSEGV)', False)]),
     ('os.kill(os.getppid(), signal.SIGKILL); rest(heartbeat)', [('the watcher was killed', True)]),
     ('raise RuntimeError("Traceback:\\n  no memory for 64 GB")', [('no memory for 64 GB', False)]),
-    ('raise MemoryError', [('MemoryError', False)]),
+    ('raise MemoryError', [('out of memory: an allocation failed (MemoryError)', False)]),
     # Consequences of the end of another rank, and findings of a program without state.
     ('from mlperf_rn50.errors import RankLost; raise RankLost("lost")', []),
     ('raise RuntimeError("Horovod has been shut down")', []), ('', [])])

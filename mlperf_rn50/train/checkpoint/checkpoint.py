@@ -161,7 +161,7 @@ def _load(path: Path) -> tuple[Progress, TrainerState]:
         if e.errno not in (errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR):
             raise CheckpointError(f'{path}: cannot read the checkpoint: {e.strerror}') from e
         raise DamagedCheckpoint(f'{path}: {_reason(e)}') from e
-    except (ValueError, KeyError, TypeError, MemoryError) as e:
+    except (ValueError, KeyError, TypeError) as e:
         raise DamagedCheckpoint(f'{path}: {_reason(e)}') from e
 
 

@@ -3,9 +3,13 @@
 Without a launcher (mpirun, horovodrun, srun) there is one rank, and Horovod is not used because MPI cannot always start
 without a launcher. Ranks that share a GPU exchange in two stages; see sharing.py.
 """
+import atexit
+import ctypes
 import json
 import os
 import platform
+import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -17,7 +21,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from mlperf_rn50.errors import ConfigError, UserError
-from mlperf_rn50.system.launcher_env import launched_size
+from mlperf_rn50.system.launcher_env import launched_size, print_stderr, rank_name
 from mlperf_rn50.train.comm.cores import thread_ids
 from mlperf_rn50.train.comm.sharing import check_places, find_sets, find_stages
 
@@ -28,6 +32,7 @@ _MAX_IN_BACKGROUND = 16
 # Factor on gradients that are exchanged in 16 bits: a power of two, and large, so that small values do not become zero.
 # It turns a gradient of 8 into 2**15, half of the largest float16; larger gradients are clipped.
 _FP16_SCALE, _FP16_LIMIT = 2.0**12, 2.0**15
+_LOOK_S, _LOST_S = 1.0, 10.0  # period of looks at Horovod's thread; time for the loss of another rank to be reported
 Exchange = Callable[[], AbstractContextManager[None]]
 T = TypeVar('T')
 
@@ -114,6 +119,22 @@ def check_controller(env: Mapping[str, str], has_mpi: bool, has_gloo: bool) -> N
         raise ConfigError('mpirun started the ranks, but Horovod was built without MPI; use launch/horovodrun.sh')
 
 
+def end_without(thread: str) -> None:
+    """End this rank by SIGABRT after Horovod's thread has ended by an exception, because exchanges would wait for it.
+
+    The watcher of the rank then reports a lack of memory. At the end of the process, Horovod ends its thread itself.
+    """
+    is_ending = threading.Event()
+    atexit.register(is_ending.set)  # called before the function that Horovod's init() has registered
+    while thread in thread_ids():
+        if is_ending.wait(_LOOK_S):
+            return
+    if not is_ending.wait(_LOST_S):
+        print_stderr(f'mlperf-rn50: {rank_name()}: the thread of Horovod that exchanges gradients has ended')
+        ctypes.CDLL(None).signal(signal.SIGABRT, 0)  # SIG_DFL, because Open MPI's handler would print its stack
+        os.kill(os.getpid(), signal.SIGABRT)
+
+
 class HorovodComm(Comm):
     def __init__(self, compression: str, subset_sizes: Sequence[int], exchange: Exchange, num_sharing: int):
         """Start Horovod; see open_comm."""
@@ -126,6 +147,9 @@ class HorovodComm(Comm):
         with exchange():
             hvd.init(process_sets=list(sets.values()))
         self.threads = set(thread_ids()) - before
+        # Horovod starts its own thread first, which then starts those of MPI.
+        for thread in sorted(self.threads, key=int)[:1]:
+            threading.Thread(target=end_without, args=(thread,), daemon=True).start()
         self._exchange = exchange
         self._hvd, self._compression, self._num_sharing = hvd, compression, num_sharing
         self._sets = {**sets, range(size): hvd.global_process_set}

@@ -246,7 +246,7 @@ def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, floa
     try:
         return run_rank(program, heartbeat, can_stop)
     except Exception as e:
-        text = str(e).strip() or type(e).__name__
+        text = out_of_memory.explain_error(e).partition(';')[0] or str(e).strip() or type(e).__name__
         # The loss of another rank is not a failure of this one. Without can_stop, the program reports findings.
         if can_stop and not isinstance(e, RankLost) and 'Horovod has been shut down' not in text:
             stall_report.note_failed(folder, text.splitlines()[-1].strip(), is_outside=False)  # MXNet ends so
