@@ -35,7 +35,7 @@ from mlperf_rn50.text import printable
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1  # Linux's limit per argument, MAX_ARG_STRLEN, less the final zero byte
 # The launcher waits _GRACE_S longer than the start limit, which ranks that already run enforce themselves.
 _GRACE_S = 120.0
-_GUARDS_S = 60.0  # time for the guards to start on this machine
+_GUARDS_S, _GUARD_S = 60.0, 0.5  # time for the guards to start on this machine, and for each of them
 _LIST_S = 20.0  # time for launch/guard.sh to list the processes of a job; each host has 15 s
 _MPI_ERRORS = (EXIT_FAILED, *range(128 + signal.NSIG, 256))  # exit codes of mpirun's own errors
 _GUARD = str(CHECKOUT / 'launch/guard.sh')
@@ -133,7 +133,7 @@ class Launcher:
             os.close(writer)
             try:
                 with open(reader, 'rb', buffering=0) as output:
-                    self._await_end(output)  # each guard is ready; before that, a stop request would end it
+                    self._await_end(output, _GUARDS_S + _GUARD_S * len(hosts))  # each guard is ready; before that, a stop request would end it
                 yield guards
             finally:
                 lost = [host for host, process in zip(hosts, guards) if process.poll() is not None]
@@ -148,14 +148,14 @@ class Launcher:
                     note_failure(place.run_dir, Failure(job, host, cause, is_outside=True))
                 self.signals.discard(HOST_LOST)  # it concerns the job that has ended
 
-    def _await_end(self, output: FileIO) -> None:
+    def _await_end(self, output: FileIO, limit_s: float) -> None:
         """Wait for the end of an output, or a stop request; raise RunFailed after a time limit."""
-        end = time.monotonic() + _GUARDS_S
+        end = time.monotonic() + limit_s
         while not self.signals.is_requested:
             if select.select([output], [], [], 0.2)[0] and not output.read(select.PIPE_BUF):
                 return
             if time.monotonic() > end:
-                raise RunFailed(f'{_GUARD} did not start within {_GUARDS_S:.0f} s; see the load of this machine')
+                raise RunFailed(f'{_GUARD} did not start within {limit_s:.0f} s; see the load of this machine')
 
     def run(self, place: Placement, config: Config) -> int:
         """Run the launcher and return its exit code."""
