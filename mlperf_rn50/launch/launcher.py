@@ -132,8 +132,8 @@ class Launcher:
             guards = [start_helper([_GUARD, '--host', host, *words], stdout=writer, stderr=reasons) for host in hosts]
             os.close(writer)
             try:
-                with open(reader, 'rb', buffering=0) as output:
-                    self._await_end(output, _GUARDS_S + _GUARD_S * len(hosts))  # each guard is ready; before that, a stop request would end it
+                with open(reader, 'rb', buffering=0) as output:  # closed when each guard is ready
+                    self._await_end(output, _GUARDS_S + _GUARD_S * len(hosts))
                 yield guards
             finally:
                 lost = [host for host, process in zip(hosts, guards) if process.poll() is not None]
