@@ -22,6 +22,7 @@ from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_RESUMABLE, ConfigError, UserError
 from mlperf_rn50.files import read_text
 from mlperf_rn50.launch.arguments import PRINTING, announce, count
+from mlperf_rn50.launch.hosts import load_hostfile, parse_hosts
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.sweep_layouts import SweepLayout, parse_layouts, parse_lr_table, plan_layouts
 from mlperf_rn50.parser import Parser
@@ -59,11 +60,15 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli import report
     o, rest = make_parser().parse_known_args(argv)
     check_options(o, rest)
-    layouts, worst = plan_sweep(o, launch.load_train_config(['--config', o.config])), 0
+    config = launch.load_train_config(['--config', o.config])
+    check_seed(o, rest, config)
+    layouts, worst = plan_sweep(o, config), 0
+    check_hosts(o, layouts)
     signals = SignalQueue(LAUNCHER_SIGNALS, STOPPING)
     for layout in layouts:
         worst = max(worst, run_layout(o, layout, rest, signals))
         if signals.is_requested:
+            announce('sweep', 'stopped; the same command makes the missing runs')
             return EXIT_AT_ONCE if signals.is_forced else EXIT_RESUMABLE
     if any(word.partition('=')[0] in PRINTING for word in rest):
         return worst
@@ -85,6 +90,25 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
             raise ConfigError(f"{name}: layouts have different values; configure that of the first layout")
     if not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', o.study):
         raise ConfigError(f'--study: got {o.study!r}, expected a name for the folder in logs/')
+
+
+def check_seed(o: Namespace, rest: Sequence[str], config: Config) -> None:
+    """Raise ConfigError if several runs would have the same seed."""
+    given = next((word for word in rest if word.startswith('--run.seed')), config.run.seed)
+    if o.seeds > 1 and given is not None:
+        raise ConfigError(f'run.seed: got {given} with --seeds {o.seeds}, expected null; remove it, '
+                          'so that each run draws its own seed')
+
+
+def check_hosts(o: Namespace, layouts: Sequence[SweepLayout]) -> None:
+    """Raise ConfigError if a layout needs more hosts than are given, before the first run."""
+    if o.hostfile is None and o.hosts is None:
+        return
+    hosts = load_hostfile(o.hostfile) if o.hostfile else parse_hosts(o.hosts)
+    most = max(layouts, key=lambda layout: layout.num_nodes)
+    if len(hosts) < most.num_nodes:
+        raise ConfigError(f'--layouts: got {most.name} with {plural(len(hosts), "host")}, expected at '
+                          'least as many hosts as nodes; add hosts or remove the layout')
 
 
 def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
@@ -122,7 +146,7 @@ def run_layout(o: Namespace, layout: SweepLayout, rest: Sequence[str], signals: 
     num_complete = sum(end_of(read_metrics(RunFolder(folder, number))) in ('converged', 'aborted')
                        for number in run_numbers(folder))
     if num_complete >= o.seeds:
-        report(f'{layout.name}: complete, skipped')
+        report(f'{layout.name}: complete, skipped; {folder} has {plural(num_complete, "run")}')
     name, *words = launch_words(o, layout, folder)
     for number in range(num_complete, o.seeds):
         if signals.is_requested:

@@ -61,8 +61,8 @@ def _check(resumption: LoadedCheckpoint, plan: Plan, is_elastic: bool, digest: s
              ('run.seed', before.seed if seed is None else seed, before.seed, 'omit run.seed')]
     averages = plan.config.train.ema, before.config.get('train', {}).get('ema')
     if averages.count(None) == 1:
-        facts.append(('train.ema', render_value(averages[0]), render_value(averages[1]),
-                      'keep it, because the average of weights begins with the run'))
+        now, then = map(render_value, averages)
+        facts.append(('train.ema', now, then, 'keep it; the average of weights begins with the run'))
     if not is_elastic:
         facts += [('ranks', plan.world_size, before.world_size,
                    f'start {plural(before.world_size, "rank")}, or resume with {plan.world_size} and --elastic'),

@@ -55,9 +55,7 @@ def test_folder_without_the_file_requests_no_trace(tmp_path):
 def test_trace_has_the_start_of_its_attempt(tmp_path):
     timer = SimpleNamespace(take_trace=lambda is_end: [StepSpans(7, 1, 2, 3, 4, 5, 6)])
     comm = SimpleNamespace(rank=1, threads=[], from_rank_0=lambda make: 200.0)
-    heartbeat = SimpleNamespace(take_stopped_s=lambda: 0.0)
-    times = RankTimes(comm, timer, {}, RunFolder(tmp_path, 0), heartbeat)
-    times.start()
+    times = RankTimes(comm, timer, {}, RunFolder(tmp_path, 0), None)
     times.trace(is_end=True)
     path = tmp_path / 'trace_0_1.jsonl'
     wait_for(path.exists, lambda: True, lambda: 'no trace')

@@ -11,7 +11,7 @@ from helpers import call
 from lines import START_S, complete, mllog, run_lines, v05, v06, write_lines, write_set
 
 from mlperf_rn50.analysis.sets.findings import set_findings
-from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.load import describe_others, load_logs, load_run_sets
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.check.judge import check_log
 from mlperf_rn50.mllog.events import decode_events
@@ -227,6 +227,14 @@ def test_log_of_another_program_is_no_run_beside_others(tmp_path):
     done = call('report', *logs)
     assert '1 of 1 run of 1 system converged' in done.stdout
     assert 'skipped 2 logs' in done.stderr and 'MLPerf Inference' in done.stderr
+
+
+def test_log_of_another_program_is_no_run_of_a_folder(tmp_path):
+    write_lines(tmp_path / 'result_0.txt', run_lines())
+    write_lines(tmp_path / 'result_1.txt', INFERENCE)
+    [run_set], others = load_logs([tmp_path])
+    assert [r.path.name for r in run_set.runs] == ['result_0.txt']
+    assert 'skipped 1 log' in describe_others(others)
 
 
 @pytest.mark.parametrize('line', [

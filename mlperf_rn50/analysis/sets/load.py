@@ -21,7 +21,7 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.judge import CheckedLog, check_log
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.findings import Finding, make_finding, most_severe
-from mlperf_rn50.mllog.read.reader import OtherBenchmark, find_logs, no_logs, read_run
+from mlperf_rn50.mllog.read.reader import NOT_TRAINING, OtherBenchmark, find_logs, no_logs, read_run
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.names import LOG, PACKED_LOG, run_number
 from mlperf_rn50.system.signals import end_with_parent
@@ -74,17 +74,29 @@ class Rules:
     now_s: float | None = None  # time of the judgement in seconds since 1970, None for the present
 
 
-def load_folder(paths: Sequence[Path], rules: Rules | None) -> RunSet | list[OtherBenchmark]:
-    """Return the judged set of a folder's logs or, if all readable ones are of other benchmarks, the reasons."""
+def load_folder(
+    paths: Sequence[Path], rules: Rules | None
+) -> tuple[RunSet | None, list[OtherBenchmark]]:
+    """Return the judged set of a folder's logs, and the logs that are left out.
+
+    Those of programs that train nothing are left out and, if no other can be read, those of other
+    benchmarks; then there is no set.
+    """
     logs, foreign = [], []
     for path in paths:
         try:
             logs.append(check_log(path, rules.rulesets, rules.division, rules.now_s) if rules else
                         CheckedLog(path, read_run(path)))
         except UserError as e:
-            foreign += [e] if isinstance(e, OtherBenchmark) else []
+            if isinstance(e, OtherBenchmark):
+                foreign.append(e)
+                if e.benchmark in NOT_TRAINING:
+                    continue
             logs.append(CheckedLog(path, error=str(e).removeprefix(f'{path}: ')))
-    return foreign if foreign and not any(log.run for log in logs) else make_run_set(paths[0].parent, logs)
+    if foreign and not any(log.run for log in logs):
+        return None, foreign
+    omitted = [e for e in foreign if e.benchmark in NOT_TRAINING]
+    return make_run_set(paths[0].parent, logs), omitted
 
 
 def _num_processors() -> int:
@@ -98,7 +110,9 @@ def _follow_parent() -> None:
     end_with_parent(signal.SIGKILL)
 
 
-def _load_folders(folders: Sequence[Sequence[Path]], rules: Rules | None) -> list[RunSet | list[OtherBenchmark]]:
+def _load_folders(
+    folders: Sequence[Sequence[Path]], rules: Rules | None
+) -> list[tuple[RunSet | None, list[OtherBenchmark]]]:
     """Return the sets of folders of logs in the same order. Several processes read a large number of logs."""
     num_processes, all_rules = min(_num_processors(), _MAX_PROCESSES), [rules] * len(folders)
     is_large = sum(map(len, folders)) > _MANY and num_processes > 1
@@ -184,8 +198,8 @@ def load_logs(paths: Sequence[Path], rules: Rules | None = None) -> tuple[list[R
     run_sets = [make_run_set(Path(e.filename), [CheckedLog(Path(e.filename), error=reason)], reason)
                 for e in faults for reason in [f'the folder cannot be read: {e.strerror}']]
     loaded = _load_folders(found, rules)
-    others = [log for x in loaded if isinstance(x, list) for log in x]
-    run_sets += [x for x in loaded if isinstance(x, RunSet)]
+    others = [log for _, foreign in loaded for log in foreign]
+    run_sets += [run_set for run_set, _ in loaded if run_set]
     if not run_sets:
         more = f'; {describe_others(others)}' if len(others) > 1 else ''
         raise OtherBenchmark(f'{others[0]}{more}')

@@ -16,7 +16,6 @@ import msgspec
 
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.load import Rules, load_folder
-from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, MetricsHistory, text
 from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
 from mlperf_rn50.analysis.why.text import limit_sentence
@@ -91,8 +90,9 @@ class Follower:
         is_final = {n: isinstance(run, Run) and run.status != 'running' for n in numbers for *_, run in [self._logs[n]]}
         key = tuple((n, self._logs[n][0] if is_final[n] else None) for n in numbers)
         if key != self._judged[0]:
-            judged = load_folder([RunFolder(self.folder, n).result for n in numbers], Rules(now_s=now_s))
-            self._judged = key, judged.reasons if isinstance(judged, RunSet) else tuple(map(str, judged))
+            paths = [RunFolder(self.folder, n).result for n in numbers]
+            judged, foreign = load_folder(paths, Rules(now_s=now_s))
+            self._judged = key, judged.reasons if judged else tuple(map(str, foreign))
         return self._judged[1]
 
     def _read(self, number: int, now_s: float) -> Run | UserError:

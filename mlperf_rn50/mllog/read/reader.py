@@ -63,6 +63,9 @@ def no_logs(folder: Path) -> str:
     return f'contains no result_<k>.txt, nor do its subfolders{hint}'
 
 
+NOT_TRAINING = 'MLPerf Inference', 'no training'  # OtherBenchmark.benchmark of programs that train nothing
+
+
 class OtherBenchmark(UserError):
     """The log is of a benchmark other than ResNet, or of a program that trains nothing."""
 
@@ -93,7 +96,7 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
         benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
         if event.key == 'loadgen_version':
             raise OtherBenchmark(f'{path}: got a log of MLPerf Inference (LoadGen), expected one of MLPerf Training',
-                                 'MLPerf Inference')
+                                 NOT_TRAINING[0])
         if event.line_format == 'MLPv0.5.0':
             benchmark = event.metadata['benchmark']
         if benchmark != keys.RESNET:
@@ -113,7 +116,7 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
         raise UserError(f'{path}: {found}; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0')
     if not any(log.is_training for log in logs.values()):
         raise OtherBenchmark(f'{path}: got a log without lines of a training run, such as run_start or '
-                             'eval_accuracy, expected one of MLPerf Training', 'no training')
+                             'eval_accuracy, expected one of MLPerf Training', NOT_TRAINING[1])
     # Logs of this program contain the same run in two formats; the newer format contains more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)

@@ -56,9 +56,8 @@ def recorded_changes(run: RunFolder) -> dict[str, Any]:
 
 def kept_changes(run: RunFolder, config: Config) -> list[str]:
     """Return the keys of recorded_changes that still have these values."""
-    tree = to_tree(config)
-    recorded = recorded_changes(run).items()
-    return [f'{s}.{k}' for (s, _, k), value in ((key.partition('.'), v) for key, v in recorded) if tree[s][k] == value]
+    tree, now = to_tree(config), recorded_changes(run)
+    return [key for s, keys in tree.items() for k in keys if (key := f'{s}.{k}') in now and keys[k] == now[key]]
 
 
 def check_changes(changes: Sequence[Change], allowed: Sequence[str], where: str) -> None:

@@ -35,14 +35,13 @@ class RankTimes:
     def __init__(self, comm: Comm, timer: StepTimer, own: dict[str, Any], folder: RunFolder, heartbeat: Heartbeat):
         self._comm, self._timer, self._own, self._folder = comm, timer, own, folder
         self._heartbeat, self._cores = heartbeat, CoreMeter(comm.threads)
-        self.request, self._attempt_s = False, 0.0
+        self.request, self._attempt_s = False, comm.from_rank_0(time.time)
         self._bins = np.zeros((len(PHASES), _NUM_BINS), int)
         self.checkpoint_s = 0.0
 
     def start(self) -> None:
         """Start the interval of the first report, when the clock of the run starts."""
         self._cores.start()
-        self._attempt_s = self._comm.from_rank_0(time.time)
         self._heartbeat.take_stopped_s()
 
     def report(self, epoch: int, time_s: float, eval_s: float) -> RanksRecord:
