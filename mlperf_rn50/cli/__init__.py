@@ -29,7 +29,7 @@ from mlperf_rn50.files import DISK_FAULTS
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.launcher_env import launched_rank, launched_size, print_stderr, rank_name, settle_variables
 from mlperf_rn50.system.out_of_memory import explain_error
-from mlperf_rn50.system.signals import END_SIGNALS, catch, end_at_once, interrupt
+from mlperf_rn50.system.signals import END_SIGNALS, catch, end_at_once, interrupt, is_interrupted
 from mlperf_rn50.text import printable
 
 signal.signal(signal.SIGINT, _handler)
@@ -195,6 +195,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             if sys.stdout:  # None if it was closed
                 sys.stdout.flush()
+            if is_interrupted():
+                end_at_once()
     except KeyboardInterrupt:
         end_at_once()
     except BrokenPipeError:

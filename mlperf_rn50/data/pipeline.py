@@ -26,6 +26,7 @@ from PIL import Image
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import DataError
+from mlperf_rn50.system.out_of_memory import explain_error
 
 # DALI creates its types at run time, where type checkers cannot see them.
 types: Any = dali_types
@@ -132,6 +133,8 @@ def run_pipeline(pipe: Pipeline) -> Any:
     try:
         return pipe.run()
     except RuntimeError as e:  # DALI puts many lines before a decoder's message
+        if explain_error(e):  # a lack of memory or threads
+            raise
         reason = str(e).rpartition('encountered:')[2].partition('Current pipeline object')[0].split()
         raise DataError(f'the input pipeline failed: {" ".join(reason)[:300]}') from e
 

@@ -103,9 +103,14 @@ def catch(handler: Callable[[int, Any], Any], numbers: Sequence[signal.Signals] 
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
+def is_interrupted() -> bool:
+    """Return whether interrupt() waits for the end of an import or finaliser."""
+    return bool(signal.getitimer(signal.ITIMER_REAL)[0])
+
+
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Handle a signal by KeyboardInterrupt, at the end of an import or finaliser; end at once after a second one."""
-    if number != signal.SIGALRM and signal.getitimer(signal.ITIMER_REAL)[0]:
+    if sys.is_finalizing() or number != signal.SIGALRM and is_interrupted():
         end_at_once()
     if not _DEAF & {f.f_code.co_name for f, _ in traceback.walk_stack(frame)}:
         raise KeyboardInterrupt

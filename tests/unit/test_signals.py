@@ -1,17 +1,19 @@
 """Stop signals: the first stop request ends a run gracefully, the second one immediately."""
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from helpers import CLI, HANG_LIMIT_S, own_signals, skip_for, wait_for
+from helpers import CLI, HANG_LIMIT_S, ROOT, own_signals, shipped_logs, skip_for, wait_for
 
 from mlperf_rn50.system import signals as stop_signals
 
@@ -164,6 +166,55 @@ def test_ctrl_c_during_the_first_imports_is_silent(tmp_path):
     done = subprocess.run([sys.executable, '-I', '-c', code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (-INT, '')
     assert signal.getsignal(INT) is not signal.SIG_DFL  # only during these imports
+
+
+# States of a process in which it is interrupted: it handles signals, or has loaded a library.
+STATES = ['', 'numpy', 'ft2font', 'libmxnet']
+COMMANDS = {
+    'report': ['report', '{logs}/digits_five', '--out', 'out'], 'check': ['check', '{logs}/digits_five'],
+    'predict': ['predict', '{logs}/digits_sweep', '--out', 'out'], 'recipe': ['recipe', '8192', '--out', 'out.yaml'],
+    'package': ['package', '{logs}/digits_five', '--org', 'o', '--system', 's', '--out', 'out'],
+    'completion': ['completion', 'bash'], 'prepare': ['prepare', 'digits', '--out', 'out'],
+    'train': ['train', '--dry-run', '--config', '{config}'], 'bench': ['bench', 'ops', '--config', '{config}'],
+    'doctor': ['doctor', '--config', '{config}'], 'why': ['why', '{logs}/digits_2ranks', '--out', 'out'],
+    'watch': ['watch', '{logs}/digits_2ranks', '--once'], 'classify': ['classify', 'missing', 'x.png'],
+    'evaluate': ['evaluate', 'missing'], 'export': ['export', 'missing', '--format', 'gluon'],
+    'launch': ['launch', 'local', '--config', '{config}', '--dry-run'], 'version': ['--version'],
+    'sweep': ['sweep', '--study', 'x', '--layouts', 'wrong', '--config', '{config}']}
+
+
+def has_reached(process, state):
+    """Return whether a process handles signals, and has loaded a library; also True after its end."""
+    try:
+        status, maps = (Path(f'/proc/{process.pid}/{name}').read_text() for name in ('status', 'maps'))
+    except OSError:
+        return True
+    caught = int(re.search(r'^SigCgt:\t(\w+)', status, re.MULTILINE)[1], 16)
+    return process.poll() is not None or bool(caught >> TERM - 1 & 1) and state in maps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', COMMANDS)
+def test_every_command_can_be_interrupted(tmp_path, name):
+    """It ends with exit code 130, at most one line and no temporary file; a second call then works."""
+    config = ROOT / 'launch/configs/digits_cpu.yaml'
+    words = [*CLI, *(w.format(logs=shipped_logs(), config=config) for w in COMMANDS[name])]
+    (tmp_path / 'tmp').mkdir()
+    keys = {'text': True, 'cwd': tmp_path, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE,
+            'env': {**os.environ, 'TMPDIR': str(tmp_path / 'tmp')},
+            'preexec_fn': lambda: signal.signal(INT, signal.SIG_DFL)}
+    for state in STATES:
+        process = subprocess.Popen(words, **keys)
+        wait_for(lambda process=process, state=state: has_reached(process, state), lambda: True, str, pause_s=0.005)
+        process.send_signal(INT)
+        code, err = end(process)
+        left = [*(p for p in (tmp_path / 'tmp').rglob('*') if p.is_file()), *tmp_path.rglob('*.tmp')]
+        assert code not in (130, -INT) or err.count('\n') <= 1 and not left, (state, err, left)
+        assert 'Exception' not in err
+        if code not in (130, -INT):  # it had ended before the signal
+            break
+    done = subprocess.run(words, **keys)
+    assert done.returncode in (0, 1, 2) and 'Traceback' not in done.stderr
 
 
 @pytest.mark.slow
