@@ -5,11 +5,13 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
-from e2e.training import arguments, metrics, parent_pid, thin_ranks
+from e2e.training import THIN, arguments, metrics, parent_pid, thin_ranks
 from helpers import HANG_LIMIT_S, ROOT, run, wait_for
+from PIL import Image
 
 from mlperf_rn50.runfolder.names import list_checkpoints
 from mlperf_rn50.system.signals import STOPPING
@@ -158,3 +160,29 @@ def test_rank_stalled_on_data_is_named_by_the_waiting_rank(tiny, tmp_path):
     assert '(busy: reading data); stacks: ' in done.stderr
     assert f'stacks: {folder}/rank_0.txt' in done.stderr
     assert 'asnumpy' in (folder / 'rank_0.txt').read_text() and 'stuck' in (folder / 'rank_1.txt').read_text()
+
+
+def has_loaded(process, library) -> bool:
+    """Return whether a process has loaded a library; also True after its end."""
+    try:
+        return library in Path(f'/proc/{process.pid}/maps').read_text() or process.poll() is not None
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize('library', ['libmxnet', 'libdali'])
+@pytest.mark.parametrize('words', [
+    ('evaluate', 'run'), ('classify', 'run', 'picture.png'), ('why', 'run', '--probe'),
+    ('export', 'run', '--format', 'gluon', '--out', 'out')], ids=lambda words: words[0])
+def test_command_with_saved_weights_can_be_interrupted(whole_run, tmp_path, words, library):
+    (tmp_path / 'run').symlink_to(whole_run[0])
+    Image.new('RGB', (8, 8)).save(tmp_path / 'picture.png')
+    before = {path: path.read_bytes() for path in whole_run[0].rglob('*') if path.is_file()}
+    process = subprocess.Popen([*map(str, THIN), *words], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, start_new_session=True)
+    wait_for(lambda: has_loaded(process, library), lambda: True, str, pause_s=0.005)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, errors = process.communicate(timeout=HANG_LIMIT_S)
+    assert process.returncode in (0, 130) and 'Traceback' not in errors, errors
+    assert process.returncode == 0 or not (tmp_path / 'out').exists()
+    assert {path: path.read_bytes() for path in whole_run[0].rglob('*') if path.is_file()} == before
