@@ -114,7 +114,8 @@ def test_invalid_arrays_are_refused_even_with_their_digest(saved, content, messa
 
 
 @pytest.mark.parametrize('change, message', [
-    (b'[]', 'expected format 1'), (b'\xff\xfe', 'decode'), (b'[' * 100_000, 'nested'), (b'{"format": 1}', 'missing'),
+    (b'[]', 'expected format 1'), (b'\xff', 'decode'), (b'\xff\xfe', 'UTF-16'), (b'[' * 100_000, 'nested'),
+    (b'{"format": 1}', 'missing'),
     ({'format': 2}, 'expected format 1'), ({'epoch': '5'}, 'epoch'),
     ({'classes': ['x', 'y']}, 'classes: got 2, expected data.num_classes=3 names'),
     ({'model': {'name': 'resnet18'}}, 'model.layout is missing'),
