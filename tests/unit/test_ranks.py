@@ -70,9 +70,11 @@ def test_number_of_ranks_that_an_earlier_launcher_left_is_refused(name, others):
     check_controller({name: '2', **others}, True, True)
 
 
-@pytest.mark.parametrize('body, code', [('time.sleep(1.5)', -signal.SIGABRT), ('time.sleep(600)', 0)])
-def test_rank_ends_if_the_thread_of_horovod_has_ended(body, code):
-    """Not if this process ends first, which ends the thread, too."""
+@pytest.mark.parametrize('body, last, code', [
+    ('time.sleep(1.5)', 'time.sleep(600)', -signal.SIGABRT), ('time.sleep(600)', 'time.sleep(0.5)', 0),
+    ('None', 'threading.Thread(target=time.sleep, args=(4,)).start()', 0)])
+def test_rank_ends_if_the_thread_of_horovod_has_ended(body, last, code):
+    """Not if this process ends first, which ends the thread, too, also while another thread still writes."""
     program = f"""if True:
         import sys, threading, time
         from mlperf_rn50.train.comm import horovod
@@ -80,7 +82,7 @@ def test_rank_ends_if_the_thread_of_horovod_has_ended(body, code):
         thread = threading.Thread(target=lambda: {body}, daemon=True)
         thread.start()
         threading.Thread(target=horovod.end_without, args=(str(thread.native_id),), daemon=True).start()
-        time.sleep(600 if {code} else 0.5)"""
+        {last}"""
     done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True)
     assert done.returncode == code
     assert ('thread of Horovod that exchanges gradients has ended' in done.stderr) == bool(code)

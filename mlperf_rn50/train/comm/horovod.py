@@ -32,7 +32,8 @@ _MAX_IN_BACKGROUND = 16
 # Factor on gradients that are exchanged in 16 bits: a power of two, and large, so that small values do not become zero.
 # It turns a gradient of 8 into 2**15, half of the largest float16; larger gradients are clipped.
 _FP16_SCALE, _FP16_LIMIT = 2.0**12, 2.0**15
-_LOOK_S, _LOST_S = 1.0, 10.0  # period of looks at Horovod's thread; time for the loss of another rank to be reported
+# Period of looks at Horovod's thread; time for the loss of another rank to be reported, up to 8.5 s after it by rank.
+_LOOK_S, _LOST_S = 1.0, 20.0
 Exchange = Callable[[], AbstractContextManager[None]]
 T = TypeVar('T')
 
@@ -122,14 +123,15 @@ def check_controller(env: Mapping[str, str], has_mpi: bool, has_gloo: bool) -> N
 def end_without(thread: str) -> None:
     """End this rank by SIGABRT after Horovod's thread has ended by an exception, because exchanges would wait for it.
 
-    The watcher of the rank then reports a lack of memory. At the end of the process, Horovod ends its thread itself.
+    The watcher of the rank then reports a lack of memory. At the end of the process, Horovod ends its thread itself;
+    the main thread may have ended before, while a checkpoint is still being written.
     """
     is_ending = threading.Event()
     atexit.register(is_ending.set)  # called before the function that Horovod's init() has registered
     while thread in thread_ids():
         if is_ending.wait(_LOOK_S):
             return
-    if not is_ending.wait(_LOST_S):
+    if not is_ending.wait(_LOST_S) and threading.main_thread().is_alive():
         print_stderr(f'mlperf-rn50: {rank_name()}: the thread of Horovod that exchanges gradients has ended')
         ctypes.CDLL(None).signal(signal.SIGABRT, 0)  # SIG_DFL, because Open MPI's handler would print its stack
         os.kill(os.getpid(), signal.SIGABRT)
