@@ -8,7 +8,8 @@ parsers, ranks, terminal and weights.
 import signal
 
 # Until main() handles Ctrl-C, the imports would print a traceback; the default action ends the process silently.
-_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as under nohup
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 import importlib
 import io
 import logging
@@ -32,7 +33,8 @@ from mlperf_rn50.system.out_of_memory import explain_error
 from mlperf_rn50.system.signals import END_SIGNALS, catch, end_at_once, interrupt, is_interrupted
 from mlperf_rn50.text import printable
 
-signal.signal(signal.SIGINT, _handler)
+if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 COMMANDS = ('bench', 'check', 'classify', 'completion', 'doctor', 'evaluate', 'export', 'launch', 'package', 'predict',
             'prepare', 'recipe', 'report', 'sweep', 'train', 'watch', 'why')
