@@ -91,7 +91,8 @@ reach() { # HOST ARGUMENTS...: runs this script on the host, for at most $limit 
 # Connects its input to the far side. ConnectTimeout of ssh ends before the login, which may hang.
 connect() { # HOST RUN_FOLDER
     local output far='' code line parent last='ssh gave no reason'
-    trap 'kill $far; exit' TERM # a login that hangs does not end with its input
+    # A login that hangs does not end with its input.
+    trap 'kill $far; echo "$1 was not reached: no login before the end of the job" >&2; exit' TERM
     # Tell keep_in_touch, unless it has ended, because its number may be that of another process then.
     trap 'read -r _ _ _ parent _ </proc/$BASHPID/stat; [ "$parent" != $$ ] || kill -ALRM $$' EXIT
     SECONDS=0
@@ -125,6 +126,8 @@ keep_in_touch() { # HOST LAUNCHER RUN_FOLDER
     trap '' PIPE
     while kill -0 "$2" 2>/dev/null; do
         echo "$word" >&"$pipe" || break
+        # Without a login no run can have begun, so a stop request ends the login; afterwards connect ignores TERM.
+        [ -z "$word" ] || kill "$guard"
         kill -0 "$guard" || break
         sleep 5 {pipe}>&- &
         nap=$!

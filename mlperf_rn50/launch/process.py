@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum, auto
 from pathlib import Path
@@ -22,6 +22,7 @@ STOP_LIMIT_S = 600.0  # time for a checkpoint after a stop request
 TERM_LIMIT_S = 10.0  # time for the engine to end after SIGTERM
 END_LIMITS_S = (120.0, 30.0)  # time to end after a run has logged its end, without and with a stop request
 _LOOK_S = 10.0  # time between two checks whether the run has ended
+_OF_RANKS = (b'OMPI_COMM_WORLD_RANK=', b'PMIX_RANK=', b'HOROVOD_RANK=')  # variables of ranks and their children
 # Returns the status of a run that has ended, '' before the end, None if no run has begun.
 StatusReader = Callable[[], str | None]
 
@@ -110,6 +111,7 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQu
             kill_job(job, process.pid)
     if signals.is_forced or stage > Stage.STOPPING and (not status or stage is Stage.KILLING):
         kill_job(job, process.pid)
+    kill_all(processes_of(job, with_ranks=False))  # mpirun leaves its ssh clients behind if their logins hang
     if is_lost:
         return EXIT_FAILED
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
@@ -117,17 +119,22 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQu
 
 def kill_job(job: str, group: int) -> None:
     """Kill the remaining processes of a job on this machine."""
-    for pid in (-group, *processes_of(job)):
+    kill_all([-group, *processes_of(job)])
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
-def processes_of(job: str) -> list[int]:
+def processes_of(job: str, with_ranks: bool = True) -> list[int]:
     """Return the processes of a job on this machine, found by their environment."""
     wanted, found = f'MLPERF_RN50_JOB={job}'.encode(), []
     for path in Path('/proc').glob('[0-9]*/environ'):
         with suppress(OSError):  # ended, or owned by another user
-            if wanted in path.read_bytes().split(b'\0'):
+            variables = path.read_bytes().split(b'\0')
+            if wanted in variables and (with_ranks or not any(v.startswith(_OF_RANKS) for v in variables)):
                 found.append(int(path.parent.name))
     return found
 

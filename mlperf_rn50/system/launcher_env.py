@@ -24,11 +24,10 @@ _LOCAL_SIZE = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'MPI_LOCALNRANKS', 'HOROVOD_LOCAL_S
 
 _MXNET_POSITIVE = """CPU_PARALLEL_RAND_COPY CPU_PRIORITY_NTHREADS CPU_TEMP_COPY CPU_WORKER_NTHREADS GPU_COPY_NTHREADS
 GPU_PARALLEL_RAND_COPY GPU_TEMP_COPY GPU_WORKER_NSTREAMS GPU_WORKER_NTHREADS KVSTORE_REDUCTION_NTHREADS
-MP_WORKER_NTHREADS OPTIMIZER_AGGREGATION_SIZE"""
+MP_WORKER_NTHREADS"""
 _MXNET_WHOLE = """CPU_PARALLEL_SIZE CUDNN_AUTOTUNE_DEFAULT DISABLE_MKLDNN_CONV_OPT DISABLE_MKLDNN_FC_OPT
 DISABLE_MKLDNN_FUSE_CONV_BN DISABLE_MKLDNN_FUSE_CONV_RELU DISABLE_MKLDNN_FUSE_CONV_SUM DISABLE_MKLDNN_TRANSFORMER_OPT
-ENABLE_CYTHON ENFORCE_CYTHON EXEC_BULK_EXEC_MAX_NODE_TRAIN EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD
-EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD EXEC_INPLACE_GRAD_SUM_CAP EXEC_NUM_TEMP GPU_MEM_LARGE_ALLOC_ROUND_SIZE
+ENABLE_CYTHON ENFORCE_CYTHON EXEC_INPLACE_GRAD_SUM_CAP EXEC_NUM_TEMP GPU_MEM_LARGE_ALLOC_ROUND_SIZE
 GPU_MEM_POOL_RESERVE GPU_MEM_POOL_ROUND_LINEAR_CUTOFF KVSTORE_BIGARRAY_BOUND MP_OPENCV_NUM_THREADS OMP_MAX_THREADS
 PROFILER_AUTOSTART PROFILER_MODE UPDATE_ON_KVSTORE USE_NUM_CORES_OPERATOR_TUNING"""
 _MXNET_SWITCHES = """BACKWARD_DO_MIRROR CUDA_ALLOW_TENSOR_CORE CUDA_LIB_CHECKING CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION
@@ -40,20 +39,29 @@ KVSTORE_USETREE MEM_PLAN_VERBOSE_LOGGING MKLDNN_DEBUG MKLDNN_ENABLED MKLDNN_FORC
 SAFE_ACCUMULATION USE_FUSION VERBOSE_TUNING_INFO"""
 _HOROVOD_WHOLE = """CACHE_CAPACITY FUSION_THRESHOLD GLOO_TIMEOUT_SECONDS NUM_NCCL_STREAMS STALL_CHECK_TIME_SECONDS
 STALL_SHUTDOWN_TIME_SECONDS"""
-_DECIMAL = r'\d+\.?\d*|\.\d+'
+_COUNT = r'0*[1-9]\d{0,2}', 'a whole number of 1 to 999'  # of threads or buffers; MXNet aborts without room for them
+_WHOLE = r'\d{1,9}|1\d{9}|20\d{8}|2147483647', 'a whole number of at most 2147483647'
 # (prefix, names, pattern of the value, description of the value)
 _FORMS = (
-    ('MXNET_', _MXNET_POSITIVE, r'0*[1-9]\d{0,8}', 'a whole number of at least 1'),
-    ('MXNET_', _MXNET_WHOLE, r'\d{1,9}', 'a whole number'),
+    ('MXNET_', _MXNET_POSITIVE, *_COUNT),
+    ('MXNET_', 'OPTIMIZER_AGGREGATION_SIZE', r'0*[1-9]\d{0,8}', 'a whole number of at least 1'),
+    ('MXNET_', _MXNET_WHOLE, *_WHOLE),
+    ('MXNET_EXEC_BULK_EXEC_MAX_NODE_', 'TRAIN TRAIN_BWD TRAIN_FWD', r'\d{1,7}',  # MXNet reserves memory for them
+     'a whole number of at most 9999999'),
     ('MXNET_', _MXNET_SWITCHES, '0|1|(?i:true|false)', '0 or 1'),
     ('MXNET_', 'MKLDNN_CACHE_NUM', r'-1|\d{1,9}', 'a whole number, or -1 for no limit'),
-    ('MXNET_', 'TUNING_WEIGHT_SCALE', _DECIMAL, 'a number'),
+    ('MXNET_', 'TUNING_WEIGHT_SCALE', r'\d+\.?\d*|\.\d+', 'a number'),
     ('MXNET_', 'ENGINE_TYPE', 'NaiveEngine|ThreadedEngine(PerDevice)?',
      'NaiveEngine, ThreadedEngine or ThreadedEnginePerDevice'),
     ('HOROVOD_', _HOROVOD_WHOLE, r'\d{1,18}', 'a whole number'),
-    ('HOROVOD_', 'CYCLE_TIME', _DECIMAL, 'a number of milliseconds'),
+    # An exchange waits for this time.
+    ('HOROVOD_', 'CYCLE_TIME', r'\d{1,3}(\.\d*)?|\.\d+', 'a number of milliseconds below 1000'),
     ('HOROVOD_', 'THREAD_AFFINITY', r'\d+(\s*,\s*\d+)*', 'CPU numbers with commas'),
     ('DALI_', 'AFFINITY_MASK', r'\d+(\s*,\s*\d+)*', 'CPU numbers with commas'),
+    ('DALI_', 'EXEC2_NUM_THREADS', *_COUNT),  # DALI would wait for ever
+    ('DMLC_', 'ROLE', 'worker', 'worker'),  # MXNet would become a parameter server
+    ('NNVM_', 'EXEC_MATCH_RANGE EXEC_NUM_TEMP', *_WHOLE),
+    ('NNVM_', 'AUTO_SEARCH_MATCH_RANGE', '0|1|(?i:true|false)', '0 or 1'),
     ('DALI_', 'MALLOC_POOL_THRESHOLD', r'\d+[kM]?', 'a number of bytes, such as 4096 or 64k'),
     ('GOMP_', 'CPU_AFFINITY', r'[\d\s,:-]*\d[\d\s,:-]*', 'CPU numbers, such as 0-3'))  # libgomp would wait for ever
 # Variables that tell a process its rank. Those of a launcher come from an outer job or an old shell.

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import HANG_LIMIT_S, wait_for, write_files
+from helpers import HANG_LIMIT_S, ROOT, wait_for, write_files
 
 CONFIG = """data: {synthetic: true, num_train: 64, num_val: 20, num_classes: 10, image_size: 32, resize_shorter: 32}
 model: {name: resnet18}
@@ -31,6 +31,7 @@ if FAILS:
     launch.ENGINES = engines.ENGINES
 sys.exit(main(sys.argv[1:]))
 """
+PATIENT = (ROOT / 'launch/guard.sh').read_text().replace('login_s=60', 'login_s=100000')
 HANG = 'echo "$$ $*" >>"$STATE"; exec sleep 100000'
 FAR = ('mpirun', '--hosts', f'{os.uname().nodename},h2')
 HERE = ('mpirun', '--hosts', 'localhost', '--no-doctor')
@@ -55,9 +56,8 @@ STATES = {
     'probe before the test of settings': State(*FAR, ssh=HANG, seen=' h2 true', variables={'OMPI_MCA_btl': 'self,tcp'}),
     'start of the guards': State(*BARE, guard=HANG),
     'doctor': State(*FAR, ssh=HANG, seen='orted'),
-    'start of the ranks': State(*BARE, ssh=HANG, seen='orted', presses=2, code=(1, 130)),  # mpirun may end at the first
-    'start with horovodrun': State('horovodrun', *BARE[1:], ssh=HANG, seen='StrictHostKeyChecking',
-                                    presses=2, code=130),
+    'login before the ranks': State('mpirun', '--hosts', 'h2,h3', '--no-doctor', ssh=HANG, seen='orted', guard=PATIENT),
+    'login with horovodrun': State('horovodrun', *BARE[1:], ssh=HANG, seen='StrictHostKeyChecking', guard=PATIENT),
     'list of processes': State(*BARE, '--comm.start_limit_s', '1', ssh=HANG, seen='--list-here'),
     'probe after a failure': State(*BARE, ssh=when('*true', HANG), seen=' true'),
     'wait for silent hosts': State(*BARE, '--restarts', '3', ssh='echo "$*" >>"$STATE"; exit 255',
