@@ -562,13 +562,16 @@ def test_guards_of_many_hosts_need_few_open_files(tmp_path, monkeypatch, num_hos
 
 def test_stop_request_goes_to_a_host_over_ssh(tmp_path):
     inbox = tmp_path / 'inbox'
-    write_files(tmp_path, {'ssh': f'#!/bin/bash\nexec cat >"{inbox}"'}, mode=0o755)
+    # The guard reads more than fits into a pipe only after it has seen that it is connected.
+    ssh = f'#!/bin/bash\necho connected 1-a\nyes | head -c 200000\ncat >"{inbox}"'
+    write_files(tmp_path, {'ssh': ssh}, mode=0o755)
     command = [ROOT / 'launch/guard.sh', '--host', 'far', '--launcher', os.getpid(), tmp_path, '1-a']
     with subprocess.Popen([str(c) for c in command], env={**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'},
                           stdout=subprocess.PIPE, text=True) as guard:
         assert guard.stdout.readline() == 'ready\n'
+        wait_for(inbox.exists, lambda: guard.poll() is None, lambda: '')
         guard.send_signal(signal.SIGUSR1)
-        wait_for(lambda: inbox.exists() and 'stop\n' in inbox.read_text(), lambda: guard.poll() is None, lambda: '')
+        wait_for(lambda: 'stop\n' in inbox.read_text(), lambda: guard.poll() is None, lambda: '')
         guard.terminate()
     assert guard.returncode == 0
 
