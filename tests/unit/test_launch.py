@@ -688,6 +688,15 @@ def test_too_few_open_files_for_open_mpi_are_refused(monkeypatch, limit, num_ran
         check_room(ENGINES['local'], num_ranks)
 
 
+@pytest.mark.parametrize('limit, is_refused', [(10 << 10, True), (16 << 20, False)])
+def test_limit_of_file_sizes_that_blocks_open_mpi_is_refused(monkeypatch, limit, is_refused):
+    limits = {resource.RLIMIT_FSIZE: (limit, limit)}
+    monkeypatch.setattr(resource, 'getrlimit', lambda kind: limits.get(kind, (resource.RLIM_INFINITY,) * 2))
+    with pytest.raises(ConfigError, match='ulimit -f: got 10 KiB per file, .* run ulimit -f unlimited') if (
+            is_refused) else nullcontext():
+        check_room(ENGINES['local'], 1)
+
+
 @pytest.mark.parametrize('free, num_ranks, is_refused', [(79, 2, True), (80, 2, False), (48, 1, False)])
 def test_too_few_processes_for_the_ranks_are_refused(monkeypatch, free, num_ranks, is_refused):
     monkeypatch.setattr(checks, 'free_processes', lambda: (free, 'ulimit -u is 99'))
