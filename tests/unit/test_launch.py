@@ -562,13 +562,16 @@ def test_guards_of_many_hosts_need_few_open_files(tmp_path, monkeypatch, num_hos
 
 def test_stop_request_goes_to_a_host_over_ssh(tmp_path):
     inbox = tmp_path / 'inbox'
-    write_files(tmp_path, {'ssh': f'#!/bin/bash\nexec cat >"{inbox}"'}, mode=0o755)
+    # The guard reads more than fits into a pipe only after it has seen that it is connected.
+    ssh = f'#!/bin/bash\necho connected 1-a\nyes | head -c 200000\ncat >"{inbox}"'
+    write_files(tmp_path, {'ssh': ssh}, mode=0o755)
     command = [ROOT / 'launch/guard.sh', '--host', 'far', '--launcher', os.getpid(), tmp_path, '1-a']
     with subprocess.Popen([str(c) for c in command], env={**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'},
                           stdout=subprocess.PIPE, text=True) as guard:
         assert guard.stdout.readline() == 'ready\n'
+        wait_for(inbox.exists, lambda: guard.poll() is None, lambda: '')
         guard.send_signal(signal.SIGUSR1)
-        wait_for(lambda: inbox.exists() and 'stop\n' in inbox.read_text(), lambda: guard.poll() is None, lambda: '')
+        wait_for(lambda: 'stop\n' in inbox.read_text(), lambda: guard.poll() is None, lambda: '')
         guard.terminate()
     assert guard.returncode == 0
 
@@ -683,6 +686,15 @@ def test_too_few_open_files_for_open_mpi_are_refused(monkeypatch, limit, num_ran
     message = rf'ulimit -n: got {limit} open files, expected at least {32 + 4 * num_ranks},'
     with pytest.raises(ConfigError, match=message) if is_refused else nullcontext():
         check_room(ENGINES['local'], num_ranks)
+
+
+@pytest.mark.parametrize('limit, is_refused', [(10 << 10, True), (16 << 20, False)])
+def test_limit_of_file_sizes_that_blocks_open_mpi_is_refused(monkeypatch, limit, is_refused):
+    limits = {resource.RLIMIT_FSIZE: (limit, limit)}
+    monkeypatch.setattr(resource, 'getrlimit', lambda kind: limits.get(kind, (resource.RLIM_INFINITY,) * 2))
+    with pytest.raises(ConfigError, match='ulimit -f: got 10 KiB per file, .* run ulimit -f unlimited') if (
+            is_refused) else nullcontext():
+        check_room(ENGINES['local'], 1)
 
 
 @pytest.mark.parametrize('free, num_ranks, is_refused', [(79, 2, True), (80, 2, False), (48, 1, False)])
