@@ -51,12 +51,13 @@ class _Splits(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Manifest(msgspec.Struct):
-    """The required fields of a manifest. Further fields are ignored."""
+    """The checked fields of a manifest. Further fields are ignored."""
 
     format: Literal[1]  # MANIFEST_FORMAT
     dataset: str
     classes: list[str]
     splits: _Splits
+    skipped: list[str] = []
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ class FileLock:
         try:
             return open(self.path, 'a+b', buffering=0, opener=no_link)
         except PermissionError:  # another user's file; read access suffices for a lock
+            if not self.path.exists():
+                raise
             return open(self.path, 'rb', buffering=0, opener=no_link)
 
     def _is_current(self, file: BinaryIO) -> bool:

@@ -88,7 +88,8 @@ def test_training_reads_the_records_of_im2rec(source, tmp_path):
     (lambda s: (s / 'my_val.idx').write_text('0\t0\n1\t99999\n'), 'my_val.idx: the offsets do not match'),
     (lambda s: (s / 'my_val.rec').unlink(), 'got my_train.rec, expected train.rec and val.rec, each with its .idx'),
     (lambda s: write(s, 'train', PNGS, [0, 1, 0, 1, 0, 1]), 'my_train.rec and '),
-    (lambda s: (s / 'my_train.lst').write_bytes(b'7\t0\tcaf\xe9\n'), 'the name is not UTF-8')])
+    (lambda s: (s / 'my_train.lst').write_bytes(b'7\t0\tcaf\xe9\n'), 'my_train.lst: not UTF-8'),
+    (lambda s: (s / 'my_train.lst').write_text('7\t0\tx\n', 'utf-16'), 'my_train.lst: not UTF-8')])
 def test_records_that_training_cannot_use_are_refused(source, tmp_path, change, message):
     change(source)
     before = {p: p.read_bytes() for p in source.iterdir()}

@@ -1,4 +1,5 @@
 """Folders of outputs: repetition, files of the user, locks."""
+import errno
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ from helpers import call, shipped_logs
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import refuse_existing
+from mlperf_rn50.runfolder import locks
 from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, OUTPUT_LOCK, folder_lock
 from mlperf_rn50.runfolder.outputs import LISTING, new_files
 
@@ -110,6 +112,16 @@ def test_lock_file_of_the_user_is_kept(tmp_path):
     with pytest.raises(ConfigError, match=f'--run-dir: .*{LAUNCHER_LOCK} exists already'), folder_lock(tmp_path):
         pass
     assert (tmp_path / LAUNCHER_LOCK).read_text() == 'mine'
+
+
+def test_lock_in_a_folder_without_write_permission_is_refused_with_this_reason(tmp_path, monkeypatch):
+    def read_only(path, flags):
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return os.open(path, flags)
+    monkeypatch.setattr(locks, 'no_link', read_only)  # root may write into any folder
+    with pytest.raises(ConfigError, match='Permission denied; choose a writable folder'), folder_lock(tmp_path):
+        pass
 
 
 def test_report_can_be_repeated_and_a_trace_is_a_new_file(tmp_path):

@@ -88,7 +88,7 @@ def test_second_preparation_changes_nothing(pictures, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     capsys.readouterr()
     assert prepare(*arguments) == 0 and capsys.readouterr().out == (
-        f'{out}: source is already prepared; to prepare it again, remove this folder or use another --out\n'
+        f'{out}: source is already prepared; to prepare it again, use another --out\n'
         f'next: launch/local.sh --config {out}/train.yaml --ranks-per-node 2\n')
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
     with pytest.raises(DataError, match='contains source, expected digits; use a new folder'):
@@ -393,6 +393,15 @@ def test_missing_batch_is_named(tmp_path):
     del files['data_batch_4.bin']
     write_files(tmp_path, files)
     with pytest.raises(DataError, match='data_batch_4.*use cifar-10-binary.tar.gz'):
+        cifar10(tmp_path)
+
+
+def test_two_different_files_of_a_batch_are_refused(tmp_path):
+    write_files(tmp_path, as_binary())
+    old = write_files(tmp_path / 'old', {'data_batch_2.bin': as_binary()['data_batch_2.bin']})
+    assert cifar10(tmp_path)
+    (old / 'data_batch_2.bin').write_bytes(as_binary()['data_batch_3.bin'])
+    with pytest.raises(DataError, match='two different files data_batch_2.bin'):
         cifar10(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """Files that prepare finds in --out, and what counts as prepared: nothing of the user is replaced or stays old."""
 import io
+import json
 import os
 import shutil
 from contextlib import suppress
@@ -253,6 +254,8 @@ def test_records_of_im2rec_are_not_read_again_in_their_own_folder(words, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(RecordFile, 'read', None)
         assert prepare(*again) == 0
+    (tmp_path / 'records/val.idx').touch()
+    assert prepare(*again) == 0  # a link to val.rec is not another file of records
     (tmp_path / 'records/val.rec').write_bytes(before[tmp_path / 'records/val.rec'][:-64] + bytes(64))
     with pytest.raises(DataError):
         prepare(*again)
@@ -290,3 +293,35 @@ def test_prepared_data_without_one_of_its_files_is_not_called_prepared(source, t
     (tmp_path / 'out' / name).unlink()
     with pytest.raises(DataError, match=f'{name}: missing, expected as listed in manifest.json'):
         prepare(*words)
+
+
+@pytest.mark.parametrize('path, damage', [
+    ('train.rec', lambda content: content.replace(bitmap(1), bitmap(7))),
+    ('train.rec', lambda content: content[:-1]), ('train_00000.json', lambda content: b''),
+    ('train_00000.json', lambda content: content.replace(b'"sizes":[', b'"old":['))],
+    ids=['image', 'cut', 'no-list', 'no-sizes'])
+def test_parts_that_have_changed_since_are_packed_again(words, tmp_path, interrupted, path, damage):
+    interrupted()
+    part, = tmp_path.glob(f'out/.parts/*/{path}')
+    content = part.read_bytes()
+    part.write_bytes(damage(content))
+    assert part.read_bytes() != content
+    assert prepare(*words) == 0 and greys(tmp_path / 'out') == [(0, 0), (0, 1), (0, 2), (1, 10), (1, 11), (1, 12)]
+    assert verify(tmp_path / 'out', 1)[1] == []
+
+
+@pytest.mark.parametrize('edit', [lambda m: m['classes'].reverse(), lambda m: m.update(skipped=7)],
+                         ids=['classes', 'skipped'])
+def test_edited_manifest_is_not_called_prepared(words, tmp_path, edit):
+    assert prepare(*words) == 0
+    manifest = load_manifest(tmp_path / 'out')
+    edit(manifest)
+    (tmp_path / 'out/manifest.json').write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match='manifest.json: (does not match its own SHA-256|not a manifest)'):
+        prepare(*words)
+
+
+def test_folder_with_data_and_its_source_is_not_recommended_for_removal(source, capsys):
+    words = 'folder', '--source', source, '--out', source
+    assert prepare(*words) == prepare(*words) == 0
+    assert 'is already prepared' in (text := capsys.readouterr().out) and 'remove' not in text

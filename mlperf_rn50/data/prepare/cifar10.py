@@ -77,7 +77,10 @@ def cifar10(source: Path | None) -> Dataset:
     """Read CIFAR-10 from an archive or folder, or download it: 50,000 training and 10,000 validation images."""
     with tempfile.TemporaryDirectory() as temporary:
         path = source or _fetch(Path(temporary))
-        files = dict(_archive_files(path))
+        files = dict[str, bytes]()
+        for name, content in _archive_files(path):
+            if files.setdefault(name, content) != content:
+                raise DataError(f'cifar10: {path}: got two different files {name}, expected one; remove the other')
     try:
         batches = {name.partition('.')[0]: _batch(name, files) for name in files if not name.endswith('.json')}
         names = [*(f'data_batch_{i}' for i in range(1, 6)), 'test_batch']

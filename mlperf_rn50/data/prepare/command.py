@@ -38,7 +38,7 @@ from mlperf_rn50.data.records import (
     pack_record,
     parse_record,
 )
-from mlperf_rn50.data.verify import REPAIR, describe_records, described, dump_manifest, verify
+from mlperf_rn50.data.verify import REPAIR, describe_records, described, dump_manifest, is_edited, verify
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
 from mlperf_rn50.files import (
     describe_disk,
@@ -129,22 +129,29 @@ def _make_part(group: list[Sample], made: Iterable[tuple[int, bytes | str]], rec
     return part
 
 
+def _is_stored(part: _Part, rec: BinaryIO, group: list[Sample]) -> bool:
+    """Return whether a .rec continues with the records of a part. They are not stored again if they are in others."""
+    stored = [zlib.crc32(rec.read(size)) for size in part.sizes]
+    return stored == ([] if group[0].is_record else part.checksums)
+
+
 def _write_parts(rec_path: Path, samples: list[Sample], encode: Callable[[bytes], bytes], num_workers: int) -> _Part:
     """Append the missing parts of a split to its .rec, and a JSON file beside it for each. Return all parts as one."""
     parts, size, is_kept = list[_Part](), 0, True
-    with (open(rec_path, 'ab', opener=no_link) as rec, ThreadPoolExecutor(num_workers) as pool,
+    with (open(rec_path, 'a+b', opener=no_link) as rec, ThreadPoolExecutor(num_workers) as pool,
           tqdm(total=len(samples), desc=f'prepare {rec_path.stem}', unit='img', disable=None) as bar):
-        end = rec.seek(0, os.SEEK_END)
+        rec.seek(0)
         for start in range(0, len(samples), PART_SIZE):
             path = rec_path.with_name(f'{rec_path.stem}_{len(parts):05d}.json')
             group = samples[start:start + PART_SIZE]
             part = decode(read_bytes(path), _Part) if is_kept and path.exists() else None
-            is_kept = bool(part and size + sum(part.sizes) <= end
+            is_kept = bool(part and _is_stored(part, rec, group)
                            and part.sources == [*pool.map(_source_of, group)])
             if part and is_kept:
                 bar.update(len(group))
             else:
-                rec.truncate(size)
+                rec.seek(size)
+                rec.truncate()
                 made = pool.map(make_record, group, count(start), repeat(encode))
                 part = _make_part(group, made, rec, bar)
                 write_atomically(path, msgspec.json.encode(part))
@@ -191,6 +198,8 @@ def is_prepared(out: Path, dataset_name: str) -> bool:
     manifest = load_manifest(out)
     if manifest['dataset'] != dataset_name:
         raise DataError(f'--out: {out} contains {manifest["dataset"]}, expected {dataset_name}; use a new folder')
+    if is_edited(manifest):
+        raise DataError(f'{out / MANIFEST_NAME}: does not match its own SHA-256; {REPAIR}')
     for split, entry in manifest['splits'].items():
         rec = out / f'{split}.rec'
         for path in (rec, *(path for key, path in described(rec).items() if key in entry)):
@@ -298,7 +307,7 @@ def prepare(options: Namespace) -> int:
     try:
         if is_prepared(out, name):
             _check_same(load_manifest(out), options, name, num_workers)
-            _print(f'{out}: {name} is already prepared; to prepare it again, remove this folder or use another --out')
+            _print(f'{out}: {name} is already prepared; to prepare it again, use another --out')
         else:
             _prepare_new(options, out, name, is_own, num_workers)
         if is_own and name != IMAGENET:
@@ -325,20 +334,20 @@ def _check_same(manifest: dict, options: Namespace, name: str, num_workers: int)
     unknown = '' if options.dataset == 'folder' else state
     if state in ('', manifest.get('source_state', unknown)):
         return
-    found, skipped = find_dataset(options, name), {*manifest['skipped']}
+    found, skipped = find_dataset(options, name), {*manifest.get('skipped', ())}
     splits = found.train, found.validation
     now = [sum(s.name not in skipped for s in samples) for samples in splits]
     before = [split['num_images'] for split in manifest['splits'].values()]
     if (now, found.classes) != (before, manifest['classes']):
         raise DataError(f'--source: got {now} images of {len(found.classes)} classes, expected {before} of '
-                        f'{len(manifest["classes"])}, as in --out; remove that folder or use another one')
+                        f'{len(manifest["classes"])}, as in --out; use another --out')
     if 'source_sha256' in manifest:
         blocks = [s[k:k + PART_SIZE] for s in splits for k in range(0, len(s), PART_SIZE)]
         sources = chain.from_iterable(thread_map(
             lambda block: [*map(_source_of, block)], blocks, max_workers=num_workers, desc='compare', disable=None))
         if _sources_digest(found, options.resize_shorter, sources) != manifest['source_sha256']:
-            raise DataError(f'--source: got other images, names, labels or --resize-shorter than those in {options.out}'
-                            '; remove that folder or use another one')
+            raise DataError('--source: got other images, names, labels or --resize-shorter than those in '
+                            f'{options.out}; use another --out')
 
 
 def _prepare_new(options: Namespace, out: Path, name: str, is_own: bool, num_workers: int) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, check_name
 from mlperf_rn50.data.records import parse_index, parse_record
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import open_regular, read_bytes
+from mlperf_rn50.files import open_regular, read_text
 from mlperf_rn50.text import apart, plural, some
 
 ENDINGS = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.bmp', '.webp', '.gif', '.tif', '.tiff', '.ppm', '.pgm', '.pbm',
            '.pnm', '.jp2', '.avif')
+_MAX_LIST_BYTES = 1 << 32
 _JOIN = 'join all parts (those of im2rec --chunks with cat, then create the .idx with rec2idx.py of MXNet)'
 # Folders of storage systems and programs; hidden ones begin with a dot.
 _SYSTEM = {'@eadir', '@recycle', '@tmp', '#recycle', '#snapshot', '$recycle.bin', '__macosx', '__pycache__',
@@ -55,14 +56,17 @@ def scan(folder: Path) -> tuple[list[str], list[Sample], Counter[str]]:
 
 
 def by_role(paths: list[Path]) -> dict[str, Path]:
-    """Return the paths for train, validation and test, by names such as val or my_train.rec; refuse two for a role."""
+    """Return the paths for train, validation and test, by names such as val or my_train.rec; refuse two for a role.
+
+    A link to another path for the same role is omitted, such as those that prepare im2rec adds to a folder of records.
+    """
     found = {role: [path for path in paths if path.stem.lower().rpartition('_')[2] in names]
              for role, names in _ROLES.items()}
     for role, named in found.items():
-        if len(named) > 1:
+        if len({*map(os.path.realpath, named)}) > 1:
             raise DataError(f'--source: got {" and ".join(apart(named))}, expected one for {role}; {_JOIN}, or move '
                             'those of other data sets')
-    return {role: named[0] for role, named in found.items() if named}
+    return {role: min(named, key=Path.is_symlink) for role, named in found.items() if named}
 
 
 def _entries(others: Counter[str]) -> list[str]:
@@ -164,8 +168,11 @@ def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
 
 def _listed(path: Path) -> dict[int, str]:
     """Return the names of the images in an .lst by their numbers; none if it is missing."""
-    lines = os.fsdecode(read_bytes(path)).removeprefix('\ufeff').split('\n') if path.exists() else []
-    rows = [check_name(line).strip().split('\t') for line in lines]
+    try:
+        lines = read_text(path, _MAX_LIST_BYTES).split('\n') if path.exists() else []
+    except ValueError as e:
+        raise DataError(f'--source: {path}: not UTF-8; convert it, or remove this file') from e
+    rows = [line.strip().split('\t') for line in lines]
     return {int(row[0]): row[-1] for row in rows if len(row) > 2 and re.fullmatch(r'\d{1,19}', row[0])}
 
 
