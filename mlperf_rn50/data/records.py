@@ -128,18 +128,22 @@ def existing_index(rec_path: Path) -> Path:
 
 
 def map_index(path: Path, size: int) -> np.ndarray:
-    """Map an index into memory and check it against the size of its .rec, if it is sorted without reading all of it."""
-    def fits(entries: np.ndarray) -> bool:
-        return entries[0].min() == 0 and entries.sum(axis=0).max() == size
+    """Map an index into memory; raise DataError unless its records cover a .rec of `size` bytes, each once."""
     try:
         with open_regular(path) as f:
             index = map_array(f, np.int64)
     except (OSError, ValueError) as e:
         raise DataError(f'{path}: not an index ({getattr(e, "strerror", e)}); remove it to use the .idx') from e
     is_index = index.ndim == 2 and index.shape[0] == 2 and index.shape[1] > 0
-    if not is_index or not (fits(index[:, [0, -1]]) or fits(index)):
+    if not is_index or not _covers(index, size):
         raise DataError(f'{path}: does not match its .rec of {size} bytes; remove it to use the .idx')
     return index
+
+
+def _covers(index: np.ndarray, size: int) -> bool:
+    """Return whether records, given as starts and lengths in any order, follow each other from 0 to `size`."""
+    starts, lengths = index[:, np.argsort(index[0], kind='stable')]
+    return lengths.min() > 0 and np.array_equal(np.append(starts, size), np.append(0, starts + lengths))
 
 
 def parse_index(path: Path, size: int) -> np.ndarray:
