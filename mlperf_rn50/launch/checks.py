@@ -81,8 +81,8 @@ def check_room(engine: Engine, num_ranks: int) -> None:
         raise ConfigError(f'ulimit -n: got {limit} open files, expected at least {needed}, which Open MPI needs for '
                           f'{plural(num_ranks, "rank")} on a node; run ulimit -n {needed} before the launcher')
     if 0 <= (limit := resource.getrlimit(resource.RLIMIT_FSIZE)[0]) < _MIN_FREE_BYTES:
-        raise ConfigError(f'ulimit -f: got {limit >> 10} KiB per file, expected at least {_MIN_FREE_BYTES >> 10}, for '
-                          'the shared memory of Open MPI; run ulimit -f unlimited before the launcher')
+        raise ConfigError(f'ulimit -f: got {limit >> 10} KiB per file, expected at least {_MIN_FREE_BYTES >> 10}, '
+                          'for the shared memory of Open MPI; run ulimit -f unlimited before the launcher')
     left, needed = free_processes(), processes_needed(num_ranks)
     if left and left[0] < needed:
         raise ConfigError(f'processes: {left[1]}, of which {left[0]} are free, expected {needed} for '
