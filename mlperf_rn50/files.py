@@ -32,10 +32,11 @@ def temporaries_in(folder: Path, name: str = '*') -> list[Path]:
 
 
 def refuse_existing(paths: Iterable[Path], option: str = '--out') -> None:
-    """Raise ConfigError for the first path that exists, also as a link to nothing, because it may be of the user."""
-    for path in paths:
-        if os.path.lexists(path):
-            raise ConfigError(f'{option}: {path} exists already and is not replaced; move it, or use a new name')
+    """Raise ConfigError if a path exists, also as a link to nothing, because it may be of the user."""
+    if found := [path for path in paths if os.path.lexists(path)]:
+        others = f' (and {len(found) - 1} more)' if len(found) > 1 else ''
+        raise ConfigError(f'{option}: {found[0]}{others} exists already and is not replaced; move it, or use a new '
+                          'name or folder')
 
 
 @contextmanager

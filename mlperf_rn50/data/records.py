@@ -192,9 +192,9 @@ class RecordFile:
             self._file = open_regular(rec_path)
         except OSError as e:
             raise DataError(f'{e.filename}: {e.strerror}; copy it again, or prepare the data again') from e
-        self._size = os.fstat(self._file.fileno()).st_size
+        size = os.fstat(self._file.fileno()).st_size
         index = existing_index(rec_path)
-        self._starts, self._lengths = (parse_index if index.suffix == '.idx' else map_index)(index, self._size)
+        self._starts, self._lengths = (parse_index if index.suffix == '.idx' else map_index)(index, size)
         self.checksums, self._num_reads = load_checksums(rec_path, len(self)), count()
 
     def __len__(self) -> int:
@@ -204,9 +204,6 @@ class RecordFile:
         """Return the record at a position in the index, which may differ from the record's key."""
         where = f'{self.path}, record {position}'
         file, start, length = self.place(position)
-        if start < 0 or length < 0 or start + length > self._size:
-            raise DataError(f'{where}: got an index entry of {length} bytes at {start}, expected it within the '
-                            f'{self._size} bytes of the file; prepare the data again')
         frames = os.pread(file, length, start)
         if self.checksums is not None and not next(self._num_reads) % _CHECK_PERIOD \
                 and zlib.crc32(frames) != self.checksums[position]:

@@ -92,7 +92,7 @@ def test_failed_command_leaves_nothing(tmp_path):
 def test_not_repeatable_files_are_new(tmp_path):
     write(tmp_path, is_repeatable=False)
     assert not (tmp_path / LISTING).exists()
-    with pytest.raises(ConfigError, match='a.csv exists already'):
+    with pytest.raises(ConfigError, match='a.csv .and 1 more. exists already'):
         write(tmp_path, is_repeatable=False)
 
 
