@@ -14,6 +14,7 @@ from enum import IntEnum, auto
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_FAILED
+from mlperf_rn50.system.launcher_env import RANK_VARIABLES
 from mlperf_rn50.system.signals import STOP_SIGNALS, SignalQueue, end_with_parent
 
 HOST_LOST = signal.SIGUSR2  # sent by a guard
@@ -22,7 +23,7 @@ STOP_LIMIT_S = 600.0  # time for a checkpoint after a stop request
 TERM_LIMIT_S = 10.0  # time for the engine to end after SIGTERM
 END_LIMITS_S = (120.0, 30.0)  # time to end after a run has logged its end, without and with a stop request
 _LOOK_S = 10.0  # time between two checks whether the run has ended
-_OF_RANKS = (b'OMPI_COMM_WORLD_RANK=', b'PMIX_RANK=', b'HOROVOD_RANK=')  # variables of ranks and their children
+_OF_RANKS = tuple(f'{name}='.encode() for name in RANK_VARIABLES)  # of ranks and their children
 # Returns the status of a run that has ended, '' before the end, None if no run has begun.
 StatusReader = Callable[[], str | None]
 

@@ -17,7 +17,7 @@ from mlperf_rn50.system.processor import omp_threads
 
 COMMAND = 'MLPERF_RN50_COMMAND'  # the user's command line of a launcher, quoted for a shell
 # Set for each process by Open MPI, MPICH, Slurm's PMI, and horovodrun with Gloo.
-_RANK = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'PMIX_RANK', 'HOROVOD_RANK')
+RANK_VARIABLES = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'PMIX_RANK', 'HOROVOD_RANK')
 _SIZE = ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'PMIX_SIZE', 'HOROVOD_SIZE')
 _LOCAL_RANK = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'HOROVOD_LOCAL_RANK')
 _LOCAL_SIZE = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'MPI_LOCALNRANKS', 'HOROVOD_LOCAL_SIZE')
@@ -98,7 +98,7 @@ def launched_size() -> int | None:
 
 def launched_rank() -> int:
     """Return this process's rank; 0 if no launcher started it."""
-    return _number(_RANK) or 0
+    return _number(RANK_VARIABLES) or 0
 
 
 def launched_local() -> tuple[int, int]:

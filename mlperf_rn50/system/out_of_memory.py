@@ -98,7 +98,7 @@ def explain_exit(code: int) -> str:
         return ''
     limit = soft_limit(resource.RLIMIT_AS)
     memory = f', probably out of memory, as ulimit -v is {gigabytes(limit)}' if limit is not None else ''
-    return f' by a library, such as MPI or Horovod{memory}; see its lines above, and run mlperf-rn50 doctor'
+    return f' of a library, such as MPI or Horovod{memory}; see its lines above, and run mlperf-rn50 doctor'
 
 
 def explain_error(error: BaseException) -> str:

@@ -146,7 +146,7 @@ def test_explanation_of_too_few_processes(monkeypatch, error):
 def test_exit_code_of_a_library_is_explained(monkeypatch):
     monkeypatch.setattr(oom, 'soft_limit', lambda kind: None)
     assert [oom.explain_exit(code) for code in (0, 1, 2, 75, 130, 137)] == [''] * 6
-    assert 'by a library' in oom.explain_exit(17) and 'memory' not in oom.explain_exit(5)
+    assert 'of a library' in oom.explain_exit(17) and 'memory' not in oom.explain_exit(5)
     monkeypatch.setattr(oom, 'soft_limit', lambda kind: 3 * GB)
     assert 'probably out of memory, as ulimit -v is 3.0 GB' in oom.explain_exit(17)
 

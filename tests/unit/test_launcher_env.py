@@ -113,7 +113,8 @@ SRUN = {'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_LOCALID
     ({**UNEVEN, 'SLURM_STEP_TASKS_PER_NODE': '4(x999999999),3', 'SLURM_NODEID': '9'}, (1, 3, (0, 4))),
     ({**UNEVEN, 'SLURM_LOCALID': '1'}, (1, 3, (1, 2)))])  # without the list
 def test_place_of_a_rank_by_launcher(monkeypatch, variables, expected):
-    for name in (*launcher_env._RANK, *launcher_env._SIZE, *launcher_env._LOCAL_RANK, *launcher_env._LOCAL_SIZE):
+    for name in (*launcher_env.RANK_VARIABLES, *launcher_env._SIZE,
+                 *launcher_env._LOCAL_RANK, *launcher_env._LOCAL_SIZE):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
