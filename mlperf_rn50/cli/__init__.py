@@ -30,7 +30,15 @@ from mlperf_rn50.files import DISK_FAULTS
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.launcher_env import launched_rank, launched_size, print_stderr, rank_name, settle_variables
 from mlperf_rn50.system.out_of_memory import explain_error
-from mlperf_rn50.system.signals import END_SIGNALS, catch, end_at_once, interrupt, is_interrupted
+from mlperf_rn50.system.signals import (
+    END_SIGNALS,
+    catch,
+    end_at_once,
+    has_interrupt,
+    interrupt,
+    is_interrupted,
+    report_lost,
+)
 from mlperf_rn50.text import printable
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
@@ -213,6 +221,7 @@ def _main(argv: list[str]) -> int:
     """Run a command, print its error and return its exit code; raise OSError if the output cannot be written."""
     # Signals that the launcher blocked stay blocked until the run handles stop requests.
     catch(interrupt, END_SIGNALS, unblock=False)
+    sys.unraisablehook = report_lost
     try:
         return _run(argv)
     except UserError as e:
@@ -221,6 +230,8 @@ def _main(argv: list[str]) -> int:
         _print_error(e)
         return _leave(e.exit_code)
     except Exception as e:
+        if has_interrupt(e):  # a package failed to clean up after Ctrl-C
+            end_at_once()
         is_disk_fault = isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None  # output has no name
         if is_disk_fault or isinstance(e, BrokenPipeError):
             raise

@@ -114,8 +114,28 @@ def interrupt(number: int, frame: FrameType | None) -> None:
         end_at_once()
     if not _DEAF & {f.f_code.co_name for f, _ in traceback.walk_stack(frame)}:
         raise KeyboardInterrupt
+    _interrupt_again()
+
+
+def _interrupt_again() -> None:
     signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+
+
+def report_lost(lost: Any) -> None:
+    """Handle an exception that the interpreter cannot raise, such as one in a callback of a weak reference.
+
+    Serves as sys.unraisablehook.
+    """
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        _interrupt_again()
+    else:
+        sys.__unraisablehook__(lost)
+
+
+def has_interrupt(error: BaseException | None) -> bool:
+    """Return whether an exception is KeyboardInterrupt, or was raised while that was handled."""
+    return error is not None and (isinstance(error, KeyboardInterrupt) or has_interrupt(error.__context__))
 
 
 def end_at_once(code: int = EXIT_AT_ONCE) -> NoReturn:

@@ -148,7 +148,10 @@ sys.exit(main(['report']))
 '''
 
 
-@pytest.mark.parametrize('body', ['import swallows', 'Array()'])
+@pytest.mark.parametrize('body', [
+    'import swallows', 'Array()',
+    'import weakref\n    array = type("A", (), {})()\n    kept = weakref.ref(array, lambda _: show())\n    del array',
+    'try:\n        show()\n    finally:\n        undefined'])
 @pytest.mark.parametrize('number', [INT, TERM])
 def test_ctrl_c_in_an_import_or_finaliser_is_not_lost(tmp_path, body, number):
     (tmp_path / 'swallows.py').write_text('from shown import show\ntry:\n    show()\nexcept BaseException:\n    pass\n')
