@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs ruff, mypy and shellcheck on all files. The rules are in pyproject.toml and setup.cfg.
+# Runs ruff (rules and format), mypy and shellcheck on all files. The rules are in pyproject.toml and setup.cfg.
 # Usage: launch/lint.sh
 . "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
@@ -8,6 +8,10 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH"
 [ -w . ] || export RUFF_NO_CACHE=true MYPY_CACHE_DIR=/dev/null # their caches are in the checkout
 ruff check mlperf_rn50 tests benchmarks docs
+ruff format --check --quiet mlperf_rn50 tests benchmarks docs || {
+    echo 'launch/lint.sh: not formatted; run: ruff format mlperf_rn50 tests benchmarks docs' >&2
+    exit 1
+}
 mypy mlperf_rn50
 # Refuse words that CONTRIBUTING.md rules out.
 words='told|said|says so|nobody|somebody|whom|foretell|witness|goes on|stands still|a word|believed?'

@@ -6,11 +6,13 @@ import re
 import textwrap
 from typing import Any, Literal, get_args, get_origin
 
+from mlperf_rn50.text import first_paragraph
+
 _WIDTH = 79  # of a comment
 
 
 def summary_of(section: type) -> str:
-    return (section.__doc__ or '').partition('\n')[0]
+    return first_paragraph(section.__doc__)
 
 
 def meanings_of(section: type) -> dict[str, str]:

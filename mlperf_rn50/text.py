@@ -21,6 +21,11 @@ def apart(names: Sequence[object]) -> list[str]:
     return [ascii(name)[1:-1] if counts[look(name)] > 1 else name for name in map(str, names)]
 
 
+def first_paragraph(docstring: str | None) -> str:
+    """Return the first paragraph of a docstring as one line."""
+    return ' '.join((docstring or '').partition('\n\n')[0].split())
+
+
 def some(names: Sequence[object], most: int) -> str:
     """Return the first names, shown apart, followed by the number of omitted ones."""
     more = f' and {len(names) - most} more' if len(names) > most else ''

@@ -39,7 +39,7 @@ from mlperf_rn50.system.signals import (
     is_interrupted,
     report_lost,
 )
-from mlperf_rn50.text import printable
+from mlperf_rn50.text import first_paragraph, printable
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -77,7 +77,7 @@ def _command(name: str) -> ModuleType:
 
 
 def _summary(name: str) -> str:
-    return (_command(name).__doc__ or '').partition('\n')[0]
+    return first_paragraph(_command(name).__doc__)
 
 
 class _MainParser(Parser):
